@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from paddlenlp_ext.config.sections import TrainConfig
+from paddlenlp_ext.utils.files import restore_replaced
 from paddlenlp_ext.utils.logging import get_logger
 
 STATE_FILE = "trainer_state.json"
@@ -164,7 +165,9 @@ def _checkpoint_folders(folder: Path) -> list[Path]:
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove the hidden folders of checkpoints whose writing or removal was interrupted."""
+    """Remove the hidden folders of checkpoints whose writing or removal was interrupted; restore a replaced one."""
+    for path in Path(output_dir).glob(".checkpoint-*.replaced"):
+        restore_replaced(path.with_name(path.name.removeprefix(".").removesuffix(".replaced")))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
             shutil.rmtree(path)

@@ -41,26 +41,37 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a sibling folder to fill, which is renamed to `target` when the block succeeds.
 
     An existing `target` is replaced. After an exception the sibling is removed and `target` is unchanged. After a kill
-    the sibling (`.NAME.incomplete`) may remain; the next attempt removes it.
+    the sibling (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`; the next attempt removes
+    the first and restores the second (`restore_replaced`).
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.parent / f".{target.name}.incomplete"
+    draft, old = _sibling(target, "incomplete"), _sibling(target, "replaced")
+    restore_replaced(target)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
         yield draft
         if target.exists():
-            old = target.parent / f".{target.name}.replaced"
             shutil.rmtree(old, ignore_errors=True)
             target.rename(old)
-            draft.rename(target)
-            shutil.rmtree(old)
-        else:
-            draft.rename(target)
+        draft.rename(target)
     except BaseException:
+        restore_replaced(target)
         shutil.rmtree(draft, ignore_errors=True)
         raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def restore_replaced(target: Path) -> None:
+    """Give a folder its name back if `atomic_folder` was interrupted between its two renames."""
+    old = _sibling(target, "replaced")
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _sibling(target: Path, state: str) -> Path:
+    return target.with_name(f".{target.name}.{state}")
 
 
 @contextmanager
@@ -91,9 +102,13 @@ def file_lock(folder: Path, remedy: str) -> Iterator[None]:
 def write_text(target: str | os.PathLike[str], text: str) -> None:
     """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment."""
     target = Path(target)
-    draft = target.with_name(f".{target.name}.incomplete")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(target)
+    draft = _sibling(target, "incomplete")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def cache_folder(name: str) -> Path:

@@ -45,6 +45,19 @@ def test_load_training_state_damaged_file_is_named(tmp_path, name):
         load_training_state(tmp_path)
 
 
+def test_save_training_state_failure_leaves_no_state_file(tmp_path, monkeypatch):
+    """Check that the file which marks a complete folder is the last one."""
+
+    def disk_full(path, tensors):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.training_state.write_safetensors", disk_full)
+    with pytest.raises(OSError, match="disk full"):
+        save_training_state(tmp_path, {"w": np.zeros(4, np.float32)}, {"step": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["training_state.safetensors"]
+
+
 def test_load_training_state_mixed_saves_raise(tmp_path):
     save_training_state(tmp_path / "a", {"w": np.zeros(4, np.float32)}, {})
     save_training_state(tmp_path / "b", {"w": np.zeros(4), "v": np.zeros(4)}, {})

@@ -152,6 +152,48 @@ def test_limits_with_values_out_of_range_name_what_is_allowed(tmp_path):
     assert count >= 65
 
 
+LIMITS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "src_length": ((1,), (0,)),
+    "max_length": ((2,), (1,)),
+    "top_k": ((0,), (-1,)),
+    "top_p": ((1e-9, 1), (0, 1.001)),
+    "temperature": ((1e-9, 9), (0,)),
+    "max_new_tokens": ((1,), (0,)),
+    "learning_rate": ((0, 1), (-1e-9,)),
+    "warmup_ratio": ((0, 1), (-1e-9, 1.001)),
+    "warmup_steps": ((0,), (-1,)),
+    "weight_decay": ((0,), (-1e-9,)),
+    "adam_beta1": ((0, 0.9999), (1, -0.1)),
+    "adam_beta2": ((0, 0.9999), (1, -0.1)),
+    "adam_epsilon": ((1e-12,), (0,)),
+    "max_grad_norm": ((0,), (-1,)),
+    "tensor_parallel_degree": ((-1, 1), (-2,)),
+    "per_device_train_batch_size": ((1,), (0,)),
+    "gradient_accumulation_steps": ((1,), (0,)),
+    "num_train_epochs": ((0.01,), (0,)),
+    "max_steps": ((-1, 1), (-2,)),
+    "logging_steps": ((1,), (0,)),
+    "eval_steps": ((1,), (0,)),
+    "save_steps": ((1,), (0,)),
+    "save_total_limit": ((1,), (0,)),
+    "seed": ((0, 2**32 - 1), (-1, 2**32)),
+    "neftune_noise_alpha": ((0,), (-1,)),
+    "lora_rank": ((1,), (0,)),
+}
+"""Key -> values at its limits that are accepted, and values just beyond that are not."""
+
+
+@pytest.mark.parametrize("key", LIMITS)
+def test_limits_are_the_documented_ones(tmp_path, key):
+    """Check limits written here; the tests above read them from the declarations."""
+    accepted, refused = LIMITS[key]
+    for value in accepted:
+        load(write(tmp_path, SMALLEST | {key: value}))
+    for value in refused:
+        (found,) = problems(write(tmp_path, SMALLEST | {key: value}))
+        assert found.key == key and "is out of range" in found.message
+
+
 def test_convert_with_a_near_miss_gives_a_remedy(tmp_path):
     cases = {
         "max_steps": (10.0, "write 10"),

@@ -184,7 +184,3 @@ def test_official_file_loads_or_is_refused(tmp_path, name):
         found = problems(path, methods=BUILT)
         assert {problem.key for problem in found} == refused, [str(problem) for problem in found]
         assert all("not available yet" in problem.message for problem in found) or name == "pretrain"
-
-
-def test_official_files_are_all_covered():
-    assert len(OFFICIAL) == 12

@@ -48,6 +48,17 @@ def test_sort_into_even_steps_keeps_packs_and_blocks():
     assert sort_into_even_steps(costs, 1, permutation) == list(range(203))
 
 
+def test_sort_into_even_steps_permutes_the_steps_of_a_block():
+    """Check that steps do not stay sorted by cost, the cheapest first."""
+    costs = [7, 1, 8, 2, 6, 3, 9]
+    order = sort_into_even_steps(costs, 2, lambda count: np.arange(count)[::-1])
+    assert order == [0, 2, 5, 4, 1, 3, 6]  # costs 7 8, 3 6, 1 2, and 9, which fills no step
+    lengths = long_tailed_lengths(4000, 2048)
+    plan = PackingPlan(lengths, batch_size=4, packing="greedy", capacity=2048, packs_per_step=4)
+    steps = np.array([sum(attention_cost(lengths[pack]) for pack in step) for step in plan.epoch(0)[:16]])
+    assert not np.all(np.diff(steps) >= 0)
+
+
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_packing_plan_with_packs_per_step_balances_ranks_at_equal_fill(num_ranks: int):
     lengths = long_tailed_lengths(4000, 2048)

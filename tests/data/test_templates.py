@@ -120,6 +120,17 @@ def test_encode_line_break_after_the_end_token_is_not_a_target(tokenizer, tmp_pa
         assert tokenizer.decode([tokens[place + 1]]) == "\n" and not mask[place + 1]
 
 
+def test_encode_two_end_tokens_are_both_targets_and_both_stop(tokenizer, tmp_path):
+    """Test a template that ends a turn with an end of turn and an end of text."""
+    twice = CHATML.replace("'<|im_end|>' + '\n' }}{% endfor %}", "'<|im_end|></s>' + '\n' }}{% endfor %}")
+    assert twice != CHATML
+    template = load_template(write_template(tmp_path, twice), tokenizer)
+    tokens, mask = template.encode(HARD_TURNS)
+    decoded = [tokenizer.decode(span) for span in target_spans(tokens, mask)]
+    assert decoded == [answer + "<|im_end|></s>" for _, answer in HARD_TURNS.turns]
+    assert template.stop_token_ids == tuple(tokenizer.convert_tokens_to_ids(["<|im_end|>", "</s>"]))
+
+
 def test_encode_with_a_system_prompt_replaces_the_default(tokenizer, tmp_path):
     template = load_template(write_template(tmp_path, CHATML), tokenizer)
     default, _ = template.encode(ONE_TURN)

@@ -83,6 +83,16 @@ def test_row_sampler_is_independent_of_batch():
     np.testing.assert_raises(AssertionError, np.testing.assert_array_equal, *np.array(batched).T[:2])
 
 
+def test_row_sampler_rows_with_equal_logits_draw_independently():
+    """Count pairs of rows that draw the same of 200 equally likely tokens: 1 of 200 by chance, all from one stream."""
+    sampler = sampling.RowSampler(seed=3)
+    draws = np.array([sampler.draw(np.zeros((8, 200), np.float32), range(8)) for _ in range(40)])
+    same = (draws[:, :, None] == draws[:, None, :]).sum() - draws.size
+    assert same / (draws.size * 7) < 0.03
+    again = sampling.RowSampler(seed=3)
+    assert [int(again.draw(np.zeros((1, 200), np.float32), [5])[0]) for _ in range(40)] == draws[:, 5].tolist()
+
+
 def test_row_sampler_nan_row_raises():
     """Test NaN logits, as of a diverged model, with all filters."""
     logits = np.full((1, 9), np.nan, np.float32)

@@ -84,6 +84,25 @@ def test_rope_llama3_keeps_fast_and_stretches_slow_frequencies():
         assert cos[0, index] == pytest.approx(np.cos(1000 * plain[index] / 8), abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("settings", "amplitude"),
+    [
+        ({}, 0.1 * np.log(8) + 1),
+        ({"mscale": 0.7}, 0.1 * np.log(8) + 1),
+        ({"mscale_all_dim": 0.7}, 0.1 * np.log(8) + 1),
+        ({"mscale": 1.4, "mscale_all_dim": 0.7}, (0.14 * np.log(8) + 1) / (0.07 * np.log(8) + 1)),
+        ({"mscale": 0.7, "mscale_all_dim": 0.7}, 1.0),
+        ({"mscale": 1.4, "mscale_all_dim": 0.7, "attention_factor": 1.25}, 1.25),
+        ({"factor": 0.5}, 1.0),
+    ],
+    ids=str,
+)
+def test_rope_yarn_scales_the_tables_by_its_temperature(settings, amplitude):
+    """Compare with 0.1 m ln(factor) + 1 of arXiv:2309.00071, divided by its value for mscale_all_dim."""
+    cos, sin = tables({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, **settings}}, [3, 500])
+    np.testing.assert_allclose(cos**2 + sin**2, amplitude**2, rtol=1e-5)
+
+
 def test_rope_dynamic_scales_only_beyond_trained_length():
     config = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     np.testing.assert_array_equal(tables(config, [7, 99]), tables({}, [7, 99]))

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.trainer.evaluate import evaluation_mode
+from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluation_mode
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
@@ -77,6 +77,14 @@ def test_evaluate_loss_max_evaluate_steps_takes_the_first_batches(tmp_path):
     assert (metrics["eval_num_rows"], metrics["eval_num_learned"]) == (6, count)
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
     assert metrics["eval_accuracy"] == pytest.approx(accuracy)
+
+
+@pytest.mark.parametrize(("greater", "better", "worse"), [(True, 2.0, 0.5), (False, 0.5, 2.0)])
+def test_best_metric_tracker_neither_a_tie_nor_nan_improves(tmp_path, greater, better, worse):
+    tracker = BestMetricTracker(make_config(tmp_path, metric_for_best_model="loss", greater_is_better=greater).train)
+    assert tracker.improves(better, 1.0) and tracker.improves(worse, None)
+    assert not any(tracker.improves(value, 1.0) for value in (1.0, worse, math.nan))
+    assert not tracker.improves(math.nan, None)
 
 
 def test_evaluate_loss_switches_dropout_and_noise_off(tmp_path):

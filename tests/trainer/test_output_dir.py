@@ -8,8 +8,15 @@ import json
 import pytest
 
 from paddlenlp_ext import LoRAConfig
-from paddlenlp_ext.trainer.output_dir import check_output_dir, find_checkpoint, list_checkpoints
+from paddlenlp_ext.trainer.output_dir import (
+    check_output_dir,
+    clear_leftovers,
+    find_checkpoint,
+    list_checkpoints,
+    prune_checkpoints,
+)
 from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.utils.files import write_json
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
@@ -195,17 +202,59 @@ def test_trainer_best_model_without_evaluations_is_an_error(tmp_path):
         make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel")
 
 
-def test_save_checkpoint_failure_leaves_no_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize("writer", ["_save_tokenizer", "save_training_state", "write_json"])
+def test_save_checkpoint_failure_leaves_no_checkpoint(tmp_path, monkeypatch, writer):
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2)
-    monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.save_training_state", _disk_full)
+    monkeypatch.setattr(f"paddlenlp_ext.trainer.checkpoint.{writer}", _disk_full)
     with pytest.raises(OSError, match="disk full"):
         trainer.train()
     assert not list_checkpoints(tmp_path)
     assert not list(tmp_path.glob(".checkpoint*"))
 
 
+def test_save_checkpoint_writes_the_progress_last(tmp_path, monkeypatch):
+    """Check that a folder with trainer_state.json has everything else, also on a disk that loses the last files."""
+    present = {}
+
+    def record_and_write(path, content):
+        present[path.name] = {other.name for other in path.parent.iterdir()}
+        write_json(path, content)
+
+    monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.write_json", record_and_write)
+    make_trainer(tmp_path, save_strategy="steps", save_steps=4).train()
+    files = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert present["trainer_state.json"] == files - {"trainer_state.json"}
+
+
 def _disk_full(*arguments):
     raise OSError("disk full")
+
+
+def test_prune_checkpoints_interrupted_leaves_no_broken_checkpoint(tmp_path, monkeypatch):
+    for step in (2, 4, 6):
+        (checkpoint(tmp_path, step) / "model.safetensors").write_text("")
+
+    def remove_half(path, **options):
+        if path.is_dir():
+            (path / "model.safetensors").unlink()
+            raise OSError("interrupted")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="interrupted"):
+        patch.setattr("shutil.rmtree", remove_half)
+        prune_checkpoints(tmp_path, 1, keep=[])
+    assert all((path / "model.safetensors").exists() for path in list_checkpoints(tmp_path).values())
+    assert list(list_checkpoints(tmp_path)) == [4, 6]
+    clear_leftovers(tmp_path)
+    prune_checkpoints(tmp_path, 1, keep=[4])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_clear_leftovers_restores_a_replaced_checkpoint(tmp_path):
+    checkpoint(tmp_path, 4).rename(tmp_path / ".checkpoint-4.replaced")
+    checkpoint(tmp_path, 6)
+    (tmp_path / ".checkpoint-6.replaced").mkdir()
+    clear_leftovers(tmp_path)
+    assert list(list_checkpoints(tmp_path)) == [4, 6] and len(list(tmp_path.iterdir())) == 2
 
 
 def test_check_output_dir_checkpoint_from_elsewhere_does_not_allow_mixing_runs(tmp_path):

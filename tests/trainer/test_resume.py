@@ -11,6 +11,7 @@ import pytest
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.signals import TrainingStopped
+from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import (
     KillAfter,
@@ -146,9 +147,23 @@ def test_resume_changed_data_order_is_an_error_unless_skipped(tmp_path):
         make_trainer(tmp_path, resume_from_checkpoint=True, seed=43).train()
     with pytest.raises(ValueError, match="number of rows was 26, now 20"):
         make_trainer(tmp_path, resume_from_checkpoint=True, rows=Rows(20, seed=3)).train()
-    anew = make_trainer(tmp_path, resume_from_checkpoint=True, seed=43, ignore_data_skip=True, max_steps=9)
+
+
+def test_resume_with_ignore_data_skip_restarts_the_epoch(tmp_path, monkeypatch):
+    """Check which rows are read: all 26 in the 7 steps after the checkpoint, which is in the middle of an epoch."""
+    make_trainer(tmp_path, save_strategy="steps", save_steps=3, max_steps=3).train()
+    read, run = [], OptimizerStep.run
+
+    def record_and_run(step, step_batch, *arguments):
+        read.append(step_batch.row_indices)
+        return run(step, step_batch, *arguments)
+
+    monkeypatch.setattr(OptimizerStep, "run", record_and_run)
+    anew = make_trainer(tmp_path, resume_from_checkpoint=True, seed=43, ignore_data_skip=True, max_steps=11)
     anew.train()
-    assert anew.state.step == 9
+    assert len(read) == 8 and anew.state.step == 11
+    assert sorted(row for rows in read[:7] for row in rows) == list(range(26))
+    assert (anew.state.epoch_index, anew.state.batch_index) == (1, 1)
 
 
 def test_resume_another_adapter_is_an_error(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paddlenlp_ext.utils.files import atomic_folder, write_text
@@ -34,4 +36,53 @@ def test_write_text_replaces_the_file(tmp_path):
     write_text(tmp_path / "x.json", "1")
     write_text(tmp_path / "x.json", "é")
     assert (tmp_path / "x.json").read_text(encoding="utf-8") == "é"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+class FullDisk:
+    """Stand-in for a method of `Path` that fails at its call number `number`, after half of its work."""
+
+    def __init__(self, monkeypatch, method, number=1):
+        self.original, self.remaining = getattr(Path, method), number
+        monkeypatch.setattr(Path, method, lambda path, *given, **options: self(path, *given, **options))
+
+    def __call__(self, path, given, **options):
+        self.remaining -= 1
+        if self.remaining == 0:
+            if isinstance(given, str):
+                self.original(path, given[: len(given) // 2], **options)
+            raise OSError("disk full")
+        return self.original(path, given, **options)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_atomic_folder_failed_rename_leaves_the_target(tmp_path, monkeypatch, number):
+    target = tmp_path / "run"
+    target.mkdir()
+    (target / "old").write_text("old")
+    FullDisk(monkeypatch, "rename", number)
+    with pytest.raises(OSError, match="disk full"), atomic_folder(target) as draft:
+        (draft / "new").write_text("new")
+    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_atomic_folder_after_a_kill_between_its_renames_has_the_old_folder(tmp_path):
+    (tmp_path / ".run.replaced").mkdir()
+    (tmp_path / ".run.replaced" / "old").write_text("old")
+    (tmp_path / ".run.incomplete").mkdir()
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "run") as draft:
+        assert not list(draft.iterdir())
+        raise RuntimeError
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("method", ["write_text", "replace"])
+def test_write_text_failure_leaves_the_old_file(tmp_path, monkeypatch, method):
+    write_text(tmp_path / "x.json", "old content")
+    FullDisk(monkeypatch, method)
+    with pytest.raises(OSError, match="disk full"):
+        write_text(tmp_path / "x.json", "new content")
+    assert (tmp_path / "x.json").read_text() == "old content"
     assert len(list(tmp_path.iterdir())) == 1

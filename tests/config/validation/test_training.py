@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
+from paddlenlp_ext.config.validation import check_trainer_config, training
+from tests.common.training import make_config
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 # settings -> words of the single problem, which is located at the line of the first key
@@ -38,6 +43,9 @@ CONTRADICTIONS = [
     ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),
     ({"output_dir": ""}, "do_train needs output_dir"),
     ({"dataset_name_or_path": None, "do_train": None, "do_eval": True}, "do_eval needs dataset_name_or_path"),
+    ({"resume_from_checkpoint": True, "do_train": False, "do_eval": True}, "resume_from_checkpoint needs do_train"),
+    ({"refined_recompute": "mlp_ln:5", "recompute": True}, "unknown region 'mlp_ln'"),
+    ({"report_to": "wandb"}, "report_to: wandb is not available yet"),
 ]
 
 
@@ -96,41 +104,83 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values)
     assert note.startswith("model_init_kwargs has no effect")
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"fp16": True}, "fp16 has no effect on the CPU"),
-        ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
-        ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
-        ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),
-        ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
-        ({"src_length": 512, "max_length": 512}, "no tokens for the answer"),
-        ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
-        ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
-        ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
-        ({"weight_blocksize": 128}, "weight_quantize_algo is off"),
-        ({"lazy": True}, "lazy has no effect"),
-        ({"bf16": True, "fp16_opt_level": "O0"}, "fp16_opt_level O0 computes in float32"),
-        ({"top_k": 5}, "top_k has no effect: eval_with_do_generation is false"),
-        ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),
-        ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
-        ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
-        ({"eval_steps": 5}, "eval_steps has no effect"),
-        ({"save_steps": 5, "save_strategy": "epoch"}, "save_steps has no effect"),
-        ({"neftune_noise_alpha": 10.0}, "neftune_noise_alpha has no effect"),
-        ({"evaluation_strategy": "epoch"}, "do_eval is on"),
-        ({"save_generation_output": True}, "eval_with_do_generation is false"),
-        ({"eval_labels": True}, "eval_with_do_generation is false"),
-        ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
-    ],
-    ids=lambda value: " ".join(value)[:50],
-)
+IDLE = [
+    ({"fp16": True}, "fp16 has no effect on the CPU"),
+    ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
+    ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
+    ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),
+    ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
+    ({"src_length": 512, "max_length": 512}, "no tokens for the answer"),
+    ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
+    ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
+    ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
+    ({"weight_blocksize": 128}, "weight_quantize_algo is off"),
+    ({"lazy": True}, "lazy has no effect"),
+    ({"bf16": True, "fp16_opt_level": "O0"}, "fp16_opt_level O0 computes in float32"),
+    ({"top_k": 5}, "top_k has no effect: eval_with_do_generation is false"),
+    ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),
+    ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
+    ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
+    ({"eval_steps": 5}, "eval_steps has no effect"),
+    ({"save_steps": 5, "save_strategy": "epoch"}, "save_steps has no effect"),
+    ({"neftune_noise_alpha": 10.0}, "neftune_noise_alpha has no effect"),
+    ({"evaluation_strategy": "epoch"}, "do_eval is on"),
+    ({"save_generation_output": True}, "eval_with_do_generation is false"),
+    ({"eval_labels": True}, "eval_with_do_generation is false"),
+    ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), IDLE, ids=lambda value: " ".join(value)[:50])
 def test_rules_with_an_idle_key_note_it(tmp_path, values, words):
     config = load(write(tmp_path, SMALLEST | {"device": "cpu"} | values))
     notes = [note for note in config.notes if words in note]
     assert len(notes) == 1 and len(config.notes) == 1, config.notes
     assert f"{tmp_path}/run.json:" in notes[0]
     assert config.precision.compute_dtype == "float32"
+
+
+IN_PYTHON = [
+    ({"max_steps": 0}, "max_steps 0 trains nothing"),
+    ({"load_best_model_at_end": True}, "load_best_model_at_end needs evaluation_strategy"),
+]
+
+
+@pytest.mark.parametrize(("values", "words"), IN_PYTHON, ids=str)
+def test_check_trainer_config_values_that_a_file_would_adjust_are_errors(tmp_path, values, words):
+    with pytest.raises(ConfigError, match=words):
+        check_trainer_config(make_config(tmp_path, **values))
+
+
+def test_rules_every_rule_has_a_case(tmp_path, monkeypatch):
+    """Count the rules of training that report something in the cases above, by their functions."""
+    silent = set()
+    for rules in (training.run_rules, training.rules, training.idle_rules):
+        recorded = [(keys, _remove_when_reporting(rule, silent)) for keys, rule in rules._rules]
+        monkeypatch.setattr(rules, "_rules", recorded)
+    assert len(silent) > 10
+    for values, _ in CONTRADICTIONS:
+        problems(write(tmp_path, SMALLEST | values))
+    for values, _ in IDLE:
+        load(write(tmp_path, SMALLEST | {"device": "cpu"} | values))
+    for values, _ in IN_PYTHON:
+        with pytest.raises(ConfigError):
+            check_trainer_config(make_config(tmp_path, **values))
+    assert silent == set()
+
+
+def _remove_when_reporting(rule, silent: set[str]):
+    silent.add(rule.__name__)
+
+    @functools.wraps(rule)  # rules are called by the names of their parameters
+    def watched(**arguments):
+        report = arguments["report"]
+        before = len(report.problems) + len(report.notes)
+        rule(**arguments)
+        if len(report.problems) + len(report.notes) > before:
+            silent.discard(rule.__name__)
+
+    return watched
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,34 @@ def test_after_step_single_step_run_selects_ranks():
     assert sum(left) == 2 * len(left) and not model.importance.averages
 
 
+def test_after_step_last_selection_uses_the_averages_before_it():
+    """Check PEFT's order: the gradients of the step that fixes the ranks no longer count in the averages."""
+    model = get_peft_model(
+        tiny_model(), AdaLoRAConfig(init_r=2, target_r=1, tinit=0, tfinal=1, target_modules=("q_proj",))
+    )
+    model.plan_steps(3)
+    for layer in model.layers().values():
+        layer.lora_E.set_value(paddle.to_tensor([[1.0], [1.0]]))
+
+    def step(number: int, scales: list[float]) -> None:
+        for layer in model.layers().values():
+            for name, tensor in layer.triplets().items():
+                scale = paddle.to_tensor(scales) if name == "lora_B" else paddle.to_tensor(scales).unsqueeze(-1)
+                tensor.grad = paddle.ones_like(tensor) * scale
+        model.after_step(number, 3, 0.1)
+
+    step(1, [1.0, 2.0])
+    assert all(
+        list(model.importance.scores({name: layer})[name].argsort()) == [0, 1] for name, layer in model.layers().items()
+    )
+    model.masks.clear()
+    for layer in model.layers().values():
+        layer.lora_E.set_value(paddle.to_tensor([[1.0], [1.0]]))
+    step(2, [1000.0, 0.0])
+    assert [layer.lora_E.numpy().flatten().tolist() for layer in model.layers().values()] == [[0.0, 1.0]] * 2
+    assert not model.importance.averages
+
+
 def test_plan_steps_schedule_too_long_raises_before_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of 30 steps"):

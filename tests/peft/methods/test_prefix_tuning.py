@@ -89,16 +89,27 @@ def test_prefix_projection_files_hold_network_and_result(tmp_path: Path):
     np.testing.assert_allclose(logits_of(plain), logits_of(model), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, PROJECTED], ids=["plain", "projected"])
-def test_to_stored_unordered_layers_are_sorted(options: dict[str, Any]):
-    """Sort layers that several processes pass in order of names, layer 10 before layer 2."""
+@pytest.mark.parametrize("projection", [False, True], ids=["plain", "projected"])
+def test_to_stored_twelve_layers_are_in_numeric_order(projection: bool):
+    """Set the prefix of layer i to the number i; the tensors come in order of names, layer 10 before layer 2."""
+    config, names = PrefixTuningConfig(num_tokens=6, projection=projection), [f"layers.{i}.prefix" for i in range(12)]
+    if projection:
+        tensors = {f"prefix_encoder.{name}": paddle.zeros([6, 6]) for name in ("embedding", "weight")}
+        tensors |= {"prefix_encoder.bias": paddle.zeros([6])}
+        tensors |= {f"{name}_weight": paddle.zeros([24, 6]) for name in names}
+        tensors |= {f"{name}_bias": paddle.full([24], float(i)) for i, name in enumerate(names)}
+    else:
+        tensors = {name: paddle.full([6, 2, 2, 6], float(i)) for i, name in enumerate(names)}
+    stored = config.to_stored({name: tensors[name] for name in sorted(tensors)})["prompt_embeddings"].numpy()
+    assert np.array_equal(stored, np.tile(np.repeat(np.arange(12.0), 24), (6, 1)))
+
+
+def test_load_tensors_columns_go_to_layers_in_numeric_order():
     deep = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "num_hidden_layers": 12}, seed=3)
-    model = get_peft_model(deep, PrefixTuningConfig(**{"num_tokens": 6, **options}))
-    tensors = model.adapter_state()
-    by_name = {name: tensors[name] for name in sorted(tensors)}
-    assert list(by_name) != list(tensors)
-    stored, expected = (model.peft_config.to_stored(given)["prompt_embeddings"] for given in (by_name, tensors))
-    assert np.array_equal(stored.numpy(), expected.numpy())
+    model = get_peft_model(deep, PrefixTuningConfig(num_tokens=6))
+    model.load_tensors({"prompt_embeddings": np.tile(np.repeat(np.arange(12.0, dtype=np.float32), 24), (6, 1))}, "here")
+    for index, layer in enumerate(model.base_model.model.layers):
+        assert np.all(layer.self_attn.prefix.numpy() == index)
 
 
 def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:

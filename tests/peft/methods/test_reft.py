@@ -74,6 +74,32 @@ def test_selected_indices_changes_first_and_last_positions_once(position: str, p
     assert changed_positions(model, **inputs) == [expected]
 
 
+def test_reft_overlapping_positions_have_the_gradient_of_one_change():
+    """Compare with a difference quotient: an index that occurs twice would count twice in the backward pass only."""
+    model = trained(position="f4+l4", layers="1")
+    generator = np.random.default_rng(1)
+    trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    start = [parameter.numpy().copy() for parameter in trainable]
+    directions = [generator.standard_normal(value.shape).astype(np.float32) for value in start]
+    readout = paddle.to_tensor(generator.standard_normal((1, 5, 36)).astype(np.float32))
+
+    def output() -> paddle.Tensor:
+        return (model.hidden_states(paddle.to_tensor(INPUT_IDS[:1, :5])) * readout).sum()
+
+    output().backward()
+    slope = sum(
+        float((parameter.grad.numpy() * direction).sum())
+        for parameter, direction in zip(trainable, directions, strict=True)
+    )
+    moved = []
+    for step in (1e-2, -1e-2):
+        for parameter, value, direction in zip(trainable, start, directions, strict=True):
+            parameter.set_value(value + step * direction)
+        with paddle.no_grad():
+            moved.append(float(output()))
+    assert slope == pytest.approx((moved[0] - moved[1]) / 2e-2, rel=0.02)
+
+
 def test_reft_without_prompt_lengths_uses_full_document():
     model = trained(layers="1")
     assert changed_positions(model, input_ids=paddle.to_tensor(INPUT_IDS)) == [[0, 1, 9, 10]] * 2

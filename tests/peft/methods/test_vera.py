@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.methods.vera import VeRAConfig
+from paddlenlp_ext.peft.methods.vera import TorchUniform, VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from tests.common.adapters import logits_of, loss_of, same_bits, tiny_model, train
@@ -62,6 +62,30 @@ def test_projections_of_key_equal_peft(case: str):
     pair = fresh("any", next(iter(layers.values())).base).projections
     assert np.array_equal(pair.a.numpy(), golden["pair:vera_A"])
     assert np.array_equal(pair.b.numpy(), golden["pair:vera_B"])
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (0, [-0.007486820220947266, 0.5364435911178589, -0.8230451345443726, -0.7359390258789062]),
+        (2**31 + 5, [0.7254077196121216, 0.9913748502731323, -0.706999659538269, 0.42896854877471924]),
+        (2**32 - 1, [0.9875987768173218, 0.14261269569396973, 0.1400160789489746, -0.9009925127029419]),
+        (2**32, [-0.007486820220947266, 0.5364435911178589, -0.8230451345443726, -0.7359390258789062]),
+    ],
+)
+def test_torch_uniform_every_bit_of_the_key_counts(key: int, expected: list[float]):
+    """Compare with `torch.empty(4).uniform_(-1, 1, generator=torch.Generator().manual_seed(key))`."""
+    assert TorchUniform(key).draw((4,), 1.0).tolist() == expected
+
+
+def test_vera_key_zero_is_a_key():
+    pairs = [
+        dict(adapter_layers(get_peft_model(tiny_model(), config, seed=5).base_model))["model.layers.0.mlp.up_proj"]
+        for config in (VeRAConfig(rank=2, projection_prng_key=0), VeRAConfig(rank=2))
+    ]
+    assert [layer.projections.key for layer in pairs] == [0, 5]
+    bound = (6 / 44) ** 0.5
+    np.testing.assert_allclose(pairs[0].projections.a.numpy()[0, :2] / bound, [-0.0074868202, 0.536443591], rtol=1e-6)
 
 
 @with_golden

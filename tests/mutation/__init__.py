@@ -1,0 +1,1 @@
+"""Mutation testing: single faults in the code, each of which a test should detect (docs/mutation.md)."""

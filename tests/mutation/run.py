@@ -1,0 +1,227 @@
+"""Put single faults into the package and run the tests that execute the changed line, until one fails.
+
+    python -m tests.mutation.run --sample 25 data nn ops        # 25 faults in each package
+    python -m tests.mutation.run --only 3f2a91c07b              # one fault again, with the tests' output
+
+A server imports Paddle once and forks a process for each fault. The child compiles the changed source in place of the
+file, so the working tree stays as it is; programs that a test starts in new processes see the code without the fault.
+The sample is ordered by a hash of seed and fault, so it does not change with edits elsewhere.
+
+Tests are tried in the order of their distance: those that mirror the module, those that import it, those of its
+folder. A first run of each test file records which lines it executes and how long it takes (build/mutation/map.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import paddlenlp_ext
+
+paddlenlp_ext.configure_runtime()
+
+import coverage
+import pytest
+import transformers  # noqa: F401 (imported once, for all children)
+
+from tests.mutation.mutations import Mutation, mutations_of
+
+ROOT = Path(paddlenlp_ext.__file__).parents[1]
+STATE = ROOT / "build" / "mutation"
+PACKAGES = ("data", "config", "trainer", "peft", "checkpoint", "nn", "ops", "generation")
+_MARKERS = "not slow and not layouts"
+_SECONDS = 240  # of all tests of a fault
+
+
+class TestMap:
+    """Lines that each test file executes, its failures without a fault, and its seconds; measured once per content."""
+
+    def __init__(self) -> None:
+        self._file = STATE / "map.json"
+        self._known = json.loads(self._file.read_text()) if self._file.exists() else {}
+
+    def entry(self, test: str) -> dict:
+        """Return {"digest", "seconds", "failures", "lines"} of a test file."""
+        digest = hashlib.sha256((ROOT / test).read_bytes()).hexdigest()[:16]
+        if self._known.get(test, {}).get("digest") != digest:
+            self._known[test] = {"digest": digest, **_measure(test)}
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(self._known))
+        return self._known[test]
+
+
+def tests_near(module: str) -> list[str]:
+    """Return test files for a module, nearest first: mirrored, importing it, of its folder."""
+    path = Path(module).relative_to("paddlenlp_ext")
+    stem = path.stem.removeprefix("_") if path.stem != "__init__" else path.parent.name
+    folder = Path("tests") / path.parent
+    mirrored = [*folder.glob(f"test_{stem}.py"), *folder.glob(f"test_{stem}_*.py")]
+    dotted = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    parent, _, leaf = f"paddlenlp_ext.{dotted}".rpartition(".")
+    imports = re.compile(rf"paddlenlp_ext\.{re.escape(dotted)}\b|from {re.escape(parent)} import [^\n]*\b{leaf}\b")
+    every = sorted(
+        path for path in Path("tests").rglob("test_*.py") if "parallel" not in path.parts or "parallel" in module
+    )
+    importing = [path for path in every if imports.search(path.read_text())]
+    beside = [path for path in every if folder in path.parents]
+    return [str(path) for path in dict.fromkeys([*sorted(mirrored), *importing, *beside])]
+
+
+def run_forked(job: Callable[[], int], seconds: float, log: Path) -> int | None:
+    """Run a job in a forked process group; return its exit code, or None after a timeout."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with open(log, "w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = 70
+        try:
+            code = int(job())
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _pytest(tests: list[str], *options: str) -> int:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("paddlenlp_ext", "tests")]:
+        del sys.modules[name]
+    folder = tempfile.mkdtemp(prefix="mutation-")
+    options = ("-p", "no:cacheprovider", "-m", _MARKERS, "--basetemp", f"{folder}/tests", "--tb", "line", *options)
+    try:
+        return int(pytest.main(["-q", *options, *tests]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _measure(test: str) -> dict:
+    """Run a test file without a fault, under coverage."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    log, result = STATE / "measure.log", STATE / "measure.json"
+    result.unlink(missing_ok=True)
+
+    def job() -> int:
+        measured = coverage.Coverage(data_file=None, include=[f"{ROOT}/paddlenlp_ext/*"], config_file=False)
+        measured.start()
+        code = _pytest([test], "-rfE")
+        measured.stop()
+        data = measured.get_data()
+        lines = {os.path.relpath(file, ROOT): sorted(data.lines(file) or ()) for file in data.measured_files()}
+        result.write_text(json.dumps(lines))
+        return code
+
+    begin = time.monotonic()
+    code = run_forked(job, 600, log)
+    failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(), re.MULTILINE)
+    if code not in (0, 1, 5) or not result.exists():
+        print(f"  {test} does not run without a fault (code {code}); it is left out")
+        return {"seconds": time.monotonic() - begin, "failures": [test], "lines": {}}
+    for failure in failures:
+        print(f"  {failure} fails without a fault; it is left out")
+    return {"seconds": time.monotonic() - begin, "failures": failures, "lines": json.loads(result.read_text())}
+
+
+def _compile_instead(mutation: Mutation) -> None:
+    """Make imports of the file compile the source with the fault."""
+    from importlib.machinery import SourceFileLoader
+
+    path = str(ROOT / mutation.path)
+    code = compile(mutation.apply(Path(path).read_text()), path, "exec")
+    original = SourceFileLoader.get_code
+
+    def get_code(loader: SourceFileLoader, fullname: str) -> object:
+        return code if loader.path == path else original(loader, fullname)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def try_mutation(mutation: Mutation, tests: TestMap, extra: list[str]) -> tuple[str, str]:
+    """Run the tests of a fault; return (killed, timeout, survived or not executed) and the test that failed."""
+    last, executed, begin = mutation.line + mutation.before.count("\n"), False, time.monotonic()
+    log = STATE / "test.log"
+    for test in [*extra, *tests_near(mutation.path)]:
+        entry = tests.entry(test)
+        if not set(range(mutation.line, last + 1)) & set(entry["lines"].get(mutation.path, ())):
+            continue
+        executed = True
+        options = ["-x", *(f"--deselect={failure}" for failure in entry["failures"])]
+
+        def job(test: str = test, options: list[str] = options) -> int:
+            _compile_instead(mutation)
+            return _pytest([test], *options)
+
+        code = run_forked(job, 20 + 5 * entry["seconds"], log)
+        if code is None:
+            return "timeout", test
+        if code not in (0, 5):
+            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(), re.MULTILINE)
+            return "killed", failed[1] if failed else test
+        if time.monotonic() - begin > _SECONDS:
+            break
+    return ("survived" if executed else "not executed"), ""
+
+
+def sample(package: str, count: int, seed: int) -> list[Mutation]:
+    """Return `count` faults of a package in different lines, in the order of their hashes."""
+    found: list[Mutation] = []
+    for path in sorted((ROOT / "paddlenlp_ext" / package).rglob("*.py")):
+        found += mutations_of(str(path.relative_to(ROOT)), path.read_text())
+    found.sort(key=lambda mutation: hashlib.sha256(f"{seed}{mutation.key}".encode()).digest())
+    chosen: dict[tuple[str, int], Mutation] = {}
+    for mutation in found:
+        chosen.setdefault((mutation.path, mutation.line), mutation)
+    return list(chosen.values())[:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    parser.add_argument("--sample", type=int, default=25, help="faults of each package")
+    parser.add_argument("--skip", type=int, default=0, help="faults of the sample to leave out at its beginning")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=(), help="keys of faults")
+    parser.add_argument("--tests", nargs="*", default=[], help="test files to try first")
+    parser.add_argument("--list", action="store_true", help="print the sample only")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)
+    tests, results = TestMap(), STATE / "results.jsonl"
+    for package in arguments.packages:
+        chosen = sample(package, 10**9 if arguments.only else arguments.sample, arguments.seed)[arguments.skip :]
+        for mutation in chosen:
+            if arguments.only and mutation.key not in arguments.only:
+                continue
+            if arguments.list:
+                print(mutation)
+                continue
+            begin = time.monotonic()
+            outcome, test = try_mutation(mutation, tests, arguments.tests)
+            print(f"{outcome:12} {mutation}  [{time.monotonic() - begin:.0f} s] {test}", flush=True)
+            fields = {"package": package, "key": mutation.key, "outcome": outcome, "test": test, "fault": str(mutation)}
+            with results.open("a") as file:
+                file.write(json.dumps(fields) + "\n")
+            if arguments.only and (STATE / "test.log").exists():
+                print((STATE / "test.log").read_text()[-3000:])
+
+
+if __name__ == "__main__":
+    main()
