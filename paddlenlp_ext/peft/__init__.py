@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.mora import MoRAConfig
     from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
     from paddlenlp_ext.peft.methods.oft import OFTConfig
+    from paddlenlp_ext.peft.methods.olora import OLoRAConfig
     from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
     from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig, PrefixTuningConfig
     from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -52,6 +53,7 @@ __all__ = [
     "MoRAConfig",
     "MoSLoRAConfig",
     "OFTConfig",
+    "OLoRAConfig",
     "PeftConfig",
     "PeftModel",
     "PeftModelForCausalLM",
@@ -89,6 +91,7 @@ EXPORTS = {
     "MoRAConfig": "paddlenlp_ext.peft.methods.mora",
     "MoSLoRAConfig": "paddlenlp_ext.peft.methods.moslora",
     "OFTConfig": "paddlenlp_ext.peft.methods.oft",
+    "OLoRAConfig": "paddlenlp_ext.peft.methods.olora",
     "PeftConfig": "paddlenlp_ext.peft.config",
     "PeftModel": "paddlenlp_ext.peft.peft_model",
     "PeftModelForCausalLM": "paddlenlp_ext.peft.peft_model",

@@ -30,7 +30,9 @@ _WITHOUT_EFFECT = frozenset(
         *("eps", "megatron_core", "merge_weight", "merge_weights", "qalora_group_size", "use_quick_lora"),
     }
 )
-_INIT_REMEDY = "an initialization is a class here: PiSSAConfig, LoftQConfig, LoRAGAConfig; or leave it at True"
+_INIT_REMEDY = (
+    "an initialization is a class here: PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig; or leave it at True"
+)
 _UNAVAILABLE = {
     "task_type": "models here are causal language models; use CAUSAL_LM, or leave it out",
     "bias": "biases do not train alongside an adapter; use 'none'",
@@ -154,7 +156,8 @@ def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str
         several = " and ".join(sorted(variant.__name__ for variant in asked))
         raise ValueError(f"{method.__name__}: the arguments select {several}; an adapter has one method, choose one")
     chosen = asked.pop() if asked else method
-    claimed = {"init_lora_weights"} if chosen.claims(arguments) else set()
+    init = {name: value for name, value in arguments.items() if name == "init_lora_weights"}
+    claimed = set(init) if chosen.claims(init) else set()
     return chosen, {name: value for name, value in arguments.items() if name not in {*variants, *claimed}}
 
 

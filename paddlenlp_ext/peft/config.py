@@ -205,6 +205,12 @@ def required_field(fields: Mapping[str, Any], name: str) -> Any:
     return fields[name]
 
 
+def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return the value of a field, or `default` if it is missing or null."""
+    value = fields.get(name)
+    return default if value is None else value
+
+
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
     """Check that the unread fields of a file have neutral values.
 

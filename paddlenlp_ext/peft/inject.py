@@ -149,7 +149,7 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     if targets == ALL_LINEAR:
         return None
     indices = fields.get("layers_to_transform")
-    if indices is None or isinstance(targets, str):
+    if indices is None or indices == [] or isinstance(targets, str):
         return (targets,) if isinstance(targets, str) else tuple(targets)
     numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
     containers = fields.get("layers_pattern") or r"[^.]*"

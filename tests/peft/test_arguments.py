@@ -14,6 +14,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.mora import MoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -66,7 +67,9 @@ def test_config_accepts_names_of_peft_and_paddlenlp(given, expected):
         ({"use_dora": False, "pissa": False}, LoRAConfig),
         ({"pissa": True}, PiSSAConfig),
         ({"init_lora_weights": "pissa"}, PiSSAConfig),
+        ({"init_lora_weights": "olora"}, OLoRAConfig),
         ({"init_lora_weights": True}, LoRAConfig),
+        ({"init_lora_weights": "gaussian"}, LoRAConfig),
         ({"use_mora": True}, MoRAConfig),
     ],
 )
@@ -96,7 +99,9 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
         ({"bias": "all"}, "use 'none'"),
         ({"task_type": TaskType.SEQ_CLS}, "use CAUSAL_LM"),
         ({"modules_to_save": ["lm_head"]}, "leave it out"),
-        ({"init_lora_weights": "olora"}, "PiSSAConfig"),
+        ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
+        ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
+        ({"pissa": True, "init_lora_weights": "gaussian"}, "PiSSAConfig computes the initial values"),
         ({"layers_to_transform": [1]}, "target_modules"),
         ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig; .* choose one"),
     ],

@@ -30,7 +30,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "dora with dropout": ("use_dora", {"dropout": 0.3}),
     "loftq in three steps": ("loftq", {"iters": 3}),
 }
-BEFORE_QUANTIZING = ("pissa", "loftq", "loftq in three steps")
+BEFORE_QUANTIZING = ("pissa", "olora", "loftq", "loftq in three steps")
 TOLERANCE = 1e-5
 
 pytestmark = [pytest.mark.parametrize("method", METHODS), pytest.mark.parametrize("algo", OPTIONS)]

@@ -37,7 +37,7 @@ def change(folder: Path, **fields: Any) -> None:
         {"bias": "all"},
         {"modules_to_save": ["lm_head"]},
         {"fan_in_fan_out": True},
-        {"init_lora_weights": "olora"},
+        {"init_lora_weights": "something"},
         {"exclude_modules": ["q_proj"]},
         {"trainable_token_indices": [1, 2]},
         {"something_new": 3},
@@ -51,6 +51,32 @@ def test_from_pretrained_unsupported_field_is_named(fields: dict, tmp_path: Path
         PeftModel.from_pretrained(tiny_model(), tmp_path)
     assert f"{name}={value!r}" in str(raised.value)
     assert str(tmp_path / "adapter_config.json") in str(raised.value)
+
+
+@pytest.mark.parametrize("init", ["corda", "mica"])
+def test_from_pretrained_unreadable_initialization_says_why(init: str, tmp_path: Path):
+    trained_adapter(tmp_path)
+    change(tmp_path, init_lora_weights=init)
+    with pytest.raises(ValueError, match=f"adapter_config.json: init_lora_weights='{init}' (subtracts|trains)"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "orthogonal"},
+        {"init_lora_weights": "eva", "eva_config": {"rho": 2.0, "tau": 0.99}},
+        dict.fromkeys(("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "use_rslora")),
+        {"target_modules": None, "lora_dropout": None, "layers_to_transform": []},
+    ],
+)
+def test_from_pretrained_field_without_effect_on_a_stored_adapter_is_accepted(fields: dict, tmp_path: Path):
+    model = trained_adapter(tmp_path, target_modules=["q_proj", "down_proj"])
+    change(tmp_path, **fields)
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+    assert loaded.adapter_state().keys() == model.adapter_state().keys()
 
 
 def test_from_pretrained_ignores_fields_with_neutral_values(tmp_path: Path):
@@ -71,7 +97,6 @@ def test_from_pretrained_accepts_targets_as_regex_or_all_linear(targets: str, tm
     ("fields", "message"),
     [
         ({"peft_type": "VIPER"}, "'VIPER' is not available; known: .*LORA"),
-        ({"target_modules": None}, "target_modules is missing"),
         ({"r": 0}, "rank: 0 is out of range"),
         ({"target_modules": ["c_attn"]}, "'c_attn' matches no linear layer"),
     ],

@@ -131,6 +131,7 @@ class LoRAWithInitConfig(LoRAConfig):
     """
 
     refines: ClassVar[str | None] = "lora"
+    draws_a: ClassVar[bool] = False
     variant: ClassVar[str]
     recorded_options: ClassVar[tuple[str, ...]] = ()
     missing_init_reason: ClassVar[str]

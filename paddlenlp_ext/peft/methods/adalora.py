@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
@@ -35,7 +35,7 @@ from paddlenlp_ext.peft.methods._adalora_allocator import (
     Triplets,
     select_ranks,
 )
-from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS
+from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
@@ -262,19 +262,23 @@ class AdaLoRAConfig(PeftConfig):
             "modules_to_save": None,
         }
 
+    def for_tensors(self, names: Collection[str]) -> AdaLoRAConfig:
+        return dataclasses.replace(self, target_modules=resolve_targets(self.target_modules, names))
+
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> AdaLoRAConfig:
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
-        read |= {"layers_to_transform", "layers_pattern", "r", "lora_bias"}  # PEFT ignores the last two as well
+        read |= {"layers_to_transform", "layers_pattern"}
+        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these as well
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         pattern = fields.get("rank_pattern") or {}
         return cls(
-            **{name: fields[name] for name in same if name in fields},
-            alpha=fields.get("lora_alpha", 8),
-            dropout=fields.get("lora_dropout", 0.0),
-            delta_t=fields.get("deltaT", 1),
-            target_modules=targets_from_peft(fields),
+            **{name: fields[name] for name in same if fields.get(name) is not None},
+            alpha=field_or(fields, "lora_alpha", 8),
+            dropout=field_or(fields, "lora_dropout", 0.0),
+            delta_t=field_or(fields, "deltaT", 1),
+            target_modules=targets_from_peft(fields) if fields.get("target_modules") else TARGETS_OF_TENSORS,
             rank_pattern={name.replace(".default", ""): list(flags) for name, flags in pattern.items()},
         )
 

@@ -44,7 +44,7 @@ class DoRAConfig(LoRAConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return DoRALinear(base, rank, scaling, self.dropout, seed, name)
+        return self.with_initial_a(DoRALinear(base, rank, scaling, self.dropout, seed, name), name, seed)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {**super().to_adapter_config(model), "use_dora": True}

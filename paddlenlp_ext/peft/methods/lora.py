@@ -22,6 +22,7 @@
 | --- | --- | --- | --- |
 | rsLoRA | `rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
 | LoRA+ | `plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
+| Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start, as in Hugging Face PEFT | arXiv:2106.09685 |
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -29,9 +30,9 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import paddle
@@ -41,7 +42,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import (
     by_pattern,
@@ -50,14 +51,23 @@ from paddlenlp_ext.peft.inject import (
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
 # Fields in the files of LoRA and its variants that do not affect the numbers: settings of features that are switched
 # off, and records of the training run.
-IGNORED_PEFT_FIELDS = frozenset({"megatron_core", "qalora_group_size", "runtime_config"})
+IGNORED_PEFT_FIELDS = frozenset(
+    {*("corda_config", "eva_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config")}
+)
+_SAME_BASE_INITS = (True, "gaussian", "eva", "orthogonal")
+"""PEFT's initializations that leave the base unchanged: a stored adapter is a plain LoRA."""
+_UNREADABLE_INITS = {
+    "corda": "subtracts factors from the base that depend on sampled data and are not in the file, and PEFT does not "
+    "load such a file either; save it from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion",
+    "mica": "trains A only, which is not available; set init_lora_weights to true in the file to load it as a LoRA",
+}
 IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 
 
@@ -71,8 +81,10 @@ class LoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "LORA"
+    draws_a: ClassVar[bool] = True
+    """Whether A starts as in LoRA, so that `init_lora_weights` chooses its distribution."""
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
-    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale"}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale", "init_a"}
 
     rank: int = option(8, help="rank r of the update", minimum=1, maximum=65536, arguments=("r",))
     alpha: float | None = option(
@@ -86,6 +98,13 @@ class LoRAConfig(PeftConfig):
         False, help="rsLoRA: scale by alpha / sqrt(rank), for large ranks", key="rslora", arguments=("use_rslora",)
     )
     plus_scale: float = option(1.0, help="LoRA+: ratio of the learning rate of B to that of A", above=0)
+    init_a: bool | str = option(
+        True,
+        help="initial A: true (Kaiming-uniform) or gaussian (standard deviation 1 / rank)",
+        choices=("gaussian",),
+        key="init_lora_weights",
+        arguments=("init_lora_weights",),
+    )
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -95,6 +114,9 @@ class LoRAConfig(PeftConfig):
         super().__post_init__()
         self.check_option("rank", *self.rank_pattern.values())
         self.check_option("alpha", *self.alpha_pattern.values())
+        if self.init_a is False or (self.init_a == "gaussian" and not self.draws_a):
+            reason = "B starts at zero" if self.draws_a else f"{type(self).__name__} computes the initial values"
+            raise ValueError(f"init_lora_weights={self.init_a!r} is not available: {reason}; leave it out")
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
 
@@ -102,7 +124,15 @@ class LoRAConfig(PeftConfig):
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        return LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        return self.with_initial_a(LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name), name, seed)
+
+    def with_initial_a(self, layer: LoRALinearT, name: str, seed: int) -> LoRALinearT:
+        """Return a new layer, with A drawn as `init_lora_weights` says."""
+        if self.init_a == "gaussian":
+            generator = generator_for(seed, f"{name}.lora_A.weight")
+            a = generator.standard_normal((layer.rank, layer.in_features)) / layer.rank
+            layer.lora_A = Factor(a.astype(np.float32), layer.dtype)
+        return layer
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
         """Return rank r and scaling s of the layer `name`."""
@@ -116,7 +146,8 @@ class LoRAConfig(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> LoRAConfig:
         assert isinstance(stored, LoRAConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout, plus_scale=self.plus_scale)
+        own = {name: getattr(self, name) for name in ("path", "dropout", "plus_scale", "init_a")}
+        return dataclasses.replace(stored, **own)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -138,18 +169,24 @@ class LoRAConfig(PeftConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
         read |= {"layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
-        if fields.get("init_lora_weights") in (True, "gaussian"):  # initial values only; others change the base too
+        init = fields.get("init_lora_weights")
+        if init in _UNREADABLE_INITS:
+            raise ValueError(f"init_lora_weights={init!r} {_UNREADABLE_INITS[init]}")
+        if init in _SAME_BASE_INITS:
             read.add("init_lora_weights")
         refuse_unread_fields(fields, read)
         return cls(
-            rank=fields.get("r", 8),
-            alpha=fields.get("lora_alpha", 8),
-            dropout=fields.get("lora_dropout", 0.0),
-            rslora=fields.get("use_rslora", False),
-            target_modules=targets_from_peft(fields),
-            rank_pattern=fields.get("rank_pattern") or {},
-            alpha_pattern=fields.get("alpha_pattern") or {},
+            rank=field_or(fields, "r", 8),
+            alpha=field_or(fields, "lora_alpha", 8),
+            dropout=field_or(fields, "lora_dropout", 0.0),
+            rslora=field_or(fields, "use_rslora", False),
+            target_modules=targets_from_peft(fields) if fields.get("target_modules") else TARGETS_OF_TENSORS,
+            rank_pattern=field_or(fields, "rank_pattern", {}),
+            alpha_pattern=field_or(fields, "alpha_pattern", {}),
         )
+
+    def for_tensors(self, names: Collection[str]) -> LoRAConfig:
+        return dataclasses.replace(self, target_modules=resolve_targets(self.target_modules, names))
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
@@ -169,7 +206,21 @@ class LoRAConfig(PeftConfig):
         return {f"{name}.weight": value.T for name, value in tensors.items()}
 
 
+TARGETS_OF_TENSORS: tuple[str, ...] = ()
+"""Targets of a file whose `target_modules` is null: the layers of its tensors."""
+
+
+def resolve_targets(targets: tuple[str, ...] | None, names: Collection[str]) -> tuple[str, ...] | None:
+    """Return `targets`, or for `TARGETS_OF_TENSORS` the layers that LoRA's or AdaLoRA's tensors `names` adapt."""
+    if targets != TARGETS_OF_TENSORS:
+        return targets
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))
+
+
 LoraConfig = LoRAConfig  # the spelling of Hugging Face PEFT
+
+
+LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")
 
 
 class LoRALinear(LinearAdapter):

@@ -68,7 +68,7 @@ class MoSLoRAConfig(LoRAConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return MoSLoRALinear(base, rank, scaling, self.dropout, seed, name)
+        return self.with_initial_a(MoSLoRALinear(base, rank, scaling, self.dropout, seed, name), name, seed)
 
     def warm_start(self, stored: PeftConfig) -> LoRAConfig:
         return dataclasses.replace(super().warm_start(stored), mixer_to_lora=self.mixer_to_lora)

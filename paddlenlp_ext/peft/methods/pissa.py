@@ -12,40 +12,34 @@ A quantized base holds the quantized residual, as in the paper: it is smaller th
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 Files hold a plain LoRA of rank 2r over the original base. The files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
-and of PaddleNLP (`pissa: true`) do not contain A0 and B0; those are recomputed from the base by a full SVD.
+and of PaddleNLP (`pissa: true`) do not contain A0 and B0; those are recomputed from the base by a full SVD, as PEFT
+does when it loads such an adapter. For "pissa_niter_N" PEFT repeats a randomized SVD, whose limit is the full one.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import paddle
-from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.layers import has_values
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
-from paddlenlp_ext.peft.methods._quantized_lora_init import (
-    SVD_CHOICES,
-    InitialFactors,
-    QuantizedInitLoRAConfig,
-    principal_factors,
-)
+from paddlenlp_ext.peft.methods._quantized_lora_init import SVD_CHOICES, principal_factors
+from paddlenlp_ext.peft.methods._weight_lora_init import WeightInitLoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.quantize import QuantizeDequantize
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
 
 
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
-class PiSSAConfig(QuantizedInitLoRAConfig):
+class PiSSAConfig(WeightInitLoRAConfig):
     """Options of PiSSA: LoRA initialized with the leading singular triplets of each weight.
 
     Raises:
@@ -54,11 +48,7 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
 
     variant: ClassVar[str] = "pissa"
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
-    missing_init_reason: ClassVar[str] = (
-        "was initialized by a randomized SVD, which the file does not contain; save the adapter from PEFT as a plain "
-        "LoRA, with path_initial_model_for_weight_conversion"
-    )
-    starts_from_weights: ClassVar[bool] = True
+    missing_init_reason: ClassVar[str] = "is not known; PEFT has 'pissa' and 'pissa_niter_N'"
     free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
 
     svd: str = option(
@@ -68,43 +58,12 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
         key="pissa_svd",
     )
 
-    def __post_init__(self) -> None:
-        if self.alpha is None:
-            self.alpha = self.rank**0.5 if self.rslora else self.rank
-        super().__post_init__()
-
-    def find_initial_factors(
-        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
-    ) -> InitialFactors:
+    def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         exact = self.init == "recomputed" or self.svd == "exact"
         rank, scaling = self.rank_and_scaling(name)
-        a, b = principal_factors(weight, rank, scaling, name, exact)
-        return InitialFactors(a, b, a, b)
-
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
-        if isinstance(base, QuantizedLinear):
-            return self.wrap_quantized(name, base, seed)
-        rank, scaling = self.rank_and_scaling(name)
-        is_recomputed = self.init == "recomputed"
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=not is_recomputed)
-        if self.init != "stored" and has_values(base):
-            layer.set_initial_factors(
-                *principal_factors(layer.base.weight_value(), rank, scaling, name, is_recomputed or self.svd == "exact")
-            )
-        return layer
+        return principal_factors(weight, rank, scaling, name, exact)
 
     # -- files --------------------------------------------------------------------------------------------------------
-    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        if self.init == "recomputed":
-            return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": "pissa"}
-        return super().to_adapter_config(model)
-
-    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(tensors) if self.init == "recomputed" else super().to_stored(tensors)
-
-    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(tensors) if self.init == "recomputed" else super().from_stored(tensors)
-
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
         """Return whether the fields are PiSSA's, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
@@ -114,9 +73,15 @@ class PiSSAConfig(QuantizedInitLoRAConfig):
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
-        if fields.get("init_lora_weights") != "pissa":
-            return super().from_adapter_config(fields)
-        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), init="recomputed")
+        init = fields.get("init_lora_weights")
+        if re.fullmatch(r"pissa_niter_\d+", str(init)):
+            logger.warning(
+                "init_lora_weights=%r: the initial factors of a randomized SVD are not in the file; they are "
+                "recomputed by a full SVD (Hugging Face PEFT draws new ones each time it loads the adapter)",
+                init,
+            )
+            fields = {**fields, "init_lora_weights": cls.variant}
+        return super().from_adapter_config(fields)
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:

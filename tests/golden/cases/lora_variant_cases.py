@@ -1,4 +1,4 @@
-"""DoRA and PiSSA adapters of the golden files, on the tiny models of `model_cases`; plain data for both libraries."""
+"""DoRA, PiSSA and OLoRA adapters of the golden files, on the tiny models of `model_cases`."""
 
 from __future__ import annotations
 
@@ -40,5 +40,20 @@ CASES: dict[str, dict[str, Any]] = {
             "rank_pattern": {"v_proj": 2},
         },
     },
+    "llama_olora": {
+        "base": "llama_odd_sizes",
+        "lora": {
+            "r": 4,
+            "lora_alpha": 6,
+            "init_lora_weights": "olora",
+            "target_modules": ["q_proj", "k_proj", "down_proj"],
+            "rank_pattern": {"k_proj": 3},
+        },
+    },
+}
+# PEFT repeats the randomized SVD when it loads the adapter; after this many iterations it equals the full one.
+NITER_CASE: dict[str, Any] = {
+    "base": "llama_odd_sizes",
+    "lora": {"r": 2, "lora_alpha": 4, "init_lora_weights": "pissa_niter_400", "target_modules": ["k_proj"]},
 }
 GRADIENT_CASE = "llama_odd_sizes"

@@ -6,6 +6,7 @@ The golden files are written by tests/golden/generators/make_adalora_golden.py.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,16 @@ def test_adalora_peft_adapter_gives_peft_logits_gradients_and_merged_weights(cas
     total_loss(model, case).backward()
     shared.check_gradients(model.adapter_state(), shared.part_of(golden, "gradient"))
     shared.check_merged(model, base, golden, logits.numpy())
+
+
+def test_adalora_fields_that_peft_ignores_or_leaves_null_are_accepted(tmp_path: Path):
+    case = next(iter(CASES))
+    folder = shutil.copytree(FOLDER / case / "start", tmp_path / "start")
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    fields |= {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "target_modules": None, "beta1": None}
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    model = PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), folder)
+    shared.close(model(shared.ids_of(CASES[case]["base"])), shared.golden_of(FOLDER / case)["logits"])
 
 
 @both

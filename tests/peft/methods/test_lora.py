@@ -13,7 +13,9 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, logits_of, loss_of, tiny_model
 
@@ -38,6 +40,16 @@ def test_lora_forward_and_delta_match_formula():
     delta = 0.7 * b @ a
     np.testing.assert_allclose(layer.delta_weight().numpy(), delta, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), x @ (w + delta).T + bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [LoRAConfig, DoRAConfig, MoSLoRAConfig])
+def test_lora_gaussian_start_has_peft_standard_deviation(method: type[LoRAConfig]):
+    config, base = method(rank=50, init_lora_weights="gaussian"), Linear(400, 5)
+    a = config.wrap("x", base, seed=0).lora_A.weight.numpy()
+    assert a.std() == pytest.approx(1 / 50, rel=0.02)
+    assert np.abs(a).max() > 3 / 50  # a uniform distribution ends at sqrt(3) standard deviations
+    assert np.array_equal(a, config.wrap("x", base, seed=0).lora_A.weight.numpy())
+    assert not np.array_equal(a, config.wrap("y", base, seed=0).lora_A.weight.numpy())
 
 
 @pytest.mark.parametrize(

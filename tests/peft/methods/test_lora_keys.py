@@ -28,6 +28,7 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         "lora_path": "start",
         "rslora": True,
         "lora_plus_scale": 2.5,
+        "init_lora_weights": "gaussian",
     }
     expected = LoRAConfig(
         rank=4,
@@ -37,6 +38,7 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         path="start",
         rslora=True,
         plus_scale=2.5,
+        init_a="gaussian",
     )
     assert load(tmp_path, lora=True, **keys) == expected
 

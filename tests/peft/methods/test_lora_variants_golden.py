@@ -1,4 +1,4 @@
-"""Compare DoRA and PiSSA with Hugging Face PEFT.
+"""Compare DoRA, PiSSA and OLoRA with Hugging Face PEFT.
 
 The adapters are written by tests/golden/generators/make_lora_variants_golden.py.
 """
@@ -16,10 +16,11 @@ from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
-from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
+from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE, NITER_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
 from tests.peft.methods import golden_checks as shared
 
@@ -104,6 +105,24 @@ def test_pissa_peft_conversion_to_lora_gives_equal_model():
     base = CASES["llama_pissa"]["base"]
     converted = PeftModel.from_pretrained(evaluated_base(base), DATA / "adapters" / "llama_pissa_converted")
     shared.close(converted(shared.ids_of(base)), shared.golden_of(DATA / "adapters" / "llama_pissa")["logits"])
+
+
+def test_pissa_randomized_start_is_read_with_a_full_svd(caplog: pytest.LogCaptureFixture):
+    folder = DATA / "adapters" / "llama_pissa_niter"
+    model = PeftModel.from_pretrained(evaluated_base(NITER_CASE["base"]), folder)
+    shared.close(model(shared.ids_of(NITER_CASE["base"])), shared.golden_of(folder)["logits"])
+    assert "init_lora_weights='pissa_niter_400'" in caplog.text
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_olora_new_adapter_subtracts_its_start_for_any_scale(rslora: bool):
+    config = OLoRAConfig(rank=3, alpha=5, rslora=rslora, target_modules=["q_proj"])
+    layer = dict(adapter_layers(get_peft_model(evaluated_base(GRADIENT_CASE), config).base_model))[
+        "model.layers.0.self_attn.q_proj"
+    ]
+    q, r = np.linalg.qr(layer.base.weight.numpy().astype(np.float64))
+    product = layer.scaling * layer.lora_B.weight.numpy() @ layer.lora_A.weight.numpy()
+    np.testing.assert_allclose(product, q[:, :3] @ r[:3], atol=1e-5)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -96,8 +96,8 @@ def test_pissa_peft_file_without_initial_factors_raises(tmp_path: Path):
     model.save_pretrained(tmp_path)
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
     del fields["paddlenlp_ext"]
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "pissa_niter_4"}))
-    with pytest.raises(ValueError, match="path_initial_model_for_weight_conversion"):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "pissa_fast"}))
+    with pytest.raises(ValueError, match="'pissa_fast' is not known; PEFT has 'pissa'"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 

@@ -1,0 +1,77 @@
+"""LoRA that starts from a decomposition of each weight: PiSSA (SVD) and OLoRA (QR).
+
+    s B0 A0 = part of W that the decomposition selects; W - s B0 A0 stays frozen, or is quantized
+
+Files of this package contain A0 and B0 (`_lora_init.py`). Those of Hugging Face PEFT and PaddleNLP do not: their
+readers decompose the base again whenever the adapter is loaded, and so does this module.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.layers import has_values
+from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
+from paddlenlp_ext.peft.methods._quantized_lora_init import InitialFactors, QuantizedInitLoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantize import QuantizeDequantize
+
+
+@dataclass(kw_only=True)
+class WeightInitLoRAConfig(QuantizedInitLoRAConfig):
+    """Options of LoRA whose initial factors are a function of the weight alone; s is 1 unless `lora_alpha` is set."""
+
+    starts_from_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.alpha is None:
+            self.alpha = self.rank**0.5 if self.rslora else self.rank
+        super().__post_init__()
+
+    def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return A0 [r, in] and B0 [out, r] of the layer `name` for its weight, float32 [out, in]."""
+        raise NotImplementedError
+
+    def find_initial_factors(
+        self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
+    ) -> InitialFactors:
+        a, b = self.factors_of_weight(name, weight)
+        return InitialFactors(a, b, a, b)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRALinearWithInit:
+        if isinstance(base, QuantizedLinear):
+            return self.wrap_quantized(name, base, seed)
+        rank, scaling = self.rank_and_scaling(name)
+        persist_init = self.init != "recomputed"
+        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=persist_init)
+        if self.init != "stored" and has_values(base):
+            layer.set_initial_factors(*self.factors_of_weight(name, layer.base.weight_value()))
+        return layer
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        if self.init == "recomputed":
+            return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": self.variant}
+        return super().to_adapter_config(model)
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tensors) if self.init == "recomputed" else super().to_stored(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(tensors) if self.init == "recomputed" else super().from_stored(tensors)
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+        if fields.get("init_lora_weights") != cls.variant:
+            return super().from_adapter_config(fields)
+        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), init="recomputed")

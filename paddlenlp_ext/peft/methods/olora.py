@@ -1,0 +1,55 @@
+"""OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models (Büyükakyüz 2024, arXiv:2406.01775).
+
+    W = Q R        A0 = R_r / sqrt(s),  B0 = Q_r / sqrt(s),  s B0 A0 = Q_r R_r
+    y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
+
+LoRA that starts from the QR decomposition of each weight: Q_r is an orthonormal basis of its first r columns, and
+R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT does not divide by s: it subtracts s Q_r R_r. Its
+files (`init_lora_weights: "olora"`) are read that way, with A0 and B0 recomputed from the base.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import paddle
+
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
+from paddlenlp_ext.peft.linalg import require_triplets
+from paddlenlp_ext.peft.methods._weight_lora_init import WeightInitLoRAConfig
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+
+
+@PEFT_METHODS.register("olora")
+@dataclass(kw_only=True)
+class OLoRAConfig(WeightInitLoRAConfig):
+    """Options of OLoRA: LoRA initialized with the QR decomposition of each weight.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    variant: ClassVar[str] = "olora"
+    missing_init_reason: ClassVar[str] = "is not known; PEFT has 'olora'"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no OLoRA
+
+    def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        rank, scaling = self.rank_and_scaling(name)
+        require_triplets(rank, weight.shape, name)
+        a, b = orthonormal_factors(weight, rank)
+        root = 1.0 if self.init == "recomputed" else scaling**0.5
+        return a / root, b / root
+
+
+@paddle.no_grad()
+def orthonormal_factors(weight: paddle.Tensor, rank: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return R_r [r, in] and Q_r [out, r] of the QR decomposition of a weight, float32 [out, in].
+
+    Only the first r columns are decomposed, in float64: they determine Q_r.
+    """
+    weight = weight.astype("float64")
+    q, _ = paddle.linalg.qr(weight[:, :rank])
+    return paddle.matmul(q, weight, transpose_x=True).astype("float32"), q.astype("float32")
