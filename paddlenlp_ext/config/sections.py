@@ -192,7 +192,10 @@ class ParallelConfig(OptionGroup):
         help="ZeRO: shard optimizer state (stage1-3), gradients (stage2-3), weights (stage3); offload: experimental",
     )
     sharding_parallel_degree: int = option(
-        -1, minimum=-1, help="devices that the state is sharded over; -1: all that remain"
+        -1,
+        minimum=-1,
+        winning_aliases=("sharding_degree",),
+        help="devices that the state is sharded over; -1: all that remain, 1: none",
     )
     sharding_parallel_config: str = option(
         "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags for sharding"

@@ -23,6 +23,8 @@ from paddlenlp_ext.utils.json_reader import (
 )
 from paddlenlp_ext.utils.registry import nearest
 
+_MIN_SIMILARITY = 0.75
+"""Similarity of an unknown key to a suggestion; a typo in a key of four letters has this value."""
 _MOST_SHOWN = 6
 """Keys that an ambiguous abbreviation's message lists."""
 
@@ -194,7 +196,7 @@ class ParseState:
     def _report_unknown(self, setting: Setting, abbreviated: list[str]) -> None:
         """Report a key that is unknown, or that abbreviates several keys."""
         message = f"unknown key {setting.key!r}"
-        match = nearest(setting.key, self.table.keys)
+        match = nearest(setting.key, self.table.keys, _MIN_SIMILARITY)
         if abbreviated:
             shown = ", ".join(abbreviated[:_MOST_SHOWN]) + (", ..." if len(abbreviated) > _MOST_SHOWN else "")
             message += f" abbreviates several keys: {shown}; write one of them in full"

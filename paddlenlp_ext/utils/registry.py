@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word closest to `word`, or None if none is close enough.
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word closest to `word`, or None if none is as similar as `cutoff` (1.0: equal).
 
     A known word that ends in `word` after a prefix (`use_dora` for `dora`) is preferred to any other spelling.
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
-    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.75)
+    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

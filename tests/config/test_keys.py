@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script
+from tests.config.config_cases import SMALLEST, load, problems, write
 
 FROZEN = Path(__file__).with_name("known_keys.txt")
 
@@ -72,3 +75,56 @@ def test_configuration_page_matches_the_generated_tables():
     page = maker.PAGE.read_text(encoding="utf-8")
     assert maker.renew(page) == page, "run: python docs/make_configuration.py"
     assert all(f"`{spelling}`" in page for spelling in known().keys)
+
+
+DECLARED = Path(__file__).with_name("paddlenlp_fields.txt")
+"""Fields of the argument dataclasses of PaddleNLP 2.7.2, 2.8.1 and 3.0.0b4, and of its preference and RL programs."""
+
+
+def test_known_keys_include_all_that_paddlenlp_declares():
+    declared = DECLARED.read_text(encoding="utf-8").split()
+    assert len(declared) >= 250
+    assert set(declared) - set(known().keys) == set()
+
+
+def test_compat_keys_have_a_sentence_and_accept_their_neutral_values(tmp_path):
+    """Expect no message for neutral values, one for any other, and none of an unknown key."""
+    other = {bool: True, int: 7, float: 0.7, str: "other", object: ["other"]}
+    for entry in known().compat.values():
+        if entry.kind is None:
+            continue
+        for value in entry.neutral:
+            assert load(write(tmp_path, SMALLEST | {entry.key: value})).notes == [], entry.key
+        value = other[entry.kind] if other[entry.kind] not in entry.neutral else not entry.neutral[-1]
+        path = write(tmp_path, SMALLEST | {entry.key: value})
+        if entry.outcome == "no effect" or entry.needs is not None:
+            (message,) = load(path).notes
+            assert message.startswith(f"{entry.key} has no effect: "), message
+        else:
+            (found,) = problems(path)
+            assert found.key == entry.key and entry.reason in found.message
+            assert "is not available yet" in found.message or "is not used here" in found.message
+
+
+def test_compat_keys_of_a_feature_are_reported_by_its_switch_alone(tmp_path):
+    quantization = {"do_ptq": True, "ptq_step": 16, "smooth": True, "quant_type": "W8A8", "fp8_type": ["e4m3", "e4m3"]}
+    (found,) = problems(write(tmp_path, SMALLEST | quantization))
+    assert found.key == "do_ptq" and "set weight_quantize_algo" in found.message
+    (found,) = problems(write(tmp_path, SMALLEST | {"rl_algorithm": "grpo", "kl_loss_coeff": 0.1, "rollout_n": 8}))
+    assert found.key == "rl_algorithm" and "reinforcement learning" in found.message
+
+
+@pytest.mark.parametrize(
+    ("unknown", "suggested"),
+    [
+        ("quant_kind", None),
+        ("finetuning_type", None),
+        ("cutoff_len", None),
+        ("lora_rnk", "lora_rank"),
+        ("dora", "use_dora"),
+    ],
+)
+def test_unknown_key_gets_a_suggestion_only_where_it_is_likely(tmp_path, unknown, suggested):
+    (found,) = problems(write(tmp_path, SMALLEST | {unknown: 1}), methods=peft_methods())
+    words = f"did you mean {suggested!r}?" if suggested else "--help lists the keys"
+    assert words in found.message

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.options import options_of
-from paddlenlp_ext.config.paddlenlp_compat import SECTION_KEYS
+from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
 from paddlenlp_ext.config.validation import parallel, precision, training
 from paddlenlp_ext.config.validation.rules import AdapterChoice
