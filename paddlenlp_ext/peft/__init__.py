@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType
     from paddlenlp_ext.peft.config import PeftConfig
     from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoraConfig
+    from paddlenlp_ext.peft.methods.boft import BOFTConfig
     from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
     from paddlenlp_ext.peft.methods.dora import DoRAConfig
+    from paddlenlp_ext.peft.methods.hira import HiRAConfig, HiraConfig
     from paddlenlp_ext.peft.methods.ia3 import IA3Config
     from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
     from paddlenlp_ext.peft.methods.loftq import LoftQConfig
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
     from paddlenlp_ext.peft.methods.qera import QERAConfig
     from paddlenlp_ext.peft.methods.reft import ReFTConfig
+    from paddlenlp_ext.peft.methods.shira import SHiRAConfig, ShiraConfig
     from paddlenlp_ext.peft.methods.sora import SoRAConfig
     from paddlenlp_ext.peft.methods.vera import VeRAConfig, VeraConfig
     from paddlenlp_ext.peft.paddlenlp_names import LoRAModel, PrefixModelForCausalLM
@@ -37,8 +40,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaLoRAConfig",
     "AdaLoraConfig",
+    "BOFTConfig",
     "BottleneckConfig",
     "DoRAConfig",
+    "HiRAConfig",
+    "HiraConfig",
     "IA3Config",
     "LNTuningConfig",
     "LoHaConfig",
@@ -65,6 +71,8 @@ __all__ = [
     "PromptTuningInit",
     "QERAConfig",
     "ReFTConfig",
+    "SHiRAConfig",
+    "ShiraConfig",
     "SoRAConfig",
     "TaskType",
     "VeRAConfig",
@@ -75,8 +83,11 @@ __all__ = [
 EXPORTS = {
     "AdaLoRAConfig": "paddlenlp_ext.peft.methods.adalora",
     "AdaLoraConfig": "paddlenlp_ext.peft.methods.adalora",
+    "BOFTConfig": "paddlenlp_ext.peft.methods.boft",
     "BottleneckConfig": "paddlenlp_ext.peft.methods.bottleneck",
     "DoRAConfig": "paddlenlp_ext.peft.methods.dora",
+    "HiRAConfig": "paddlenlp_ext.peft.methods.hira",
+    "HiraConfig": "paddlenlp_ext.peft.methods.hira",
     "IA3Config": "paddlenlp_ext.peft.methods.ia3",
     "LNTuningConfig": "paddlenlp_ext.peft.methods.ln_tuning",
     "LoHaConfig": "paddlenlp_ext.peft.methods.loha",
@@ -103,6 +114,8 @@ EXPORTS = {
     "PromptTuningInit": "paddlenlp_ext.peft.arguments",
     "QERAConfig": "paddlenlp_ext.peft.methods.qera",
     "ReFTConfig": "paddlenlp_ext.peft.methods.reft",
+    "SHiRAConfig": "paddlenlp_ext.peft.methods.shira",
+    "ShiraConfig": "paddlenlp_ext.peft.methods.shira",
     "SoRAConfig": "paddlenlp_ext.peft.methods.sora",
     "TaskType": "paddlenlp_ext.peft.arguments",
     "VeRAConfig": "paddlenlp_ext.peft.methods.vera",

@@ -8,6 +8,7 @@ import pytest
 
 from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType, argument_names
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
+from paddlenlp_ext.peft.methods.boft import BOFTConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -39,6 +40,10 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
         (
             MiSSConfig(r=4, mini_r=2, init_weights="mini", miss_dropout=0.1),
             MiSSConfig(rank=4, mini_rank=2, variant="mini", dropout=0.1),
+        ),
+        (
+            BOFTConfig(boft_block_num=4, boft_n_butterfly_factor=2, boft_dropout=0.1),
+            BOFTConfig(num_blocks=4, butterfly_factors=2, dropout=0.1),
         ),
         (MiSSConfig(init_weights=True), MiSSConfig(variant="balance")),
         (OFTConfig(oft_block_size=4, num_cayley_neumann_terms=5), OFTConfig(block_size=4, neumann_terms=5)),

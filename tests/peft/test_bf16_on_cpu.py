@@ -46,7 +46,7 @@ def test_bf16_base_every_method_matches_float32(switch: str, tmp_path: Path):
     for dtype in ("float32", "bfloat16"):
         model = get_peft_model(rounded_base(tmp_path, dtype), PEFT_METHODS.get(switch)(), seed=1)
         model.eval()
-        assert all(tensor.dtype == FLOAT32 for tensor in model.adapter_state().values())
+        assert all(tensor.dtype == FLOAT32 for tensor in model.adapter_state().values() if not tensor.stop_gradient)
         models[dtype] = model
     train(models["float32"], steps=3)
     trained_state = models["float32"].adapter_state()

@@ -28,7 +28,7 @@ from tests.common.adapters import (
 
 pytestmark = [pytest.mark.parametrize("switch", PEFT_METHODS.names()), pytest.mark.parametrize("family", FAMILIES)]
 TOLERANCE = 1e-5
-SAME_START_FOR_EVERY_SEED = ("ia3", "ln_tuning", "miss", "oft", "olora", "pissa", "toy_rows", "use_mora")
+SAME_START_FOR_EVERY_SEED = ("boft", "ia3", "ln_tuning", "miss", "oft", "olora", "pissa", "toy_rows", "use_mora")
 
 
 def adapted(switch: str, family: str, seed: int = 42) -> PeftModel:

@@ -33,6 +33,7 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("reft", {}, {"position": "l3"}, r"position changed from 'f7\+l7' to 'l3'"),
         ("reft", {}, {"act_fn": "relu"}, "act_fn changed from 'linear' to 'relu'"),
         ("oft", {}, {"neumann_terms": 5}, "oft_neumann_terms changed from 0 to 5"),
+        ("boft", {}, {"butterfly_factors": 2, "target_modules": ["q_proj"], "block_size": 2}, "boft_butterfly_factors"),
         ("miss", {}, {"variant": "mini"}, "miss_variant changed from 'balance' to 'mini'"),
         ("sora", {}, {"alpha": 7}, "sora_alpha changed from 32 to 7"),
         ("adalora", {}, {"alpha": 7}, "adalora_alpha changed from 24 to 7"),
@@ -59,6 +60,8 @@ def test_load_weights_with_another_function_option_raises(
         ("prompt_tuning", {"num_tokens": 4}, {"num_tokens": 4, "init": "random"}),
         ("reft", {}, {"layers": "0;1"}),
         ("ia3", {}, {"feedforward_modules": ["mlp.down_proj"]}),
+        ("hira", {}, {"dropout": 0.3}),
+        ("shira", {}, {"random_seed": 5}),
         ("vera", {}, {"d_initial": 0.2, "projection_prng_key": 5}),
     ],
 )

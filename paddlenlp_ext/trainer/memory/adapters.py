@@ -13,8 +13,10 @@ from typing import Any
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.adalora import AdaLoRALinear
+from paddlenlp_ext.peft.methods.boft import BOFTLinear
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckAdapter
 from paddlenlp_ext.peft.methods.dora import DoRALinear
+from paddlenlp_ext.peft.methods.hira import HiRALinear
 from paddlenlp_ext.peft.methods.ia3 import IA3Linear
 from paddlenlp_ext.peft.methods.loha import LoHaLinear
 from paddlenlp_ext.peft.methods.lokr import LoKrLinear
@@ -23,6 +25,7 @@ from paddlenlp_ext.peft.methods.miss import MiSSBatLinear, MiSSLinear
 from paddlenlp_ext.peft.methods.mora import MoRALinear
 from paddlenlp_ext.peft.methods.oft import OFTLinear
 from paddlenlp_ext.peft.methods.qera import QERALinear
+from paddlenlp_ext.peft.methods.shira import SHiRALinear
 from paddlenlp_ext.peft.methods.sora import SoRALinear
 from paddlenlp_ext.peft.methods.vera import VeRALinear
 
@@ -89,12 +92,18 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
         lambda layer: layer.in_features if layer.rotated else 0, saves_input=lambda layer: not layer.rotated
     ),
     OFTLinear: SavedActivations(lambda layer: layer.in_features, saves_input=lambda layer: False),
+    BOFTLinear: SavedActivations(
+        lambda layer: layer.factors * layer.in_features + layer.out_features, saves_input=lambda layer: False
+    ),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features, unless the product of the matrices is smaller
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
-    # the sum of the input's shards; the update of bat is computed again
+    # the sum of the input's shards
     MiSSLinear: SavedActivations(lambda layer: layer.rank, saves_input=lambda layer: False),
+    # only the input: the update is computed again
     MiSSBatLinear: SavedActivations(lambda layer: 0),
+    HiRALinear: SavedActivations(lambda layer: 0),
+    SHiRALinear: SavedActivations(lambda layer: 0),
     # the scaled side
     IA3Linear: SavedActivations(
         lambda layer: 0 if layer.scales_input else layer.out_features, saves_input=lambda layer: layer.scales_input

@@ -12,6 +12,7 @@ LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 
 _SOME = ["q_proj", "k_proj", "down_proj"]
 _LLAMA = {"base": "llama_odd_sizes", "mean": 0.0, "deviation": 0.1}
+_VECTORS = {"weight_decay": 0.0, "deviation": 0.3, "config": "ShiraConfig"}  # this package decays no vectors
 _QWEN2 = {"base": "qwen2", "mean": 0.0, "deviation": 0.1}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -79,6 +80,54 @@ CASES: dict[str, dict[str, Any]] = {
             "block_share": True,
             "num_cayley_neumann_terms": 3,
             "target_modules": _SOME,
+        },
+    },
+    "hira_all_linear": {
+        **_LLAMA,
+        "deviation": 0.3,
+        "config": "HiraConfig",
+        "settings": {"r": 5, "target_modules": "all-linear"},
+    },
+    "hira_ignored_pattern": {
+        **_QWEN2,
+        "deviation": 0.3,
+        "config": "HiraConfig",
+        "settings": {
+            "r": 8,
+            "target_modules": [*_SOME, "v_proj"],
+            "rank_pattern": {"k_proj": 1},
+        },
+    },
+    "shira_all_linear": {
+        **_LLAMA,
+        **_VECTORS,
+        "settings": {"r": 1, "random_seed": 5, "target_modules": "all-linear"},
+    },
+    "shira_with_biases": {
+        **_QWEN2,
+        **_VECTORS,
+        "settings": {"r": 2, "target_modules": _SOME},
+    },
+    "boft_one_factor": {
+        **_QWEN2,
+        "config": "BOFTConfig",
+        "settings": {"boft_block_size": 4, "target_modules": "all-linear"},
+    },
+    "boft_two_factors": {
+        **_LLAMA,
+        "deviation": 0.3,
+        "config": "BOFTConfig",
+        "settings": {"boft_block_size": 2, "boft_n_butterfly_factor": 2, "target_modules": _SOME},
+    },
+    "boft_three_factors": {
+        **_QWEN2,
+        "deviation": 0.3,
+        "config": "BOFTConfig",
+        "settings": {
+            "boft_block_size": 0,
+            "boft_block_num": 8,
+            "boft_n_butterfly_factor": 3,
+            "target_modules": ["q_proj", "k_proj", "up_proj"],
         },
     },
     "miss_balance": {**_LLAMA, "config": "MissConfig", "settings": {"r": 8, "target_modules": "all-linear"}},

@@ -15,13 +15,29 @@ import zlib
 import numpy as np
 import peft
 import torch
+from peft.tuners.boft import layer as boft
 
 from tests.golden.cases.model_cases import make_inputs
 from tests.golden.cases.weight_adapter_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.golden.generators.make_peft_golden import FOLDER, build, trained
 
 
+class BlockDiagonal:
+    """Plain version of the CUDA extension of BOFT, without which PEFT trains one butterfly factor only."""
+
+    @staticmethod
+    def forward(blocks: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.stack([torch.block_diag(*factor) for factor in blocks])]
+
+    @staticmethod
+    def backward(gradient: torch.Tensor, blocks: torch.Tensor) -> list[torch.Tensor]:
+        size = blocks.shape[-1]
+        starts = range(0, gradient.shape[-1], size)
+        return [torch.stack([gradient[:, i : i + size, i : i + size] for i in starts], dim=1)]
+
+
 def main() -> None:
+    boft.get_fbd_cuda = BlockDiagonal
     for case in sys.argv[1:] or CASES:
         spec = CASES[case]
         folder = FOLDER / case

@@ -1,4 +1,4 @@
-"""LoKr, LoHa, IA3, OFT and MiSS: merging, sharding, training and dtype."""
+"""Methods that change weights, such as LoKr, IA3 and MiSS: merging, sharding, training and dtype."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods.boft import BOFTConfig
+from paddlenlp_ext.peft.methods.hira import HiRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.loha import LoHaConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.methods.shira import SHiRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
@@ -34,12 +37,25 @@ METHODS = {
     "oft": OFTConfig(block_size=4),
     "oft_series": OFTConfig(block_size=3, neumann_terms=5),
     "oft_shared": OFTConfig(num_blocks=6, block_share=True),
+    "hira": HiRAConfig(rank=5),
+    "shira": SHiRAConfig(rank=3),
+    "boft": BOFTConfig(block_size=3),
+    "boft_butterfly": BOFTConfig(block_size=2, butterfly_factors=2),
     "miss": MiSSConfig(rank=7),
     "miss_mini": MiSSConfig(rank=7, variant="mini", mini_rank=4),
     "miss_bat": MiSSConfig(rank=4, variant="bat"),
 }
 
-DEFAULTS = [LoKrConfig(), LoHaConfig(), IA3Config(), OFTConfig(), MiSSConfig()]
+DEFAULTS = [
+    LoKrConfig(),
+    LoHaConfig(),
+    IA3Config(),
+    OFTConfig(),
+    MiSSConfig(),
+    HiRAConfig(),
+    SHiRAConfig(),
+    BOFTConfig(),
+]
 
 
 def random_layer(config: PeftConfig, bias: bool = False) -> LinearAdapter:
@@ -49,7 +65,8 @@ def random_layer(config: PeftConfig, bias: bool = False) -> LinearAdapter:
         parameter.set_value(paddle.randn(parameter.shape))
     layer = config.wrap("layer", base, seed=1)
     for tensor in layer.own_state().values():
-        tensor.set_value(0.6 * paddle.randn(tensor.shape) + (1 if isinstance(config, IA3Config) else 0))
+        if not tensor.stop_gradient:
+            tensor.set_value(0.6 * paddle.randn(tensor.shape) + (1 if isinstance(config, IA3Config) else 0))
     return layer
 
 
@@ -116,14 +133,15 @@ def test_weight_adapter_saved_adapter_has_base_dtype(config: PeftConfig, dtype: 
         return AutoModelForCausalLM.from_config(FAMILIES["qwen2"], seed=3, dtype=dtype)
 
     adapted = get_peft_model(model(), config)
-    state = adapted.adapter_state()
+    everything = adapted.adapter_state()
+    state = {name: tensor for name, tensor in everything.items() if not tensor.stop_gradient}  # without positions
     for name, tensor in state.items():
         values = np.random.default_rng(len(name)).uniform(0.1, 0.5, tensor.shape).astype(np.float32)
         tensor.set_value(paddle.to_tensor(values).astype(own))
     assert {tensor.dtype for tensor in state.values()} == {getattr(paddle, own)}
     adapted.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(model(), tmp_path).adapter_state()
-    assert all(np.array_equal(tensor.numpy(), loaded[name].numpy()) for name, tensor in state.items())
+    assert all(np.array_equal(tensor.numpy(), loaded[name].numpy()) for name, tensor in everything.items())
     name, layer = next(adapter_layers(adapted))
     expected = (layer.base.weight.astype("float32") + layer.delta_weight()).astype(dtype).numpy()
     merged = dict(adapted.merge_and_unload().named_parameters())[f"{name.removeprefix('base_model.')}.weight"]
@@ -135,7 +153,7 @@ def test_weight_adapter_generate_uses_adapter(config: PeftConfig):
     model = get_peft_model(tiny_model(), config)
     plain = model.generate([[1, 2, 3]], max_new_tokens=6)
     for _, layer in adapter_layers(model):
-        for tensor in layer.own_state().values():
+        for tensor in layer.own_parameters():
             tensor.set_value(tensor + 0.5)
     model.eval()
     (tokens,) = model.generate([[1, 2, 3]], max_new_tokens=6)

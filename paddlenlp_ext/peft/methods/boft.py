@@ -1,0 +1,228 @@
+"""BOFT: Orthogonal Butterfly, OFT with a product of sparse rotations and a scale of each output (Liu et al. 2023).
+
+    y = s * (x R W^T) + b        R = M_(m-1) ... M_1 M_0        M_i = P_i D_i P_i^T
+    merged: diag(s) W R^T        D_i = I and s = 1 at the start
+
+arXiv:2311.06243. D_i is block-diagonal; its blocks are Cayley transforms (I - Q)(I + Q)^-1 of Q = (A - A^T) / 2, with
+A [b, b] trained. The butterfly permutation P_i mixes 2^i blocks: it collects every second half block, so that m factors
+connect the features of 2^(m-1) blocks. With one factor R is that of OFT.
+
+Shapes: m factors, k blocks of b features, k * b = in; out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear
+from paddlenlp_ext.peft.methods.oft import rotate_blocks
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+BLOCK_SIZE = 4
+
+
+@PEFT_METHODS.register("boft")
+@dataclass(kw_only=True)
+class BOFTConfig(PeftConfig):
+    """Options of BOFT.
+
+    Raises:
+        ValueError: an option is out of range, or both a block size and a number of blocks are set.
+    """
+
+    peft_type: ClassVar[str] = "BOFT"
+
+    block_size: int | None = option(
+        None, help="features per rotation block, a divisor of in_features; unset: 4", minimum=2
+    )
+    num_blocks: int | None = option(
+        None, help="blocks per layer, in place of boft_block_size", minimum=1, aliases=("boft_block_num",)
+    )
+    butterfly_factors: int = option(
+        1, help="factors of the rotation; 1: the rotation of OFT", minimum=1, aliases=("boft_n_butterfly_factor",)
+    )
+    dropout: float = option(
+        0.0, help="share of the blocks of one factor that are the identity in a training step", minimum=0, below=1
+    )
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block_size is None and self.num_blocks is None:
+            self.block_size = BLOCK_SIZE
+        if self.block_size is not None and self.num_blocks is not None:
+            raise ValueError(
+                f"boft_block_size={self.block_size} and boft_num_blocks={self.num_blocks} exclude each other: their "
+                "product is the number of inputs of a layer; leave one of them out"
+            )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "boft_target_modules")
+
+    def block_size_of(self, name: str, in_features: int) -> int:
+        """Return the block size of the layer `name`.
+
+        Raises:
+            ValueError: the inputs cannot be divided into blocks, or the blocks not by the butterfly factors.
+        """
+        key = "boft_num_blocks" if self.block_size is None else "boft_block_size"
+        requested = self.num_blocks if self.block_size is None else self.block_size
+        assert requested is not None
+        remedy = "choose another divisor, or leave this layer out of boft_target_modules"
+        if in_features % requested:
+            raise ValueError(f"{key}={requested} does not divide the {in_features} inputs of {name}; {remedy}")
+        size = in_features // requested if self.block_size is None else requested
+        if size == 1:
+            raise ValueError(f"{key}={requested} would rotate blocks of 1 of {in_features} inputs of {name}; {remedy}")
+        span = size * 2 ** (self.butterfly_factors - 1)
+        if self.butterfly_factors > 1 and (size % 2 or in_features % span):
+            raise ValueError(
+                f"boft_butterfly_factors={self.butterfly_factors} needs an even block size, of which "
+                f"{2 ** (self.butterfly_factors - 1)} times divides the {in_features} inputs of {name}, not {size}; "
+                f"lower it, {remedy}"
+            )
+        return size
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        block_size = self.block_size_of(name, as_linear(base).in_features)
+        return BOFTLinear(base, block_size, self.butterfly_factors, self.dropout)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, BOFTConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    def decays(self, parameter_name: str) -> bool:
+        """Return whether weight decay may act on a parameter: not on the scales, whose neutral value is 1."""
+        return not parameter_name.endswith("boft_s")
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "boft_block_size": self.block_size or 0,
+            "boft_block_num": self.num_blocks or 0,
+            "boft_n_butterfly_factor": self.butterfly_factors,
+            "boft_dropout": self.dropout,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> BOFTConfig:
+        read = {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout", "target_modules"}
+        refuse_unread_fields(fields, read | {"layers_to_transform", "layers_pattern", "init_weights"})
+        return cls(
+            block_size=fields.get("boft_block_size", BLOCK_SIZE) or None,
+            num_blocks=fields.get("boft_block_num") or None,
+            butterfly_factors=fields.get("boft_n_butterfly_factor", 1),
+            dropout=fields.get("boft_dropout", 0.0),
+            target_modules=targets_from_peft(fields),
+        )
+
+
+class BOFTLinear(LinearAdapter):
+    """Linear layer with rotated inputs and scaled outputs.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        block_size: b, a divisor of `in_features`.
+        factors: m; for m > 1, b is even and b * 2^(m-1) a divisor of `in_features`.
+        block_dropout: share of the blocks of one random factor that are the identity in a training step.
+    """
+
+    def __init__(self, base: nn.Layer, block_size: int, factors: int, block_dropout: float) -> None:
+        super().__init__(base)
+        self.block_size, self.factors, self.block_dropout = block_size, factors, block_dropout
+        shape = (factors, self.in_features // block_size, block_size, block_size)
+        self.boft_R = self.new_parameter(np.zeros(shape, np.float32))
+        self.boft_s = self.new_parameter(np.ones((self.out_features, 1), np.float32))
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]; the rotation costs m * b multiplications per feature."""
+        blocks = self._drop_blocks(self.rotations()).astype(x.dtype)
+        for factor in reversed(range(self.factors)):
+            x = self._rotate(x, blocks[factor], factor)
+        out = self.base.forward_without_bias(x)
+        out = out * self.boft_s.flatten().astype(out.dtype)
+        bias = getattr(self.base, "bias", None)
+        return out if bias is None else out + bias.astype(out.dtype)
+
+    def rotations(self) -> paddle.Tensor:
+        """Return the blocks of all D_i, float32 [m, k, b, b]."""
+        with paddle.amp.auto_cast(enable=False):
+            values = self.boft_R.astype("float32")
+            skew = 0.5 * (values - values.transpose([0, 1, 3, 2]))
+            eye = paddle.eye(self.block_size)
+            return paddle.linalg.solve(eye + skew, eye - skew)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """Return diag(s) W R^T - W, float32 [out, in]."""
+        weight = self.base.weight_value()
+        rotated, blocks = weight, self.rotations().transpose([0, 1, 3, 2])
+        for factor in range(self.factors):
+            rotated = self._rotate(rotated, blocks[factor], factor)
+        return rotated * self.boft_s.astype("float32") - weight
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard the blocks along the inputs, the scales along the outputs."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        return {"boft_R": 1 if style == "rowwise" else None, "boft_s": 0 if style == "colwise" else None}
+
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        """Check that the shard consists of complete groups of blocks.
+
+        Raises:
+            ValueError: features that the factors mix are divided between ranks.
+        """
+        super().set_tensor_parallel_shard(style, group)
+        span = self.block_size * 2 ** (self.factors - 1)
+        if self.in_features % span:
+            raise ValueError(
+                f"tensor_parallel_degree {group.size} leaves each process {self.in_features} inputs of a layer, not a "
+                f"multiple of the {span} that BOFT's factors mix; lower boft_block_size or boft_butterfly_factors, or "
+                "set tensor_parallel_degree 1"
+            )
+
+    def _rotate(self, x: paddle.Tensor, blocks: paddle.Tensor, factor: int) -> paddle.Tensor:
+        """Return x M_i [..., in] for the blocks [k, b, b] of D_i."""
+        mixed, half = 2**factor, self.block_size // 2
+        if mixed == 1:
+            return rotate_blocks(x, blocks)
+        return _transpose_groups(rotate_blocks(_transpose_groups(x, 2, mixed, half), blocks), mixed, 2, half)
+
+    def _drop_blocks(self, blocks: paddle.Tensor) -> paddle.Tensor:
+        """Replace a share of the blocks of one random factor by the identity, as Hugging Face PEFT does in training.
+
+        If the blocks are sharded, every rank draws for all of them and takes its slice.
+        """
+        if not self.block_dropout or not self.training:
+            return blocks
+        own = blocks.shape[1]
+        group = self.shard_group if self.style == "rowwise" else None
+        index, size = (0, 1) if group is None else (group.index, group.size)
+        of_factor = paddle.arange(self.factors) == paddle.randint(0, self.factors, [1])
+        of_block = paddle.randperm(own * size) < int(self.block_dropout * own * size)
+        dropped = paddle.logical_and(of_factor.unsqueeze(1), of_block[index * own : (index + 1) * own].unsqueeze(0))
+        return paddle.where(dropped.unsqueeze(-1).unsqueeze(-1), paddle.eye(self.block_size), blocks)
+
+
+def _transpose_groups(x: paddle.Tensor, rows: int, columns: int, width: int) -> paddle.Tensor:
+    """Transpose each group of rows * columns parts of `width` features of x [..., in]."""
+    parts = x.reshape([-1, rows, columns, width]).transpose([0, 2, 1, 3])
+    return parts.reshape(x.shape)

@@ -1,0 +1,119 @@
+"""HiRA: Hadamard High-Rank Adaptation, the weight multiplied elementwise by a low-rank matrix (Huang et al. 2025).
+
+    y = x W^T + b + dropout(x) delta^T        delta W = W * (B A)
+    A [r, in] Kaiming-uniform, B [out, r] = 0 at the start
+
+ICLR 2025, https://openreview.net/forum?id=TwJrTz9cRS. The rank of the update is up to r times that of W. B and A are
+those of LoRA, without a scale.
+
+Shapes: r rank, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, kaiming_uniform
+from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.weight_update import product_with_update
+from paddlenlp_ext.sharding_spec import Style
+
+
+@PEFT_METHODS.register("hira")
+@dataclass(kw_only=True)
+class HiRAConfig(PeftConfig):
+    """Options of HiRA.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    peft_type: ClassVar[str] = "HIRA"
+
+    rank: int = option(
+        32, help="rank r of the matrix that multiplies the weight", minimum=1, maximum=65536, arguments=("r",)
+    )
+    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "hira_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        return HiRALinear(base, self.rank, self.dropout, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, HiRAConfig)
+        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "hira_dropout": self.dropout,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> HiRAConfig:
+        read = {"r", "hira_dropout", "target_modules", "layers_to_transform", "layers_pattern"}
+        # Initial values only; PEFT 0.21 ignores the pattern for linear layers.
+        refuse_unread_fields(fields, read | {"init_weights", "rank_pattern"})
+        return cls(
+            rank=fields.get("r", 32),
+            dropout=fields.get("hira_dropout", 0.0),
+            target_modules=targets_from_peft(fields),
+        )
+
+
+HiraConfig = HiRAConfig  # the spelling of Hugging Face PEFT
+
+
+class HiRALinear(LinearAdapter):
+    """Linear layer whose update is its weight times a low-rank matrix, elementwise.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the matrix.
+        dropout: dropout probability on the adapter input during training.
+        seed, name: determine the initial values of A.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.dropout = dropout
+        self.hira_A = self.new_parameter(kaiming_uniform((rank, self.in_features), seed, f"{name}.hira_A"))
+        self.hira_B = self.new_parameter(np.zeros((self.out_features, rank), np.float32))
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]; the update costs r * in * out multiplications per pass, not per token."""
+        return self.base(x) + product_with_update(self.apply_dropout(x), self._update, self.hira_A, self.hira_B)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """Return W * (B A), float32 [out, in]."""
+        return self._update(self.hira_A, self.hira_B)
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard along with the base: B along the outputs, A along the inputs."""
+        a_axis, b_axis = factor_axes(style)
+        return {"hira_A": a_axis, "hira_B": b_axis}
+
+    def _update(self, a: paddle.Tensor, b: paddle.Tensor) -> paddle.Tensor:
+        return self.base.weight_value() * paddle.matmul(b.astype("float32"), a.astype("float32"))

@@ -1,0 +1,165 @@
+"""SHiRA: Sparse High Rank Adapters, a trained change of a few elements of each weight (Bhardwaj et al. 2024).
+
+    y = x W^T + b + x S^T        S [out, in] has r (in + out) nonzero elements, 0 at the start
+
+arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, and the rank of S is not limited. The
+positions are random, and stored with the values. Hugging Face PEFT draws others for the same seed; it reads the stored.
+
+Shapes: k = r (in + out) trained values, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, adapter_layers_of, generator_for
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.weight_update import product_with_update
+from paddlenlp_ext.sharding_spec import Style
+
+
+class SHiRAModel(PeftModel):
+    """Model that checks the positions of a stored adapter against the sizes of its layers."""
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        for name, layer in adapter_layers_of(self.base_model, SHiRALinear):
+            positions = tensors.get(f"{name}.shira_indices")
+            if positions is None or positions.ndim != 2 or len(positions) != 2:
+                continue  # an error of the check of shapes
+            if (positions < 0).any() or (positions >= np.array(layer.full_size)[:, None]).any():
+                raise ValueError(
+                    f"{where}: {name}.shira_indices has positions outside of a weight of {list(layer.full_size)}; the "
+                    "file is damaged, or of another model"
+                )
+        super().load_tensors(tensors, where)
+
+
+@PEFT_METHODS.register("shira")
+@dataclass(kw_only=True)
+class SHiRAConfig(PeftConfig):
+    """Options of SHiRA.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    peft_type: ClassVar[str] = "SHIRA"
+    model_class: ClassVar[type[TrainableModel] | None] = SHiRAModel
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
+
+    rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
+    random_seed: int | None = option(None, help="seed of the positions; unset: the run's seed", minimum=0)
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return select_targets(linear_names(model), self.target_modules, "shira_target_modules")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
+        return SHiRALinear(base, self.rank, seed if self.random_seed is None else self.random_seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> PeftConfig:
+        assert isinstance(stored, SHiRAConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Convert the positions to integers: Hugging Face PEFT stores them as float32 on Windows."""
+        return {
+            name: value.astype(np.int32) if name.endswith(".shira_indices") else value
+            for name, value in tensors.items()
+        }
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "random_seed": self.random_seed,
+            "mask_type": "random",
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "fan_in_fan_out": False,
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> SHiRAConfig:
+        read = {"r", "random_seed", "target_modules"}
+        refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # how positions and values were initialized
+        return cls(
+            rank=fields.get("r", 32), random_seed=fields.get("random_seed"), target_modules=targets_from_peft(fields)
+        )
+
+
+ShiraConfig = SHiRAConfig  # the spelling of Hugging Face PEFT
+
+
+class SHiRALinear(LinearAdapter):
+    """Linear layer with a sparse update.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        rank: r, which determines the number of trained values.
+        seed, name: determine the positions.
+
+    Raises:
+        ValueError: the weight has fewer elements.
+    """
+
+    shira_indices: paddle.Tensor
+
+    def __init__(self, base: nn.Layer, rank: int, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.full_size = (self.out_features, self.in_features)
+        self.first_output, self.first_input = 0, 0
+        count, size = rank * sum(self.full_size), self.out_features * self.in_features
+        if count > size:
+            raise ValueError(
+                f"shira_rank={rank} selects {count} elements of {name}, whose weight has {size}; lower it to at most "
+                f"{size // sum(self.full_size)}, or leave this layer out of shira_target_modules"
+            )
+        flat = np.sort(generator_for(seed, f"{name}.shira_indices").choice(size, count, replace=False, shuffle=False))
+        positions = np.stack(np.unravel_index(flat, self.full_size)).astype(np.int32)
+        self.register_buffer("shira_indices", paddle.to_tensor(positions))
+        self.shira_weight = self.new_parameter(np.zeros(count, np.float32))
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]; the product with S is dense, which is faster than sparse ones here."""
+        return self.base(x) + product_with_update(x, self._update, self.shira_weight)
+
+    def delta_weight(self) -> paddle.Tensor:
+        """Return S, float32 [out, in]."""
+        return self._update(self.shira_weight)
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Replicate values and positions; each rank reads those inside its shard of the weight."""
+        return {"shira_weight": None, "shira_indices": None}
+
+    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
+        super().set_tensor_parallel_shard(style, group)
+        if style == "colwise":
+            self.first_output = group.index * self.out_features
+        elif style == "rowwise":
+            self.first_input = group.index * self.in_features
+
+    def _update(self, values: paddle.Tensor) -> paddle.Tensor:
+        size = self.out_features * self.in_features
+        indices = self.shira_indices.astype("int64")
+        rows, columns = indices[0] - self.first_output, indices[1] - self.first_input
+        inside = (rows >= 0) & (rows < self.out_features) & (columns >= 0) & (columns < self.in_features)
+        # Values of other shards go to one more element, so that all shapes are independent of the positions.
+        flat = paddle.where(inside, rows * self.in_features + columns, paddle.full_like(rows, size))
+        elements = paddle.scatter(paddle.zeros([size + 1]), flat, values.astype("float32"))
+        return elements[:size].reshape([self.out_features, self.in_features])
