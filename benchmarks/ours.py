@@ -14,7 +14,7 @@ from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
@@ -62,13 +62,15 @@ def packed_batch(ids: np.ndarray, target_fraction: float) -> PackedBatch:
 def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable[[], StepReport]:
     """Return a function that makes the trainer's optimizer step on one batch: forward, backward, clipping, update."""
     model.train()
+    rounding = build_rounding(model, config.precision, config.train.seed)
     options = StepOptions(
         seed=config.train.seed,
         max_grad_norm=config.optim.max_grad_norm,
         total_steps=1_000_000,
+        rounding=rounding,
         autocast=partial(autocast, config.precision),
     )
-    optimizer = build_optimizer(model, config.optim)
+    optimizer = build_optimizer(model, config.optim, rounding)
     step = OptimizerStep(model, optimizer, lambda _: batch, SingleProcess(), options)
     step_batch = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
     return lambda: step.run(step_batch, 0, config.optim.learning_rate)

@@ -110,7 +110,10 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
 
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
     """Create the state tensors of parameters that do not have them yet."""
-    optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
+    with warnings.catch_warnings():
+        # Paddle warns of half-precision parameters without fp32 copies, although the state is fp32 in any case.
+        warnings.filterwarnings("ignore", "Accumulating with FP16 or BF16")
+        optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
 
 
 def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:

@@ -164,6 +164,7 @@ def estimate_run(
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
         optim=config.optim.optim,
+        master_weight=config.precision.master_weight,
         packed=outline.packed,
     )
 

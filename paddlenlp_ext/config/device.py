@@ -1,7 +1,8 @@
-"""Detect a usable GPU without importing Paddle."""
+"""Detect a usable GPU and the processor's arithmetic without importing Paddle."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -13,6 +14,20 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 def has_gpu() -> bool:
     """Return whether the installed Paddle was built for GPUs and the machine has a visible one."""
     return not _gpus_hidden() and _paddle_built_for_gpu() and any(Path(node).exists() for node in _GPU_NODES)
+
+
+def has_bf16_arithmetic() -> bool:
+    """Return whether the processor has bfloat16 products (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo)."""
+    return not _processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    """Return the flags of the first processor; empty where there is no /proc/cpuinfo, or one without flags."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    flags = next((line for line in lines if line.startswith("flags")), ":")
+    return frozenset(flags.partition(":")[2].split())
 
 
 def _gpus_hidden() -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paddlenlp_ext.config.device import has_bf16_arithmetic
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 
@@ -229,12 +230,22 @@ class PrecisionConfig(OptionGroup):
         choices=("O0", "O1", "O2"),
         help="O0: float32 throughout, O1: matmuls in bf16 or fp16, O2: weights in bf16 or fp16 too",
     )
+    master_weight: bool = option(
+        True,
+        aliases=("multi_precision",),
+        help="with O2, update float32 copies of trained weights; false: no copies, weights are rounded stochastically",
+    )
 
     @property
     def compute_dtype(self) -> str:
-        """Return the dtype of matrix products: float32 with O0, and with fp16 on the CPU, which has no such matmul."""
-        if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16) or (self.fp16 and self.device == "cpu"):
+        """Return the dtype of matrix products: float32 with O0.
+
+        The CPU has no float16 products: `fp16` means bfloat16 there if the processor has it, else float32.
+        """
+        if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
             return "float32"
+        if self.fp16 and self.device == "cpu":
+            return "bfloat16" if has_bf16_arithmetic() else "float32"
         return "bfloat16" if self.bf16 else "float16"
 
 

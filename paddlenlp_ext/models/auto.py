@@ -40,15 +40,15 @@ class AutoModelForCausalLM:
         Args:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id (needs a network), or a
                 resolved `ModelSource`.
-            dtype: format of the parameters: float32, bfloat16 or float16.
+            dtype: format of the parameters: float32, bfloat16 or, on a GPU, float16.
             use_flash_attention: False selects attention in plain Paddle on a GPU, instead of a flash kernel.
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
 
         Raises:
-            ValueError: no such model, an unsupported architecture, tensors that do not match the model, or
-                `quantization_config` for a model that is stored quantized.
+            ValueError: no such model, an unsupported architecture, tensors that do not match the model,
+                `quantization_config` for a model that is stored quantized, or float16 on the CPU.
         """
         source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
         if quantization_config is not None:
@@ -66,7 +66,7 @@ class AutoModelForCausalLM:
         Args:
             config: contents of config.json.
             seed: seed of the weights.
-            dtype: format of the parameters: float32, bfloat16 or float16.
+            dtype: format of the parameters: float32, bfloat16 or, on a GPU, float16.
             name_or_path: name by which the user refers to the model, if any.
 
         Raises:
@@ -120,6 +120,8 @@ def disable_flash_attention(model: CausalLM) -> None:
 @contextmanager
 def _default_dtype(dtype: str) -> Iterator[None]:
     """Create parameters in `dtype` within the block."""
+    if dtype == "float16" and paddle.get_device() == "cpu":
+        raise ValueError("dtype float16: Paddle has no float16 arithmetic on the CPU; use bfloat16 or float32")
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     before = paddle.get_default_dtype()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import function, pointer, usable
+from paddlenlp_ext.ops.cpu.library import function, pointer, unavailable_reason, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
@@ -19,10 +19,14 @@ def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
 
 
 def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
-    """Sum the squares in double precision (csrc/gradients.cpp); the bits do not depend on the thread count."""
+    """Sum the squares in double precision (csrc/gradients.cpp); the bits do not depend on the thread count.
+
+    All tensors are float32, or all are bfloat16.
+    """
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()
-    function("sum_of_squares")(pointers(tensors), sizes(tensors), len(tensors), ctypes.byref(total))
+    run = function("sum_of_squares")
+    run(pointers(tensors), sizes(tensors), len(tensors), _are_bf16(tensors), ctypes.byref(total))
     return total.value
 
 
@@ -36,7 +40,18 @@ def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
     """Scale all contiguous tensors in one call, and the others with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
-    function("scale_tensors")(pointers(contiguous), sizes(contiguous), len(contiguous), factor)
+    run = function("scale_tensors")
+    run(pointers(contiguous), sizes(contiguous), len(contiguous), _are_bf16(contiguous), factor)
+
+
+def _are_bf16(tensors: Sequence[paddle.Tensor]) -> bool:
+    dtypes = {tensor.dtype for tensor in tensors}
+    assert len(dtypes) <= 1, f"tensors of several dtypes: {dtypes}"
+    return paddle.bfloat16 in dtypes
+
+
+def _usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
+    return unavailable_reason() if x.place.is_cpu_place() and x.dtype == paddle.bfloat16 else usable(x)
 
 
 def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
@@ -50,9 +65,9 @@ def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
 
 
 sum_of_squares_op = DispatchedOp(
-    "sum_of_squares", native=(sum_of_squares_cpp, usable), reference=sum_of_squares_reference
+    "sum_of_squares", native=(sum_of_squares_cpp, _usable_in_fp32_or_bf16), reference=sum_of_squares_reference
 )
-scale_op = DispatchedOp("scale", native=(scale_cpp, usable), reference=scale_reference)
+scale_op = DispatchedOp("scale", native=(scale_cpp, _usable_in_fp32_or_bf16), reference=scale_reference)
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
@@ -68,9 +83,10 @@ def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
 
 def _by_backend(
     op: DispatchedOp, tensors: Iterable[paddle.Tensor]
-) -> Iterable[tuple[Implementation, list[paddle.Tensor]]]:
-    """Group tensors by the backend that `op` chooses for them."""
-    groups: dict[Implementation, list[paddle.Tensor]] = {}
+) -> Iterator[tuple[Implementation, list[paddle.Tensor]]]:
+    """Yield the backend that `op` chooses for each dtype, with the tensors."""
+    groups: dict[tuple[Implementation, paddle.dtype], list[paddle.Tensor]] = {}
     for tensor in tensors:
-        groups.setdefault(op.choose(tensor), []).append(tensor)
-    return groups.items()
+        groups.setdefault((op.choose(tensor), tensor.dtype), []).append(tensor)
+    for (backend, _), group in groups.items():
+        yield backend, group

@@ -81,6 +81,8 @@ class _Linear(PyLayer):
             x = saved[0] if saved else ctx.recompute_x()
             x = as_bf16(x) if ctx.in_bf16 else x
             _call("linear_weight_gradient", (operand, x, weight_gradient), weight, ctx.in_bf16)
+            if weight.dtype == paddle.bfloat16:
+                gradients[1] = as_bf16(weight_gradient)
         if ctx.grads_needed[2]:
             bias_gradient = gradients[2] = library.empty([weight.shape[0]])
             run, rows = library.function("linear_bias_gradient"), math.prod(gradient.shape[:-1])
@@ -99,13 +101,12 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
 def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
     """Return a contiguous parameter in a dtype that the matmuls can read.
 
-    A frozen bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
+    A bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
     """
     if parameter.dtype == paddle.float32:
         return contiguous(parameter)
-    is_frozen = parameter.stop_gradient or not paddle.is_grad_enabled()
     is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
-    if is_matrix and is_frozen and bf16.unavailable_reason() is None:
+    if is_matrix and bf16.unavailable_reason() is None:
         return contiguous(parameter)
     return contiguous(parameter.astype("float32"))
 
@@ -140,7 +141,7 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None =
 
     Args:
         x: [..., in].
-        weight: [out, in]; on the CPU a frozen weight may be bfloat16 while x is float32.
+        weight: [out, in]; on the CPU it may be bfloat16 while x is float32, and its gradient then is bfloat16.
         bias: [out].
 
     Returns:

@@ -190,21 +190,27 @@ def weight_dtype(config: RunConfig) -> str:
 
     | device | format |
     |---|---|
-    | CPU | compute format if the matrices are frozen (adapters), else float32 |
+    | CPU | compute format with O2, or if the matrices are frozen (adapters), else float32 |
     | accelerator | compute format with O2, else float32 |
 
+    On a CPU without the C++ library's bf16 products, `fp16: true` has no effect.
+
     Raises:
-        ValueError: bf16 on a CPU without the C++ library's bf16 products.
+        ValueError: bf16 on such a CPU.
     """
     precision = config.precision
-    if precision.device == "cpu" and precision.compute_dtype == "bfloat16":
-        if bf16.unavailable_reason() is not None:
-            raise ValueError(
-                f"bf16: true needs the native library on the CPU, and {bf16.unavailable_reason()}; "
-                "install what is missing, or set bf16: false to compute in float32"
-            )
-        return "float32" if config.peft is None else "bfloat16"
-    return precision.compute_dtype if precision.fp16_opt_level == "O2" else "float32"
+    on_cpu = precision.device == "cpu"
+    reason = bf16.unavailable_reason() if on_cpu and precision.compute_dtype == "bfloat16" else None
+    if reason is not None and precision.bf16:
+        raise ValueError(
+            f"bf16: true needs the native library on the CPU, and {reason}; install what is missing, or set bf16: "
+            "false to compute in float32"
+        )
+    if reason is not None:
+        logger.warning("fp16 has no effect, the run computes in float32: %s", reason)
+        return "float32"
+    is_half = precision.fp16_opt_level == "O2" or (on_cpu and config.peft is not None)
+    return precision.compute_dtype if is_half else "float32"
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:

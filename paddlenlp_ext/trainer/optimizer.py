@@ -14,9 +14,10 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext import paddle_compat
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections import OptimConfig, PrecisionConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
+from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
 from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
@@ -24,35 +25,51 @@ from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
 from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer, require_gpu
+from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW on the CPU that updates all parameters in one call (ops/adamw.py), for fp32 parameters in groups.
+    """AdamW that updates all parameters in one call (ops/adamw.py, ops/adamw_bf16.py), for parameters in groups.
 
     Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
     other's checkpoint.
+
+    Attributes:
+        rounding: draws of stochastic rounding for bfloat16 parameters; None: they have fp32 copies.
     """
+
+    rounding: StochasticRounding | None = None
 
     @paddle.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient; other parameters keep their state."""
         updates = [update for group in paddle_compat.parameter_groups(self) for update in self._updates(group)]
-        if updates:
-            run = adamw_op.choose(updates[0].parameter)
-            run(updates, *paddle_compat.adam_constants(self))
+        constants = paddle_compat.adam_constants(self)
+        single = [update for update in updates if update.parameter.dtype == paddle.float32]
+        if single:
+            adamw_op.choose(single[0].parameter)(single, *constants)
+        half = [self._half_update(update) for update in updates if update.parameter.dtype != paddle.float32]
+        if half:
+            adamw_bf16_op.choose(half[0].update.parameter)(half, *constants)
 
     def _updates(self, group: dict) -> Iterable[AdamWUpdate]:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         paddle_compat.create_accumulators(self, parameters)
-        state = paddle_compat.accumulators(self)
+        state, masters = paddle_compat.accumulators(self), paddle_compat.master_weights(self)
         kinds = paddle_compat.adam_state_kinds(self)
         rate, decay = self.get_lr(), group["weight_decay"]
         for parameter in parameters:
             scale = parameter.optimize_attr["learning_rate"]
-            moment1, moment2, beta1_power, beta2_power = (state[kind][parameter.name] for kind in kinds)
+            key = masters.get(parameter.name, parameter).name
+            moment1, moment2, beta1_power, beta2_power = (state[kind][key] for kind in kinds)
             yield AdamWUpdate(
                 parameter, parameter.grad, moment1, moment2, beta1_power, beta2_power, rate * scale, decay
             )
+
+    def _half_update(self, update: AdamWUpdate) -> Bf16Update:
+        if self.rounding is not None:
+            return Bf16Update(update, position=self.rounding.position(update.parameter))
+        return Bf16Update(update, master=paddle_compat.master_weights(self)[update.parameter.name])
 
 
 def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
@@ -85,11 +102,18 @@ def _decays(model: TrainableModel, name: str, parameter: paddle.Tensor) -> bool:
     return parameter.ndim >= 2 and model.allows_weight_decay(name)
 
 
-def build_optimizer(model: TrainableModel, options: OptimConfig) -> Any:
+def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int) -> StochasticRounding | None:
+    """Return the stochastic rounding of the model's trained parameters; None unless `master_weight` is false."""
+    parameters = trainable_parameters(model)
+    is_half = any(parameter.dtype != paddle.float32 for parameter in parameters.values())
+    return StochasticRounding(seed, parameters) if is_half and not precision.master_weight else None
+
+
+def build_optimizer(model: TrainableModel, options: OptimConfig, rounding: StochasticRounding | None = None) -> Any:
     """Build the optimizer that `optim` names, over the model's trained parameters.
 
-    Parameters in half precision get fp32 master weights. The learning rate is set before every step
-    (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
+    Parameters in half precision get fp32 copies ("master weights"), or with `rounding` are rounded stochastically. The
+    learning rate is set before every step (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
 
     Raises:
         ValueError: no parameter trains.
@@ -99,7 +123,7 @@ def build_optimizer(model: TrainableModel, options: OptimConfig) -> Any:
         raise ValueError(
             "no parameter of the model trains, as all are frozen; choose an adapter, or unfreeze parameters"
         )
-    return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options)
+    return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options, rounding)
 
 
 def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
@@ -113,31 +137,47 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
     return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
-def _adamw(model: TrainableModel, groups: Any, options: OptimConfig) -> paddle.optimizer.AdamW:
+def _adamw(
+    model: TrainableModel, groups: Any, options: OptimConfig, rounding: StochasticRounding | None
+) -> paddle.optimizer.AdamW:
     if not groups:  # all trained parameters are on other stages, and Paddle's optimizer needs at least one
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
-    in_one_call = all(usable(parameter) is None for group in groups for parameter in group["params"])
-    return (FusedAdamW if in_one_call else paddle.optimizer.AdamW)(
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    is_fused = rounding is not None or any(_is_bf16_on_cpu(parameter) for parameter in parameters)
+    is_fused = is_fused or all(usable(parameter) is None for parameter in parameters)
+    optimizer = (FusedAdamW if is_fused else paddle.optimizer.AdamW)(
         learning_rate=options.learning_rate,
         parameters=groups,
         beta1=options.adam_beta1,
         beta2=options.adam_beta2,
         epsilon=options.adam_epsilon,
         weight_decay=options.weight_decay,
-        multi_precision=True,
+        multi_precision=rounding is None,
     )
+    if isinstance(optimizer, FusedAdamW):
+        optimizer.rounding = rounding
+    return optimizer
 
 
-def _adamw_mini(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> AdamWMini:
+def _is_bf16_on_cpu(parameter: paddle.Tensor) -> bool:
+    """Return whether Paddle's AdamW has no kernel for a parameter."""
+    return parameter.dtype == paddle.bfloat16 and parameter.place.is_cpu_place()
+
+
+def _adamw_mini(
+    model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None
+) -> AdamWMini:
     blocks = {
         parameter.name: num_blocks(name, parameter.shape, model.config.head_dim)
         for name, parameter in trainable_parameters(model).items()
     }
-    return AdamWMini(groups, options, blocks)
+    return AdamWMini(groups, options, rounding, blocks)
 
 
-def _adamw_8bit(model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig) -> AdamW8Bit:
-    return AdamW8Bit(groups, options)
+def _adamw_8bit(
+    model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None
+) -> AdamW8Bit:
+    return AdamW8Bit(groups, options, rounding)
 
 
 _BUILDERS = {"adamw": _adamw, "adamw_mini": _adamw_mini, "adamw_8bit": _adamw_8bit}

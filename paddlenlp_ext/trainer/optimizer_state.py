@@ -79,7 +79,8 @@ def restore_optimizer_state(
         raise ValueError(
             f"the checkpoint's optimizer state belongs to another optimizer or other parameters: {len(missing)} "
             f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set "
-            "optim and the keys that select the trained parameters as in the checkpoint's run"
+            "optim, master_weight, fp16_opt_level and the keys that select the trained parameters as in the "
+            "checkpoint's run"
         )
     for name, tensor in live.items():
         value, shard = saved[name], shard_of(tensor)

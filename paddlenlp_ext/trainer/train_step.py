@@ -29,6 +29,7 @@ from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch,
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import Optimizer
+from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
@@ -49,6 +50,7 @@ class StepOptions:
         max_grad_norm: maximum norm of all gradients together; 0 disables clipping.
         total_steps: optimizer steps of the run; some adapter methods follow a schedule.
         noise: NEFTune noise on the embeddings, or None.
+        rounding: stochastic rounding of the optimizer's updates, or None; every step sets its `step`.
         autocast: returns the mixed-precision context of a forward pass.
     """
 
@@ -56,6 +58,7 @@ class StepOptions:
     max_grad_norm: float
     total_steps: int
     noise: EmbeddingNoise | None = None
+    rounding: StochasticRounding | None = None
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -107,7 +110,7 @@ class OptimizerStep:
         loss = self.process_group.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
 
         grad_norm = self._clip(loss)
-        self._update(learning_rate)
+        self._update(step, learning_rate)
         self.model.after_step(step + 1, self.options.total_steps, learning_rate)
         self._clear_gradients()
         seconds = time.perf_counter() - started
@@ -204,8 +207,10 @@ class OptimizerStep:
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         return grad_norm
 
-    def _update(self, learning_rate: float) -> None:
+    def _update(self, step: int, learning_rate: float) -> None:
         """Update the parameters that this rank owns and broadcast them to the sharding ranks."""
+        if self.options.rounding is not None:
+            self.options.rounding.step = step
         self.optimizer.set_lr(learning_rate)
         self.optimizer.step()
         self.process_group.broadcast_updated()
@@ -227,7 +232,8 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     |---|---|---|---|
     | GPU | O1 | cast to bf16 | float32 |
     | GPU | O2 | bf16 | bf16 |
-    | CPU | O1, O2 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 if frozen |
+    | CPU | O1 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 if frozen |
+    | CPU | O2 | the same | bf16 |
     """
     dtype = precision.compute_dtype
     assert dtype != "float16", "checked by config.validation: gradients would need loss scaling"

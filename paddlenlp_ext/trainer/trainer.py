@@ -23,7 +23,7 @@ from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generatio
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
-from paddlenlp_ext.trainer.optimizer import build_optimizer, offload_state
+from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, offload_state
 from paddlenlp_ext.trainer.output_dir import (
     check_output_dir,
     checkpoint_folder,
@@ -185,7 +185,8 @@ class Trainer:
             self._begin_output_dir(checkpoint)
 
         self.model.train()
-        self.optimizer = build_optimizer(self.model, config.optim)
+        rounding = build_rounding(self.model, config.precision, train.seed)
+        self.optimizer = build_optimizer(self.model, config.optim, rounding)
         if config.optim.offload_optim or "offload" in config.parallel.sharding.split():
             self.optimizer = offload_state(self.model, self.optimizer)
         options = StepOptions(
@@ -193,6 +194,7 @@ class Trainer:
             max_grad_norm=config.optim.max_grad_norm,
             total_steps=order.total_steps,
             noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
+            rounding=rounding,
             autocast=self._autocast,
         )
         collate_rows = self._collate(rows)

@@ -45,7 +45,7 @@ def test_cases_name_existing_scripts_and_keys_of_the_launcher():
 def test_reason_to_skip_names_missing_features_environments_and_data(tmp_path: Path):
     assert ours.not_offered("--lora true") is None
     assert "both true" in ours.not_offered("--bf16 true --fp16 true")
-    assert "fp16" in ours.not_offered("--fp16 true")
+    assert "fp16_opt_level" in ours.not_offered("--bf16 true --fp16_opt_level O0")
     python = [f"--python={name}={sys.executable}" for name in ("torch", "paddlenlp")]
     assert "--gsm8k" in reason_to_skip(CASES["gsm8k_fp32"], parse_arguments(python))
     assert reason_to_skip(CASES["gsm8k_fp32"], parse_arguments([*python, f"--gsm8k={tmp_path}"])) is None

@@ -195,3 +195,21 @@ def test_linear_cpp_reuses_memory_of_large_results():
     x, weight = paddle.to_tensor(normal(1, 700, 8)), paddle.to_tensor(normal(2, 300, 8))
     address = library.pointer(linear_cpp(x, weight))
     assert library.pointer(linear_cpp(x, weight)) == address
+
+
+@needs_cpp
+@pytest.mark.parametrize(("leading", "in_", "out"), [((5,), 12, 7), ((3, 17), 40, 24)])
+def test_linear_cpp_with_trained_bf16_weight_returns_bf16_gradient(leading, in_, out):
+    """Check that the weight is read as stored, and its gradient is the float32 one, rounded once."""
+    x, weight, bias, gradient = numbers(leading, in_, out)
+    stored = paddle.to_tensor(weight).astype("bfloat16")
+    stored.stop_gradient = False
+    x_t, bias_t = paddle.to_tensor(x, stop_gradient=False), paddle.to_tensor(bias, stop_gradient=False)
+    y = linear_cpp(x_t, stored, bias_t)
+    y.backward(paddle.to_tensor(gradient))
+    rounded_weight = stored.astype("float32").numpy()
+    expected = reference(x, rounded_weight, bias, gradient)
+    assert stored.grad.dtype == paddle.bfloat16
+    actual = [y, x_t.grad, stored.grad.astype("float32"), bias_t.grad]
+    for got, want in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=0.02 * np.abs(want).max())

@@ -75,7 +75,18 @@ EVERY_METHOD = [
     for layout, keys in (("tensor", TENSOR), ("stages", STAGES))
     for switch, options in METHODS.items()
 ]
-IN_HALF = HALF if bf16.unavailable_reason() is None else []
+WEIGHTS = {"bf16": True, "fp16_opt_level": "O2"}
+ROUNDED = {**WEIGHTS, "master_weight": False}
+HALF_WEIGHTS = [
+    Case("weights-tensor", {**TENSOR, **ROUNDED}),
+    Case("weights-sequence", {**TENSOR, **WEIGHTS, "sequence_parallel": True}),
+    Case("weights-stages", {**STAGES, **ROUNDED}, {"tie_word_embeddings": True}),
+    Case("weights-data", ROUNDED),
+    Case("weights-stage1", {**SHARDED, **ROUNDED, "sharding": "stage1", "optim": "adamw_8bit"}),
+    Case("weights-stage2", {**SHARDED, **WEIGHTS, "sharding": "stage2"}),
+    Case("weights-stage3", {**SHARDED, **ROUNDED}),
+]
+IN_HALF = [*HALF, *HALF_WEIGHTS] if bf16.unavailable_reason() is None else []
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +109,19 @@ def test_quantized_base_with_every_method_matches_one_process(tmp_path):
     for case in EVERY_METHOD:
         run_case(case.on_one_process(), tmp_path)
         assert_same_run(outcomes[case.name], outcome(case.on_one_process(), tmp_path))
+
+
+@pytest.mark.skipif(
+    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512"
+)
+@pytest.mark.parametrize("case", HALF_WEIGHTS, ids=lambda case: case.name)
+def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
+    folder, outcomes = runs
+    replicas = 1 if case.name in ("weights-tensor", "weights-sequence", "weights-stages") else 2
+    single = case.on_one_process(data_ranks=replicas)
+    run_case(single, folder)
+    relative = differences(outcomes[case.name], outcome(single, folder))
+    assert relative["losses"] < 2e-2 and relative["evaluation"] < 2e-2, relative
 
 
 @pytest.mark.skipif(

@@ -33,12 +33,30 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
     elif precision.fp16_opt_level == "O0" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         report.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
+    elif precision.device == "cpu" and precision.fp16 and precision.compute_dtype == "bfloat16":
+        report.note("fp16 runs as bf16 on this processor, which has no float16 matmul; bf16: true is the same", "fp16")
     elif precision.device == "cpu" and precision.fp16:
-        report.note("fp16 has no effect on the CPU, which has no float16 matmul; set bf16: true", "fp16")
+        report.note(
+            "fp16 has no effect on this processor, which has neither float16 nor bfloat16 arithmetic: the run computes "
+            "in float32; to round to bfloat16 nevertheless set bf16: true",
+            "fp16",
+        )
     elif precision.fp16:
         report.error(
             "fp16: true is not available yet on GPUs (loss scaling is not implemented); use bf16: true", "fp16"
         )
+
+
+@rules("master_weight", "fp16_opt_level", "device")
+def _master_weight_needs_half_weights(precision: PrecisionConfig, adapter: AdapterChoice, report: Report) -> None:
+    if precision.master_weight:
+        return
+    if precision.fp16_opt_level != "O2":
+        report.note(
+            "master_weight has no effect: trained weights are float32 unless fp16_opt_level is O2", "master_weight"
+        )
+    elif precision.device == "cpu" and adapter.is_requested:
+        report.note("master_weight has no effect: the weights of an adapter are float32 on the CPU", "master_weight")
 
 
 _ACTIVATION_QUANTIZERS = ("llm.int8", "a8w8")

@@ -2,6 +2,7 @@
 //
 // Formula and order of operations equal those of Paddle's kernel, so both can continue from the same optimizer state: a
 // power is beta^t for the step t of this update, and the bias correction is applied to the learning rate and epsilon.
+#include "stochastic_rounding.h"
 #include "tensor_list.h"
 
 namespace plx {
@@ -10,6 +11,21 @@ namespace {
 struct Update {
     float decay_factor, learning_rate, epsilon;
 };
+
+// Returns the numbers of each tensor's update, and advances the powers of beta to the next step.
+std::vector<Update> begin_updates(float* const* beta1_powers, float* const* beta2_powers, const float* learning_rates,
+                                  const float* weight_decays, i64 num_tensors, float beta1, float beta2,
+                                  float epsilon) {
+    std::vector<Update> updates(num_tensors);
+    for (i64 tensor = 0; tensor < num_tensors; ++tensor) {
+        float correction = std::sqrt(1.0f - *beta2_powers[tensor]);
+        updates[tensor] = {1.0f - learning_rates[tensor] * weight_decays[tensor],
+                           learning_rates[tensor] * correction / (1.0f - *beta1_powers[tensor]), epsilon * correction};
+        *beta1_powers[tensor] *= beta1;
+        *beta2_powers[tensor] *= beta2;
+    }
+    return updates;
+}
 
 // Not inlined: GCC would fuse different multiply-adds for one thread and for several, and a bit of the results would
 // differ.
@@ -33,21 +49,46 @@ Status adamw_update(float* const* weights, const float* const* gradients, float*
                     const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,
                     float beta1, float beta2, float epsilon) {
     return guarded([&] {
-        std::vector<Update> updates(num_tensors);
-        for (i64 tensor = 0; tensor < num_tensors; ++tensor) {
-            float correction = std::sqrt(1.0f - *beta2_powers[tensor]);
-            updates[tensor] = {1.0f - learning_rates[tensor] * weight_decays[tensor],
-                               learning_rates[tensor] * correction / (1.0f - *beta1_powers[tensor]),
-                               epsilon * correction};
-            *beta1_powers[tensor] *= beta1;
-            *beta2_powers[tensor] *= beta2;
-        }
+        std::vector<Update> updates = begin_updates(beta1_powers, beta2_powers, learning_rates, weight_decays,
+                                                    num_tensors, beta1, beta2, epsilon);
         std::vector<TensorBlock> blocks = blocks_of(sizes, num_tensors);
         parallel_for(blocks.size(), 1, [&](i64 begin, i64 end) {
             for (i64 index = begin; index < end; ++index) {
                 auto [tensor, start, size] = blocks[index];
                 update_block(weights[tensor] + start, gradients[tensor] + start, first_moments[tensor] + start,
                              second_moments[tensor] + start, size, updates[tensor], beta1, beta2);
+            }
+        });
+    });
+}
+
+Status adamw_update_bf16(bf16* const* weights, float* const* masters, const bf16* const* gradients,
+                         float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
+                         float* const* beta2_powers, const float* learning_rates, const float* weight_decays,
+                         const i64* sizes, i64 num_tensors, float beta1, float beta2, float epsilon,
+                         const DrawPosition* positions) {
+    return guarded([&] {
+        std::vector<Update> updates = begin_updates(beta1_powers, beta2_powers, learning_rates, weight_decays,
+                                                    num_tensors, beta1, beta2, epsilon);
+        std::vector<TensorBlock> blocks = blocks_of(sizes, num_tensors);
+        parallel_for(blocks.size(), 1, [&](i64 begin, i64 end) {
+            constexpr i64 PART = 1024;
+            float gradient[PART], wide[PART];
+            for (i64 index = begin; index < end; ++index) {
+                auto [tensor, first, block_size] = blocks[index];
+                for (i64 start = first; start < first + block_size; start += PART) {
+                    const i64 size = std::min(PART, first + block_size - start);
+                    bf16* weight = weights[tensor] + start;
+                    copy_values(gradients[tensor] + start, gradient, size);
+                    if (masters == nullptr) copy_values(weight, wide, size);
+                    float* value = masters == nullptr ? wide : masters[tensor] + start;
+                    update_block(value, gradient, first_moments[tensor] + start, second_moments[tensor] + start, size,
+                                 updates[tensor], beta1, beta2);
+                    if (masters == nullptr)
+                        round_part(positions[tensor], start, value, weight, size);
+                    else
+                        copy_values(value, weight, size);
+                }
             }
         });
     });

@@ -83,6 +83,17 @@ struct AdamStep {
     float learning_rate;
 };
 
+// Position of a tensor's values in the random numbers of stochastic rounding (ops/stochastic_rounding.py). seed, tensor
+// and step are 32-bit numbers.
+struct DrawPosition {
+    i64 seed;
+    i64 tensor;  // number of the tensor
+    i64 step;
+    i64 first;   // index of the first value in the full tensor
+    i64 width;   // values of a row
+    i64 stride;  // values from one row to the next in the full tensor
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -113,6 +124,9 @@ Status convert_to_bf16(const float* from, bf16* to, i64 count);
 
 // out [count] = 2^x. The count is a multiple of 16.
 Status attention_exp2(const float* x, float* out, i64 count);
+
+// Rounds `size` values to one of the two nearest bfloat16, the nearer one with the higher probability.
+Status round_stochastically(const float* from, bf16* to, i64 size, const DrawPosition* position);
 
 // out [size] = silu(gate) * up. `is_bf16` describes gate and up.
 Status swiglu_forward(const void* gate, const void* up, i64 size, float* out, bool is_bf16);
@@ -219,14 +233,23 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
 
 // -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
 
-Status sum_of_squares(const float* const* tensors, const i64* sizes, i64 num_tensors, double* total);
-Status scale_tensors(float* const* tensors, const i64* sizes, i64 num_tensors, float factor);
+// Tensors of type void* hold bf16 if `is_bf16` is set, and float otherwise.
+Status sum_of_squares(const void* const* tensors, const i64* sizes, i64 num_tensors, bool is_bf16, double* total);
+Status scale_tensors(void* const* tensors, const i64* sizes, i64 num_tensors, bool is_bf16, float factor);
 
 // beta1_powers, beta2_powers: one value per tensor, beta^t for the step t of this update.
 Status adamw_update(float* const* weights, const float* const* gradients, float* const* first_moments,
                     float* const* second_moments, float* const* beta1_powers, float* const* beta2_powers,
                     const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,
                     float beta1, float beta2, float epsilon);
+
+// The same for bfloat16 weights and gradients. With `masters`, these are updated and rounded to the nearest weights;
+// without, the weights are rounded stochastically, with the draws of `positions` [num_tensors].
+Status adamw_update_bf16(bf16* const* weights, float* const* masters, const bf16* const* gradients,
+                         float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
+                         float* const* beta2_powers, const float* learning_rates, const float* weight_decays,
+                         const i64* sizes, i64 num_tensors, float beta1, float beta2, float epsilon,
+                         const DrawPosition* positions);
 
 // One tensor whose moments are codes [blocks, 256] with one scale per block.
 Status adamw_8bit_update(float* weight, const float* gradient, uint8_t* codes1, float* scales1, uint8_t* codes2,

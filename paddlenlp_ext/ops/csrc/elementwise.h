@@ -15,6 +15,12 @@ static inline void for_each_vector(i64 size, Step&& step) {
     if (start < size) step(start, size - start);
 }
 
+// Copies floats or bfloat16, converted to the type of `to`; a float is rounded to the nearest bfloat16.
+template <class From, class To>
+static inline void copy_values(const From* from, To* to, i64 size) {
+    for_each_vector(size, [&](i64 start, i64 count) { store_part(to + start, load_part(from + start, count), count); });
+}
+
 // Calls step(start, count) for every vector of `size` floats, on all threads. Parts begin at full vectors.
 template <class Step>
 static inline void parallel_for_vectors(i64 size, Step&& step) {

@@ -9,13 +9,13 @@ import paddle
 
 from paddlenlp_ext.ops.cpu.bf16 import as_bf16, uses_bf16
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer
-from paddlenlp_ext.ops.linear import contiguous, forward, matmul_operand
+from paddlenlp_ext.ops.linear import forward, matmul_operand
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_cpp
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """Return the lm_head's weight in the dtype of the matmuls, once for all chunks; a trainable weight is float32."""
-    weight_VD = matmul_operand(weight_VD) if weight_VD.stop_gradient else contiguous(weight_VD.astype("float32"))
+    """Return the lm_head's weight in the dtype of the matmuls, once for all chunks."""
+    weight_VD = matmul_operand(weight_VD)
     return as_bf16(weight_VD) if uses_bf16(weight_VD) else weight_VD
 
 

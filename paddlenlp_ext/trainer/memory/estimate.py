@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics, SavedInputs
 from paddlenlp_ext.trainer.memory.adapters import saved_activations
@@ -111,6 +112,7 @@ def estimate_memory(
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
+    master_weight: bool = True,
     packed: PackedSize = NOTHING_QUANTIZED,
 ) -> MemoryEstimate:
     """Predict the peak memory of a training step.
@@ -122,8 +124,10 @@ def estimate_memory(
         recompute: recomputation plan; None: no recomputation.
         numerics: number formats and fused ops of the backend.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: bytes per element of frozen matrices, and on a GPU of all weights: 4 for fp32, 2 for bf16.
+        bytes_per_weight: bytes per element of the decoder's matrices, and on a GPU of all weights: 4 for fp32, 2 for
+            bf16.
         optim: name of the optimizer.
+        master_weight: whether trained weights in half precision have fp32 copies.
         packed: size of the weights that will be quantized, which `model` has in floating point.
     """
     num_layers = model.config.num_hidden_layers
@@ -132,7 +136,8 @@ def estimate_memory(
     recomputed = layers.recomputed
     # The final norm saves its input too.
     activations = micro_batch_tokens * (layers.saved(range(num_layers)) - recomputed + layers.hidden)
-    loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens)
+    stored = _Storage(model, numerics, bytes_per_weight)
+    loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored)
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config) * numerics.attention)
     working = max(loss, backward)
 
@@ -140,18 +145,18 @@ def estimate_memory(
     # about half of the activations that such an adapter saves; linears allocate the rest (DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     by_paddle = micro_batch_tokens * (num_layers * (layers.hidden + separate) + layers.hidden)
-    gradients = _gradients(model)
+    gradients = _gradients(model, stored)
     start_of_backward = _MemoryUse(activations - by_paddle + working, by_paddle) + (
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model))
-    optimizer_step = gradients + _MemoryUse(0.0, _update_bytes(model, optim))
+    optimizer_step = gradients + _MemoryUse(0.0, _update_bytes(model, optim, stored, master_weight))
     combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
     needed = combine(optimizer_step)
     return MemoryEstimate(
         process=_PROCESS_BYTES,
-        weights=_weight_bytes(model, numerics, bytes_per_weight, packed),
-        optimizer=_state_bytes(model, numerics, optim, bytes_per_weight),
+        weights=_weight_bytes(model, numerics, stored, packed),
+        optimizer=_state_bytes(model, optim, stored, master_weight),
         activations=activations,
         working=working,
         gradients=needed.blocks + needed.heap - activations - working,
@@ -239,7 +244,30 @@ def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
 
 
 # -- the other parts --------------------------------------------------------------------------------------------------
-def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int) -> float:
+@dataclass(frozen=True)
+class _Storage:
+    """Format of each parameter: on the CPU only the decoder's matrices are stored in half precision."""
+
+    model: Any
+    numerics: Numerics
+    bytes_per_weight: int
+
+    def bytes_per_element(self, parameter: Any) -> int:
+        """Return the bytes per element of a parameter, and of its gradient."""
+        is_adapter = isinstance(self.model, PeftModel) and not parameter.stop_gradient
+        may_be_half = self.numerics.on_gpu or (len(parameter.shape) == 2 and not is_adapter)
+        return self.bytes_per_weight if may_be_half else 4
+
+    def num_bytes(self, parameter: Any) -> float:
+        """Return the bytes of a parameter."""
+        return float(math.prod(parameter.shape) * self.bytes_per_element(parameter))
+
+    def is_half(self, parameter: Any) -> bool:
+        """Return whether a parameter is stored in half precision."""
+        return self.bytes_per_element(parameter) < 4
+
+
+def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage) -> float:
     """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
 
     If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
@@ -248,7 +276,8 @@ def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int) -> fl
     rounded = 0.0 if numerics.product == 4.0 else numerics.product
     logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.vocab_size
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
-    per_head_weight = rounded if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
+    copied = 0.0 if stored.is_half(model.head_weight()) else rounded
+    per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
     return logits + hidden + per_head_weight * _trained_head_size(model)
 
 
@@ -266,43 +295,47 @@ def _trained_head_size(model: Any) -> int:
     return 0 if head.stop_gradient else math.prod(head.shape)
 
 
-def _gradients(model: Any) -> _MemoryUse:
+def _gradients(model: Any, stored: _Storage) -> _MemoryUse:
     """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
 
     C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
-    of adapters.
+    of adapters. The gradient of an embedding in half precision is computed in fp32 first.
     """
     trained = trainable_parameters(model)
-    sizes = {name: 4.0 * math.prod(parameter.shape) for name, parameter in trained.items()}
+    sizes = {name: stored.num_bytes(parameter) for name, parameter in trained.items()}
     by_paddle = sum(size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK)
-    head = 4.0 * _trained_head_size(model) if model.config.tie_word_embeddings else 0.0
-    return _MemoryUse(sum(sizes.values()) - by_paddle + head, by_paddle)
+    wide = sum(4.0 * math.prod(p.shape) for name, p in trained.items() if "embed_tokens" in name and stored.is_half(p))
+    head = 0.0
+    if model.config.tie_word_embeddings:
+        head = float(_trained_head_size(model) * stored.bytes_per_element(model.head_weight()))
+    return _MemoryUse(sum(sizes.values()) - by_paddle + head, by_paddle + wide)
 
 
-def _update_bytes(model: Any, optim: str) -> float:
-    """Return the temporary bytes of the largest parameter's update, without its gradient."""
+def _update_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) -> float:
+    """Return the temporary bytes of the largest parameter's update, without its gradient.
+
+    The optimizers with small state widen a gradient in half precision, and the parameter if it has no fp32 copy.
+    """
     copies = 2 if optim == "adamw_mini" else 0
-    return copies * 4.0 * max(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
+    sizes = []
+    for parameter in trainable_parameters(model).values():
+        widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
+        sizes.append((copies + widened) * 4.0 * math.prod(parameter.shape))
+    return max(sizes)
 
 
-def _weight_bytes(model: Any, numerics: Numerics, bytes_per_weight: int, packed: PackedSize) -> float:
+def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:
     """Return the bytes of all weights, and under autocast of copies of linear weights in the format of products."""
-    stored = sum(_stored_bytes(parameter, numerics, bytes_per_weight) for parameter in model.parameters())
-    stored += packed.num_bytes - bytes_per_weight * packed.num_weights
+    total = sum(stored.num_bytes(parameter) for parameter in model.parameters())
+    total += packed.num_bytes - stored.bytes_per_weight * packed.num_weights
     if not numerics.autocast:
-        return stored
+        return total
     vocab_size = model.config.vocab_size
     matrices = (p for p in model.parameters() if len(p.shape) == 2 and p.shape[0] != vocab_size)
-    return stored + numerics.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
+    return total + numerics.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
 
 
-def _stored_bytes(parameter: Any, numerics: Numerics, bytes_per_weight: int) -> float:
-    """Return a parameter's bytes; on the CPU only frozen matrices are stored in half precision."""
-    may_be_half = numerics.on_gpu or (parameter.stop_gradient and len(parameter.shape) == 2)
-    return float(math.prod(parameter.shape) * (bytes_per_weight if may_be_half else 4))
-
-
-def _state_bytes(model: Any, numerics: Numerics, optim: str, bytes_per_weight: int) -> float:
+def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) -> float:
     """Return the bytes of the optimizer's moments, and of the fp32 copies of parameters in half precision."""
     total = 0.0
     for name, parameter in trainable_parameters(model).items():
@@ -312,6 +345,6 @@ def _state_bytes(model: Any, numerics: Numerics, optim: str, bytes_per_weight: i
             total += adamw_8bit.moment_bytes(parameter.shape)
         else:
             total += 8.0 * math.prod(parameter.shape)
-        if numerics.on_gpu and bytes_per_weight < 4:
+        if master_weight and stored.is_half(parameter):
             total += 4.0 * math.prod(parameter.shape)
     return total

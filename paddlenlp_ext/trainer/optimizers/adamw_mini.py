@@ -25,6 +25,7 @@ import paddle
 from paddlenlp_ext.config.sections import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
 _BY_HEADS = ("q_proj.weight", "k_proj.weight")
 
@@ -51,9 +52,15 @@ def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
 class AdamWMini(SmallStateOptimizer):
     """Adam-mini with decoupled weight decay."""
 
-    def __init__(self, groups: list[dict[str, Any]], options: OptimConfig, blocks: Mapping[str, int]) -> None:
-        """Store groups and options as the base class does; `blocks` maps Paddle's parameter names to block counts."""
-        super().__init__(groups, options)
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        options: OptimConfig,
+        rounding: StochasticRounding | None,
+        blocks: Mapping[str, int],
+    ) -> None:
+        """Initialize the base class; `blocks` maps Paddle's parameter names to block counts."""
+        super().__init__(groups, options, rounding)
         self._blocks = blocks
 
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:

@@ -12,17 +12,26 @@ import paddle
 
 from paddlenlp_ext.config.sections import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
+from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
+from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
 
 class SmallStateOptimizer(ABC):
     """Variant of AdamW; a subclass defines the moments of a parameter and its update.
 
     Weight decay acts before the update (arXiv:1711.05101). A parameter in half precision is updated in an fp32 copy,
-    `master_weight`. A parameter without a gradient keeps its value and state.
+    `master_weight`, or widened, updated and rounded stochastically. A parameter without a gradient keeps its value and
+    state.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], options: OptimConfig) -> None:
-        """Store the groups of `parameter_groups`, whose `learning_rate` is a multiplier of the run's learning rate."""
+    def __init__(
+        self, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None = None
+    ) -> None:
+        """Store the groups of `parameter_groups`, whose `learning_rate` is a multiplier of the run's learning rate.
+
+        With `rounding`, parameters in half precision have no fp32 copies.
+        """
+        self._rounding = rounding
         self._members = [
             (parameter, group["learning_rate"], group["weight_decay"])
             for group in groups
@@ -50,19 +59,24 @@ class SmallStateOptimizer(ABC):
             state, rate = self.state_of(parameter), self._learning_rate * rate_scale
             num_steps = int(state["step"].numpy()[0]) + 1
             state["step"] = _counter(num_steps)
-            value = state.get("master_weight", parameter)
+            is_half = parameter.dtype != paddle.float32
+            value = parameter
+            if is_half:
+                value = state["master_weight"] if self._rounding is None else parameter.astype("float32")
             if weight_decay > 0.0:
                 value.scale_(1.0 - rate * weight_decay)
             now = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
             self._update_parameter(parameter.name, value, parameter.grad.astype("float32"), state, now)
-            if value is not parameter:
+            if is_half and self._rounding is not None:
+                parameter.set_value(stochastic_round(value, self._rounding.position(parameter)))
+            elif is_half:
                 parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """Return the live state tensors of a parameter; they are created if no step has been made."""
         if parameter.name not in self._states:
             state = {"step": _counter(0)}
-            if parameter.dtype != paddle.float32:
+            if parameter.dtype != paddle.float32 and self._rounding is None:
                 state["master_weight"] = parameter.detach().astype("float32")
             self._states[parameter.name] = state | self._new_moments(parameter)
         return self._states[parameter.name]

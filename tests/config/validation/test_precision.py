@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paddlenlp_ext.config import device, parser
@@ -41,3 +43,40 @@ def test_device_gpu_is_refused_without_one_and_used_with_one(tmp_path, monkeypat
 def test_bf16_on_cpu_is_accepted(tmp_path, level):
     config = load(write(tmp_path, SMALLEST | {"device": "cpu", "bf16": True, "fp16_opt_level": level}))
     assert config.precision.compute_dtype == "bfloat16" and not config.notes
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "note"),
+    [
+        ({"avx2", "avx512_bf16"}, "bfloat16", "fp16 runs as bf16 on this processor"),
+        ({"amx_bf16"}, "bfloat16", "fp16 runs as bf16 on this processor"),
+        ({"avx512f"}, "float32", "fp16 has no effect on this processor"),
+        (set(), "float32", "fp16 has no effect on this processor"),
+    ],
+)
+def test_fp16_on_cpu_runs_as_bf16_where_the_processor_has_it(tmp_path, monkeypatch, flags, dtype, note):
+    monkeypatch.setattr(device, "_processor_flags", lambda: frozenset(flags))
+    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "fp16": True}))
+    assert config.precision.compute_dtype == dtype
+    assert len(config.notes) == 1 and note in config.notes[0] and "bf16: true" in config.notes[0]
+
+
+def test_processor_flags_are_those_of_proc_cpuinfo():
+    path = Path("/proc/cpuinfo")
+    listed = path.read_text() if path.exists() else ""
+    assert device.has_bf16_arithmetic() == any(f" {flag} " in listed for flag in ("avx512_bf16", "amx_bf16"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "note"),
+    [
+        ({"bf16": True}, "unless fp16_opt_level is O2"),
+        ({"bf16": True, "fp16_opt_level": "O2", "lora": True}, "the weights of an adapter are float32"),
+        ({"bf16": True, "fp16_opt_level": "O2"}, None),
+    ],
+)
+def test_master_weight_without_half_weights_is_noted(tmp_path, keys, note):
+    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "multi_precision": False} | keys))
+    assert config.precision.master_weight is False
+    found = [each for each in config.notes if "master_weight" in each]
+    assert len(found) == (note is not None) and all(note in each for each in found)

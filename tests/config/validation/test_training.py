@@ -105,7 +105,6 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values)
 
 
 IDLE = [
-    ({"fp16": True}, "fp16 has no effect on the CPU"),
     ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
     ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
     ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),

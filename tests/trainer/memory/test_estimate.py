@@ -13,13 +13,15 @@ import sys
 
 import pytest
 
+from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
-from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY, make_config, make_model
@@ -64,6 +66,24 @@ def test_estimate_memory_cpu_stores_only_frozen_matrices_in_half():
     trained = sum(math.prod(p.shape) for p in trainable_parameters(model).values())
     assert estimate.weights == 4.0 * size_of(model) - 2.0 * frozen
     assert estimate.optimizer == 8.0 * trained
+
+
+@pytest.mark.parametrize("optim", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("master_weight", [True, False])
+def test_estimate_memory_counts_trained_bf16_matrices_as_stored(tmp_path, optim, master_weight):
+    """Compare with the tensors of a model in bfloat16: weights, optimizer state, and gradients."""
+    half = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1, dtype="bfloat16")
+    step = STEP | {"numerics": CPU_BF16, "optim": optim, "master_weight": master_weight}
+    estimate = estimate_memory(make_model(), **step, bytes_per_weight=2, accumulates=True)
+    parameters = trainable_parameters(half)
+    assert estimate.weights == sum(p.size * p.element_size() for p in parameters.values())
+    rounding = build_rounding(half, PrecisionConfig(master_weight=master_weight), 1)
+    optimizer = build_optimizer(half, make_config(tmp_path, optim=optim).optim, rounding)
+    state = {name: t for name, t in optimizer_state(optimizer, parameters).items() if "_pow_" not in name}
+    counted = [t.size * t.element_size() for name, t in state.items() if not name.endswith(".step")]
+    assert estimate.optimizer == sum(counted)
+    single = estimate_memory(make_model(), **(STEP | {"numerics": CPU_NATIVE}), accumulates=True)
+    assert estimate.gradients < single.gradients
 
 
 def test_estimate_memory_autocast_counts_cast_weights_and_inputs():
@@ -174,7 +194,7 @@ print(next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("lora", [True, False])
 def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
-    from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
+    from paddlenlp_ext import LoRAConfig, get_peft_model
 
     sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 16, "vocab_size": 8000}
     shape, tokens = {**TINY_LLAMA, **sizes, "max_position_embeddings": 2048}, 2048

@@ -1,0 +1,108 @@
+"""Stochastic rounding of float32 to bfloat16.
+
+A value between two neighbouring bfloat16 becomes one of them, with probabilities that make its expectation exact:
+
+    rounded = upper half of (bits + draw),  draw uniform in 0 .. 2^16 - 1
+
+The draws are a function of their position in a run: draw i of a tensor is 16 of the 128 bits that Philox4x32-10 (Salmon
+et al. 2011, doi:10.1145/2063384.2063405) computes from the counter [i // 8, step] under the key [seed, tensor]. A
+resumed run and any sharding of the tensor draw the same numbers. All backends return the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import NamedTuple
+
+import paddle
+
+from paddlenlp_ext.ops.cpu.api import struct
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
+from paddlenlp_ext.ops.dispatch import DispatchedOp
+
+_ROUNDS = 10
+_LOW = 0xFFFFFFFF
+_CHUNK = 1 << 20
+"""Values that the reference rounds at a time, with several int64 tensors of this size."""
+
+
+class DrawPosition(NamedTuple):
+    """Position of a tensor's values in the random numbers of a run.
+
+    Attributes:
+        seed, tensor, step: 32-bit numbers: seed of the run, number of the tensor, and optimizer step.
+        first: index of the first value in the full tensor.
+        width: values of a row; a tensor that is a contiguous part of the full one is a single row.
+        stride: values from one row to the next in the full tensor.
+    """
+
+    seed: int
+    tensor: int
+    step: int
+    first: int
+    width: int
+    stride: int
+
+    def as_struct(self) -> ctypes.Structure:
+        """Return the position as the struct of csrc/api.h."""
+        return struct("DrawPosition")(*self)
+
+
+def stochastic_round_cpp(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
+    """Round in C++ (csrc/stochastic_rounding.cpp)."""
+    values = values.contiguous()
+    rounded = empty(values.shape, "bfloat16")
+    number = position.as_struct()
+    function("round_stochastically")(pointer(values), pointer(rounded), math.prod(values.shape), ctypes.byref(number))
+    return rounded
+
+
+def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
+    """Round in plain Paddle, on any device."""
+    flat, parts = values.reshape([-1]), []
+    for start in range(0, flat.shape[0], _CHUNK):
+        part = flat[start : start + _CHUNK]
+        local = paddle.arange(start, start + part.shape[0], dtype="int64")
+        index = position.first + local // position.width * position.stride + local % position.width
+        bits = _masked(part.view("int32").astype("int64"), _LOW)
+        rounded = _masked(bits + _draws(index, position), 0xFFFF0000)
+        quiet = _masked(bits, 0xFFFF0000) | part.isnan().astype("int64") * 0x400000
+        is_finite = _masked(bits, 0x7F800000) != 0x7F800000
+        # The lower half is zero, so the cast is exact.
+        parts.append(paddle.where(is_finite, rounded, quiet).astype("int32").view("float32").astype("bfloat16"))
+    return paddle.concat(parts).reshape(values.shape) if parts else values.astype("bfloat16")
+
+
+def _draws(index: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
+    """Return the draws of the values `index`, int64 [N], as int64 [N] in 0 .. 2^16 - 1."""
+    counter, half = index // 8, index % 8
+    x = [_masked(counter, _LOW), counter // 2**32, paddle.full_like(counter, position.step), paddle.zeros_like(counter)]
+    key0, key1 = position.seed, position.tensor
+    for _ in range(_ROUNDS):
+        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57  # the lower 64 bits, whatever the sign
+        x0, x2 = _high(b) ^ x[1] ^ paddle.full([], key0, "int64"), _high(a) ^ x[3] ^ paddle.full([], key1, "int64")
+        x = [x0, _masked(b, _LOW), x2, _masked(a, _LOW)]
+        key0, key1 = (key0 + 0x9E3779B9) & _LOW, (key1 + 0xBB67AE85) & _LOW
+    words = paddle.stack(x, axis=1)
+    word = paddle.take_along_axis(words, (half // 2).unsqueeze(1), axis=1).squeeze(1)
+    return paddle.where(half % 2 == 1, word // 2**16, _masked(word, 0xFFFF))
+
+
+def _masked(bits: paddle.Tensor, mask: int) -> paddle.Tensor:
+    return paddle.bitwise_and(bits, paddle.full([], mask, "int64"))
+
+
+def _high(product: paddle.Tensor) -> paddle.Tensor:
+    """Return the upper 32 of 64 bits."""
+    return _masked(paddle.bitwise_right_shift(product, paddle.full([], 32, "int64")), _LOW)
+
+
+stochastic_round_op = DispatchedOp(
+    "stochastic rounding", native=(stochastic_round_cpp, usable), reference=stochastic_round_reference
+)
+
+
+def stochastic_round(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
+    """Round float32 to bfloat16 of the same shape, with the draws of `position`; infinities and NaN stay."""
+    return stochastic_round_op.choose(values)(values, position)
