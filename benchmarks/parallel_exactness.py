@@ -102,6 +102,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "SHiRA": ("shira", {"rank": 4}),
     "BOFT": ("boft", {}),
     "IA3": ("ia3", {}),
+    "HRA": ("hra", {"rank": 4}),
     "LN tuning": ("ln_tuning", {}),
     "OFT": ("oft", {"block_size": 4}),
     "bottleneck": ("adapter", {"size": 8}),

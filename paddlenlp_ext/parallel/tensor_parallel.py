@@ -171,6 +171,10 @@ class TensorParallelGroup:
         """Return the sum of `x` over the ranks; differentiable."""
         return reduce_from_group(x, self._group)
 
+    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        return copy_to_group(x, self._group)
+
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Concatenate equal shards along `axis`; not differentiable."""
         return all_gather_cat(part, axis, [part.shape[axis]] * self.size, self._group)

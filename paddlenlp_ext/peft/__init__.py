@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
     from paddlenlp_ext.peft.methods.dora import DoRAConfig
     from paddlenlp_ext.peft.methods.hira import HiRAConfig, HiraConfig
+    from paddlenlp_ext.peft.methods.hra import HRAConfig
     from paddlenlp_ext.peft.methods.ia3 import IA3Config
     from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
     from paddlenlp_ext.peft.methods.loftq import LoftQConfig
@@ -43,6 +44,7 @@ __all__ = [
     "BOFTConfig",
     "BottleneckConfig",
     "DoRAConfig",
+    "HRAConfig",
     "HiRAConfig",
     "HiraConfig",
     "IA3Config",
@@ -88,6 +90,7 @@ EXPORTS = {
     "DoRAConfig": "paddlenlp_ext.peft.methods.dora",
     "HiRAConfig": "paddlenlp_ext.peft.methods.hira",
     "HiraConfig": "paddlenlp_ext.peft.methods.hira",
+    "HRAConfig": "paddlenlp_ext.peft.methods.hra",
     "IA3Config": "paddlenlp_ext.peft.methods.ia3",
     "LNTuningConfig": "paddlenlp_ext.peft.methods.ln_tuning",
     "LoHaConfig": "paddlenlp_ext.peft.methods.loha",

@@ -31,6 +31,10 @@ class ShardGroup(Protocol):
         """Return the sum of `x` over the ranks; differentiable."""
         ...
 
+    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        ...
+
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Concatenate the ranks' shards, which have equal shapes, along `axis`; not differentiable."""
         ...
@@ -170,6 +174,13 @@ class LinearAdapter(WeightAdapter):
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """All-reduce a sum over this rank's input features (row-parallel); differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
+
+    def copy_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return `x`, equal on all ranks, for products with this rank's input features (row-parallel).
+
+        The backward pass all-reduces its gradient, of which each rank computes a part.
+        """
+        return self.shard_group.copy(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """All-reduce a sum over this rank's output features (column-parallel); differentiable."""

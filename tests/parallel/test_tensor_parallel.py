@@ -40,6 +40,8 @@ MORE_ADAPTERS = [
     Case("shira", TENSOR, switch="shira", peft={"rank": 4}),
     Case("boft", TENSOR, BIASED, "boft", {"butterfly_factors": 2, "dropout": 0.3}),
     Case("ia3", TENSOR, BIASED, "ia3"),
+    Case("hra", TENSOR, BIASED, "hra", {"rank": 4}),
+    Case("hra-gram-schmidt", TENSOR, switch="hra", peft={"rank": 3, "gram_schmidt": True}),
     Case("ln", TENSOR, QWEN3, "ln_tuning", {"target_modules": ("q_norm", "input_layernorm", "model.norm")}),
     Case("oft", TENSOR, switch="oft", peft={"block_size": 4}),
     Case("bottleneck", TENSOR, switch="adapter", peft={"size": 8}),

@@ -34,6 +34,7 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("reft", {}, {"act_fn": "relu"}, "act_fn changed from 'linear' to 'relu'"),
         ("oft", {}, {"neumann_terms": 5}, "oft_neumann_terms changed from 0 to 5"),
         ("boft", {}, {"butterfly_factors": 2, "target_modules": ["q_proj"], "block_size": 2}, "boft_butterfly_factors"),
+        ("hra", {}, {"gram_schmidt": True}, "hra_gram_schmidt changed from False to True"),
         ("miss", {}, {"variant": "mini"}, "miss_variant changed from 'balance' to 'mini'"),
         ("sora", {}, {"alpha": 7}, "sora_alpha changed from 32 to 7"),
         ("adalora", {}, {"alpha": 7}, "adalora_alpha changed from 24 to 7"),

@@ -17,6 +17,7 @@ from paddlenlp_ext.peft.methods.boft import BOFTLinear
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckAdapter
 from paddlenlp_ext.peft.methods.dora import DoRALinear
 from paddlenlp_ext.peft.methods.hira import HiRALinear
+from paddlenlp_ext.peft.methods.hra import HRALinear
 from paddlenlp_ext.peft.methods.ia3 import IA3Linear
 from paddlenlp_ext.peft.methods.loha import LoHaLinear
 from paddlenlp_ext.peft.methods.lokr import LoKrLinear
@@ -95,6 +96,8 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     BOFTLinear: SavedActivations(
         lambda layer: layer.factors * layer.in_features + layer.out_features, saves_input=lambda layer: False
     ),
+    # the products with U before and after C
+    HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1]),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features, unless the product of the matrices is smaller
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),

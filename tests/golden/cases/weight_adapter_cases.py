@@ -65,6 +65,13 @@ CASES: dict[str, dict[str, Any]] = {
         "config": "LNTuningConfig",
         "settings": {"target_modules": ["q_norm", "k_norm", "post_attention_layernorm"]},
     },
+    "hra_llama": {**_LLAMA, "config": "HRAConfig", "settings": {"target_modules": "all-linear"}},
+    "hra_odd_rank": {**_QWEN2, "config": "HRAConfig", "settings": {"r": 3, "target_modules": _SOME}},
+    "hra_gram_schmidt": {
+        **_LLAMA,
+        "config": "HRAConfig",
+        "settings": {"r": 5, "apply_GS": True, "target_modules": [*_SOME, "up_proj"]},
+    },
     "oft_series": {**_LLAMA, "config": "OFTConfig", "settings": {"target_modules": _SOME}},
     "oft_exact": {
         **_QWEN2,

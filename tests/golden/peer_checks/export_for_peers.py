@@ -28,6 +28,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.hra import HRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
 from paddlenlp_ext.peft.methods.loha import LoHaConfig
@@ -53,6 +54,8 @@ ADAPTERS = {
     "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
     "loha": LoHaConfig(rank=3),
     "ia3": IA3Config(),
+    "hra": HRAConfig(rank=4),
+    "hra_gram_schmidt": HRAConfig(rank=3, gram_schmidt=True, target_modules=["q_proj", "down_proj"]),
     "ln_tuning": LNTuningConfig(),
     "ia3_one_layer": IA3Config(target_modules=[r".*layers\.1\..*"], feedforward_modules=["down_proj", "o_proj"]),
     "prefix": PrefixTuningConfig(num_tokens=5),

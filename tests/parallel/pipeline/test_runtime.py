@@ -39,6 +39,7 @@ MORE_ADAPTERS = [
     Case("shira", PIPELINE, DEEP, "shira", {"rank": 4}),
     Case("boft", PIPELINE, DEEP, "boft", {"butterfly_factors": 2, "dropout": 0.3}),
     Case("ia3", PIPELINE, DEEP, "ia3"),
+    Case("hra", PIPELINE, DEEP, "hra", {"rank": 4}),
     Case("ln", PIPELINE, DEEP, "ln_tuning"),
     Case("oft", PIPELINE, DEEP, "oft", {"block_size": 4}),
     Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),

@@ -1,0 +1,167 @@
+"""HRA: Householder Reflection Adaptation, a chain of trained reflections of a linear layer's input (Yuan et al. 2024).
+
+    W' = W H_1 H_2 ... H_r        H_i = I - 2 u_i u_i^T / |u_i|^2        U = [u_1, ..., u_r] [in, r]
+
+arXiv:2405.17484. H is orthogonal, so it preserves the norms of the rows of W and the angles between them. The chain is
+computed at once (compact WY form), with 2 r in multiplications per token, as many as LoRA's A and B for a square W:
+
+    y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
+    T^-1 = I / 2 + the part of D U^T U D above its diagonal
+
+With `gram_schmidt` the u_i are orthonormalized first. H then reflects the space that they span, whatever the basis:
+
+    C = 2 (U^T U)^-1
+
+| start | U, Kaiming-uniform | H |
+| --- | --- | --- |
+| even r | pairs of equal columns | I: each pair of reflections cancels |
+| odd r, or `gram_schmidt` | independent columns | not I: the model does not start as its base |
+
+H - I has rank r, so the update of a given W is low-rank: delta W = -(W U) C^T U^T.
+
+Shapes: r reflections, in/out features of the adapted linear.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.module_utils import layer_at
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, as_linear, kaiming_uniform
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import Style
+
+
+@PEFT_METHODS.register("hra")
+@dataclass(kw_only=True)
+class HRAConfig(PeftConfig):
+    """Options of HRA.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+
+    peft_type: ClassVar[str] = "HRA"
+
+    rank: int = option(
+        8,
+        help="number r of reflections per layer; with an even number the model starts as its base",
+        minimum=1,
+        maximum=65536,
+        arguments=("r",),
+    )
+    gram_schmidt: bool = option(
+        False,
+        help="orthonormalize the reflections of a layer; the model then does not start as its base",
+        aliases=("hra_apply_GS",),
+        arguments=("apply_GS",),
+    )
+    target_modules: tuple[str, ...] | None = option(
+        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
+    )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        names = select_targets(linear_names(model), self.target_modules, "hra_target_modules")
+        smallest = min(as_linear(layer_at(model, name)).in_features for name in names)
+        if self.gram_schmidt and self.rank > smallest:
+            raise ValueError(
+                f"hra_rank={self.rank} with hra_gram_schmidt: at most {smallest} vectors of the {smallest} inputs of "
+                "a layer are orthogonal; lower the rank"
+            )
+        return names
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> HRALinear:
+        return HRALinear(base, self.rank, self.gram_schmidt, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> HRAConfig:
+        assert isinstance(stored, HRAConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def decays(self, parameter_name: str) -> bool:
+        """Return False: only the directions of the vectors matter, and weight decay would only shorten them."""
+        return False
+
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "r": self.rank,
+            "apply_GS": self.gram_schmidt,
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "bias": "none",
+            "init_weights": True,
+            "modules_to_save": None,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> HRAConfig:
+        read = {"r", "apply_GS", "init_weights", "target_modules", "layers_to_transform", "layers_pattern"}
+        refuse_unread_fields(fields, read)
+        return cls(
+            rank=fields.get("r", 8),
+            gram_schmidt=fields.get("apply_GS", False),
+            target_modules=targets_from_peft(fields),
+        )
+
+
+class HRALinear(LinearAdapter):
+    """Linear layer whose input is reflected r times.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the number of reflections.
+        gram_schmidt: orthonormalize the vectors of the reflections.
+        seed, name: determine the initial values.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, gram_schmidt: bool, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.gram_schmidt = gram_schmidt
+        pairs = rank % 2 == 0 and not gram_schmidt
+        # PEFT's initialization of a matrix [in, columns], whose bound is 1 / sqrt(columns); the scale has no effect.
+        start = kaiming_uniform((self.in_features, rank // 2 if pairs else rank), seed, f"{name}.hra_u")
+        self.hra_u = self.new_parameter(np.repeat(start, 2, axis=1) if pairs else start)
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out]."""
+        u = self.hra_u.astype(x.dtype)
+        projected = self.reduce_over_inputs(paddle.matmul(x, u))
+        coefficients = paddle.matmul(projected, self.coefficient_matrix().astype(x.dtype))
+        # Every rank multiplies its own inputs, so that each computes a part of the gradient of the coefficients.
+        coefficients = self.copy_over_inputs(coefficients)
+        return self.base(x - paddle.matmul(coefficients, u, transpose_y=True))
+
+    def coefficient_matrix(self) -> paddle.Tensor:
+        """Return C, float32 [r, r], with x H^T = x - (x U) C U^T."""
+        with paddle.amp.auto_cast(enable=False):
+            u = self.hra_u.astype("float64")  # the condition of U^T U is the square of that of U
+            gram = self.reduce_over_inputs(paddle.matmul(u, u, transpose_x=True))
+            inverse_norms = paddle.diagonal(gram).rsqrt()
+            scales = inverse_norms.unsqueeze(0) * inverse_norms.unsqueeze(1)
+            cosines = gram * scales
+            # Not solve or triangular_solve: with a constant right side, Paddle 3.3's gradients crash or are garbage.
+            if self.gram_schmidt:
+                inner = 2 * paddle.linalg.inv(cosines)
+            else:
+                inner = paddle.linalg.inv(paddle.eye(gram.shape[0], dtype=gram.dtype) / 2 + paddle.triu(cosines, 1)).T
+            return (inner * scales).astype("float32")
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """Return U^T [r, in] and -(W U) C^T [out, r]."""
+        u = self.hra_u.astype("float32")
+        moved = paddle.matmul(paddle.matmul(self.base.weight_value(), u), self.coefficient_matrix(), transpose_y=True)
+        return u.T, -moved
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard U along the inputs."""
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        return {"hra_u": 0 if style == "rowwise" else None}
