@@ -1,22 +1,53 @@
-"""Update the key tables of docs/configuration.md: `python docs/make_configuration.py`."""
+"""Update the tables of keys and of defaults in docs/configuration.md: `python docs/make_configuration.py`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from paddlenlp_ext.config.docs import markdown_tables
-from paddlenlp_ext.config.keys import known_keys
+from paddlenlp_ext.config.docs import markdown_tables, show_default
+from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
-BEGIN, END = "<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n"
+KEYS = ("<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n")
+DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
+
+_NO_DROPOUT = "no decoder here has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
+DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
+    "sharding_parallel_degree": (
+        1,
+        "as in PaddleNLP's code: `sharding` shards over all remaining devices; 1 shards nothing",
+    ),
+    "position": ("f7", "as in PaddleNLP's code"),
+    "intervention_type": ("LoReftIntervention", "another spelling; both are accepted"),
+    "device": ("gpu", "uses a GPU if there is one, and runs on other machines too"),
+    "report_to": ("visualdl", "VisualDL is an extra package; the numbers are always in `metrics.jsonl`"),
+    "hidden_dropout_prob": (0.1, _NO_DROPOUT),
+    "attention_probs_dropout_prob": (0.1, _NO_DROPOUT),
+}
+"""Key -> its default according to PaddleNLP, and the reason why another one is used here."""
 
 
 def renew(page: str) -> str:
     """Return the page with its tables generated from the code."""
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{markdown_tables(known_keys(peft_methods()))}\n{END}{after}"
+    known = known_keys(peft_methods())
+    return _replace(_replace(page, KEYS, markdown_tables(known)), DEFAULTS, defaults_table(known))
+
+
+def defaults_table(known: KnownKeys) -> str:
+    """Return the defaults that differ from PaddleNLP's, as a Markdown table."""
+    lines = ["| key | PaddleNLP | here | reason |", "|---|---|---|---|"]
+    for key, (documented, reason) in DIFFERENT_DEFAULTS.items():
+        here = show_default(known.options[known.keys[key]].default)
+        lines.append(f"| `{key}` | {show_default(documented)} | {here} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def _replace(page: str, markers: tuple[str, str], text: str) -> str:
+    before, rest = page.split(markers[0])
+    _, after = rest.split(markers[1])
+    return f"{before}{markers[0]}\n{text}\n{markers[1]}{after}"
 
 
 if __name__ == "__main__":

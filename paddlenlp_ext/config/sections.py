@@ -286,14 +286,14 @@ class TrainConfig(OptionGroup):
     max_steps: int = option(-1, minimum=-1, help="total optimizer steps; above 0 it overrides num_train_epochs")
     logging_steps: int = option(500, minimum=1, help="steps between log entries")
     evaluation_strategy: str = option(
-        "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate during training"
+        "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps"
     )
-    eval_steps: int | None = option(None, minimum=1, help="steps between evaluations; unset: logging_steps")
+    eval_steps: int | None = option(None, minimum=0, help="steps between evaluations; unset or 0: logging_steps")
     max_evaluate_steps: int = option(-1, minimum=-1, help="maximum batches per evaluation; -1: all")
-    save_strategy: str = option("no", choices=STRATEGIES, help="when to save checkpoints during training")
+    save_strategy: str = option("no", choices=STRATEGIES, help="when to save checkpoints; steps: every save_steps")
     save_steps: int = option(500, minimum=1, help="steps between checkpoints")
     save_total_limit: int | None = option(
-        None, minimum=1, help="maximum number of checkpoints; the best one is not counted"
+        None, minimum=-1, help="maximum number of checkpoints; the best one is not counted; unset, 0 or -1: no limit"
     )
     load_best_model_at_end: bool = option(False, help="load the weights of the best evaluation after training")
     metric_for_best_model: str | None = option(

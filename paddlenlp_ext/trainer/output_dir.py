@@ -174,8 +174,8 @@ def clear_leftovers(output_dir: str | Path) -> None:
 
 
 def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int | None]) -> None:
-    """Remove all checkpoints except the newest `limit` (None: remove none) and those of the steps in `keep`."""
-    if limit is None:
+    """Remove all checkpoints except the newest `limit` (None or below 1: remove none) and those of `keep`'s steps."""
+    if limit is None or limit < 1:
         return
     checkpoints = list_checkpoints(output_dir)
     newest = list(checkpoints)[-limit:]

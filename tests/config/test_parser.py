@@ -37,6 +37,7 @@ def test_load_run_config_merges_files_then_command_line(tmp_path):
     assert (config.train.seed, config.train.max_steps, config.train.logging_steps) == (1, 2, 4)
     assert config.train.eval_steps == 4, "null removes the 9 of the first file; the default is logging_steps"
     assert load(second, first).train.max_steps == 1
+    assert load(first, second, "--eval_steps", "0").train.eval_steps == 2, "0 is unset, as in PaddleNLP"
 
 
 def test_load_run_config_reports_an_overridden_error(tmp_path):

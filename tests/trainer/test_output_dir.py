@@ -117,7 +117,7 @@ def test_save_checkpoint_has_all_files_and_no_pickle(tmp_path):
     assert json.loads((tmp_path / "checkpoint-2" / "run_config.json").read_text())["max_length"] == 32
 
 
-@pytest.mark.parametrize(("limit", "remaining"), [(None, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
+@pytest.mark.parametrize(("limit", "remaining"), [(None, [1, 2, 3, 4]), (0, [1, 2, 3, 4]), (2, [3, 4]), (1, [4])])
 def test_prune_checkpoints_keeps_the_newest(tmp_path, limit, remaining):
     make_trainer(tmp_path, save_strategy="steps", save_steps=1, save_total_limit=limit).train()
     assert list(list_checkpoints(tmp_path)) == remaining
