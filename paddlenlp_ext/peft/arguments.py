@@ -47,13 +47,14 @@ _UNAVAILABLE = {
     "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "exclude_modules": "list the layers to adapt in target_modules",
+    "mask_type": "the positions of SHiRA are random; use 'random'",
     "use_cayley_neumann": "pass only num_cayley_neumann_terms; Hugging Face PEFT uses 5",
     "num_transformer_submodules": "a decoder has 1",
     **dict.fromkeys(
         (
             *("alora_invocation_tokens", "arrow_config", "coft", "corda_config", "do_qat", "enable_lokr_list"),
             *("enable_lora_list", "enable_vera_list", "ensure_weight_tying", "eva_config", "layer_replication"),
-            *("lora_bias", "megatron_config", "module_dropout", "pissa_init", "qlora_weight_blocksize"),
+            *("lora_bias", "rank_pattern", "megatron_config", "module_dropout", "pissa_init", "qlora_weight_blocksize"),
             *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
             *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
         ),
@@ -67,6 +68,7 @@ _ALSO_OFF = {
     "init_weights": True,
     "init_ia3_weights": True,
     "num_transformer_submodules": 1,
+    "mask_type": "random",
 }
 
 

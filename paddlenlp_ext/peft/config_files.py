@@ -57,7 +57,9 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
         with in_file(file):
             return method.from_paddlenlp(fields), fields
     peft_type = fields.get("peft_type")
-    methods = [method for _, method in PEFT_METHODS.items() if method.peft_type == peft_type]
+    methods = [
+        method for _, method in PEFT_METHODS.items() if peft_type in {method.peft_type, *method.former_peft_types}
+    ]
     if not methods:
         known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
         raise ValueError(f"{file}: peft_type {peft_type!r} is not available; known: {', '.join(known)}")

@@ -61,7 +61,7 @@ METHODS = {
     "vera": {"rank": 8},
     "lokr": {"rank": 2, "factor": 4},
     "loha": {"rank": 2},
-    "miss": {"rank": 4, "variant": "bat"},
+    "miss": RANK,
     "hira": RANK,
     "shira": RANK,
     "boft": {"butterfly_factors": 2},

@@ -42,7 +42,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
             MiSSConfig(rank=4, mini_rank=2, variant="mini", dropout=0.1),
         ),
         (
-            BOFTConfig(boft_block_num=4, boft_n_butterfly_factor=2, boft_dropout=0.1),
+            BOFTConfig(boft_block_size=0, boft_block_num=4, boft_n_butterfly_factor=2, boft_dropout=0.1),
             BOFTConfig(num_blocks=4, butterfly_factors=2, dropout=0.1),
         ),
         (MiSSConfig(init_weights=True), MiSSConfig(variant="balance")),

@@ -45,10 +45,10 @@ class BOFTConfig(PeftConfig):
     peft_type: ClassVar[str] = "BOFT"
 
     block_size: int | None = option(
-        None, help="features per rotation block, a divisor of in_features; unset: 4", minimum=2
+        None, help="features per rotation block, a divisor of in_features; unset or 0: 4", minimum=0
     )
     num_blocks: int | None = option(
-        None, help="blocks per layer, in place of boft_block_size", minimum=1, aliases=("boft_block_num",)
+        None, help="blocks per layer, in place of boft_block_size", minimum=0, aliases=("boft_block_num",)
     )
     butterfly_factors: int = option(
         1, help="factors of the rotation; 1: the rotation of OFT", minimum=1, aliases=("boft_n_butterfly_factor",)
@@ -62,6 +62,7 @@ class BOFTConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.block_size, self.num_blocks = self.block_size or None, self.num_blocks or None  # PEFT writes 0 for unset
         if self.block_size is None and self.num_blocks is None:
             self.block_size = BLOCK_SIZE
         if self.block_size is not None and self.num_blocks is not None:

@@ -17,6 +17,7 @@ Shapes: r rank, k mini rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -48,6 +49,7 @@ class MiSSConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "MISS"
+    former_peft_types: ClassVar[frozenset[str]] = frozenset({"BONE"})
 
     rank: int = option(
         32, help="input features per shard; the rank of the update", minimum=1, maximum=65536, arguments=("r",)
@@ -84,6 +86,10 @@ class MiSSConfig(PeftConfig):
         assert isinstance(stored, MiSSConfig)
         dropout = 0.0 if stored.variant == "bat" else self.dropout
         return dataclasses.replace(stored, path=self.path, dropout=dropout)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rename the tensors of Bone, as older versions of Hugging Face PEFT call the method."""
+        return {re.sub(r"\.bone_block$", ".miss_block", name): value for name, value in tensors.items()}
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:

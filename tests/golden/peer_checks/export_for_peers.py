@@ -27,7 +27,9 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
+from paddlenlp_ext.peft.methods.boft import BOFTConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.hira import HiRAConfig
 from paddlenlp_ext.peft.methods.hra import HRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.ln_tuning import LNTuningConfig
@@ -35,11 +37,13 @@ from paddlenlp_ext.peft.methods.loha import LoHaConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
+from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
+from paddlenlp_ext.peft.methods.shira import SHiRAConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -72,6 +76,12 @@ ADAPTERS = {
     "pissa": PiSSAConfig(rank=4),
     "pissa_some": PiSSAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
     "lora_ga": LoRAGAConfig(rank=4),
+    "boft": BOFTConfig(),
+    "miss": MiSSConfig(rank=5),
+    "miss_mini": MiSSConfig(rank=6, variant="mini", mini_rank=4),
+    "miss_bat": MiSSConfig(rank=4, variant="bat"),
+    "hira": HiRAConfig(rank=4),
+    "shira": SHiRAConfig(rank=2, target_modules=["q_proj", "down_proj"]),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
@@ -111,6 +121,8 @@ def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[
         adapted.eval()
         paddle.seed(0)
         for key, tensor in adapted.adapter_state().items():
+            if tensor.stop_gradient:
+                continue  # positions
             moved = tensor + 0.1 * paddle.randn(tensor.shape)
             if key.endswith((".lora_E", ".gate")):  # closed gates leave layers of different ranks
                 moved = moved * (moved > 0).astype(moved.dtype)

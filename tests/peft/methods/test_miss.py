@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.layers import LinearAdapter
 from paddlenlp_ext.peft.methods.miss import MiSSConfig, fold_features
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import tiny_model
+from tests.golden import DATA
+from tests.peft.methods import golden_checks
 
 
 def random_layer(**settings: object) -> LinearAdapter:
@@ -104,6 +107,20 @@ def test_miss_shard_through_a_block_raises(settings: dict, style: str, message: 
         layer.base.in_features = 6
     with pytest.raises(ValueError, match=message):
         layer.set_tensor_parallel_shard(style, SimpleNamespace(index=1, size=2))
+
+
+@pytest.mark.parametrize("case", ["miss_balance", "miss_bat"])
+def test_miss_reads_bone_of_older_peft(case: str, tmp_path: Path):
+    """Rename a file of MiSS to Bone, whose files and formulas were compared once with those of PEFT 0.17.1."""
+    folder = DATA / "adapters" / case
+    fields = json.loads((folder / "adapter_config.json").read_text())
+    bone = {name: value for name, value in fields.items() if name not in ("mini_r", "miss_dropout")}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(bone | {"peft_type": "BONE"}))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    renamed = {name.replace("miss_block", "bone_block"): value for name, value in tensors.items()}
+    save_file(renamed, tmp_path / "adapter_model.safetensors")
+    model = PeftModel.from_pretrained(golden_checks.base_model("llama_odd_sizes"), tmp_path)
+    golden_checks.close(model(golden_checks.ids_of("llama_odd_sizes")), golden_checks.golden_of(folder)["logits"])
 
 
 @pytest.mark.parametrize(
