@@ -48,6 +48,10 @@ def test_data_order_total_steps_follow_epochs_and_max_steps(epochs, max_steps, s
     assert order_of(num_train_epochs=epochs, max_steps=max_steps).total_steps == steps
 
 
+def test_data_order_without_options_has_one_epoch():
+    assert order_of().total_steps == order_of().num_steps(0) == 3
+
+
 def test_data_order_packed_epochs_have_the_announced_steps():
     rows = Rows(50, seed=2)
     config = make_config("out", zero_padding=True, greedy_zero_padding=True, gradient_accumulation_steps=3,

@@ -93,6 +93,7 @@ DAMAGED_LINES = [
     located('{"src": "a", "tgt": "b", "response": ["b", "c"], "sort": [1, 0]}', "[1", UNSUPPORTED),
     located('{"src": "a", "tgt": "b", "input": "c"}', '"c', UNSUPPORTED),
     located('{"src": "\\ud800", "tgt": "b"}', '"\\ud', UTF8),
+    located('{"src": "a", "tgt": "\\udfff"}', '"\\ud', UTF8),
     located('{"id": {"src": [1]}, "src": "a", "tgt": 7}', "7", TYPE),
     ('{"src": "a", "tgt": "b", "id": ' + "7" * 5000 + "}", 1, "number too long"),
     located('{"src": "a", "tgt": "b", "context": {"system": "You"}, "system": "I"}', '"You', SYSTEMS),

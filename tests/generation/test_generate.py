@@ -81,6 +81,12 @@ def test_generate_sampling_top_1_is_greedy():
     assert sampled == generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", top_p=0.0)
 
 
+def test_generate_sampling_takes_any_token_by_default():
+    model, prompts = tiny_model("qwen3_qk_norm"), random_prompts((4,))
+    drawn = [generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", seed=seed)[0] for seed in range(4)]
+    assert len(set(map(tuple, drawn))) == 4
+
+
 def test_generate_repetition_penalty_breaks_greedy_loop():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((4,))
     tokens = generate(model, prompts, max_new_tokens=60, repetition_penalty=1000.0)[0]

@@ -33,7 +33,9 @@ class Mutation:
         line: line of the changed node, from 1.
         before, after: text of the node.
         start, end: byte offsets of the node in the file.
+        lines: first and last line of the statement, without its body.
         occurrence: number of the same change in the same line of text, for `key`.
+        text: text of the line.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Mutation:
     after: str
     start: int
     end: int
+    lines: tuple[int, int]
     occurrence: int
     text: str
 
@@ -73,12 +76,12 @@ def mutations_of(path: str, source: str) -> list[Mutation]:
     for line in lines:
         starts.append(starts[-1] + len(line))
     data, seen, found = source.encode(), {}, []
-    for node, after in _changes(ast.parse(source)):
+    for statement, node, after in _changes(ast.parse(source)):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         before, text = data[start:end].decode(), lines[node.lineno - 1].decode().strip()
         occurrence = seen[text, before, after] = seen.get((text, before, after), -1) + 1
-        mutation = Mutation(path, node.lineno, before, after, start, end, occurrence, text)
+        mutation = Mutation(path, node.lineno, before, after, start, end, _lines_of(statement), occurrence, text)
         if before != after and _parses(mutation.apply(source)):
             found.append(mutation)
     return found
@@ -92,11 +95,19 @@ def _parses(source: str) -> bool:
     return True
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each node below that can be changed, with its new text."""
+def _lines_of(statement: ast.stmt) -> tuple[int, int]:
+    body = getattr(statement, "body", None)
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    return first, max(first, body[0].lineno - 1) if isinstance(body, list) and body else last
+
+
+def _changes(node: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.stmt, ast.AST, str]]:
+    """Yield (statement, node, new text) for each node below that can be changed."""
     for child in _children(node):
-        yield from _changes_of(child)
-        yield from _changes(child)
+        own = child if isinstance(child, ast.stmt) else statement
+        if own is not None:
+            yield from ((own, changed, after) for changed, after in _changes_of(child))
+        yield from _changes(child, own)
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:

@@ -40,7 +40,7 @@ ROOT = Path(paddlenlp_ext.__file__).parents[1]
 STATE = ROOT / "build" / "mutation"
 PACKAGES = ("data", "config", "trainer", "peft", "checkpoint", "nn", "ops", "generation")
 _MARKERS = "not slow and not layouts"
-_SECONDS = 45  # after which no further test file of a fault is started
+_SECONDS = 30  # after which no further test file of a fault is started
 
 
 class TestMap:
@@ -162,11 +162,11 @@ def _compile_instead(mutation: Mutation) -> None:
 
 def try_mutation(mutation: Mutation, tests: TestMap, extra: list[str]) -> tuple[str, str]:
     """Run the tests of a fault; return (killed, timeout, survived or not executed) and the test that failed."""
-    last, executed, begin = mutation.line + mutation.before.count("\n"), False, time.monotonic()
+    (first, last), executed, begin = mutation.lines, False, time.monotonic()
     log = STATE / "test.log"
     for test in [*extra, *tests_near(mutation.path)]:
         entry = tests.entry(test)
-        if not set(range(mutation.line, last + 1)) & set(entry["lines"].get(mutation.path, ())):
+        if not set(range(first, last + 1)) & set(entry["lines"].get(mutation.path, ())):
             continue
         executed = True
         options = ["-x", *(f"--deselect={failure}" for failure in entry["failures"])]

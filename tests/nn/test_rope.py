@@ -103,6 +103,22 @@ def test_rope_yarn_scales_the_tables_by_its_temperature(settings, amplitude):
     np.testing.assert_allclose(cos**2 + sin**2, amplitude**2, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("settings", "rounds"), [({}, True), ({"truncate": True}, True), ({"truncate": False}, False)])
+def test_rope_yarn_frequencies_follow_the_formula(settings, rounds):
+    """Compare with arXiv:2309.00071: dimensions of 32 turns and more are kept, those of 1 and fewer interpolated."""
+    dim, theta, factor, trained = 64, 1e4, 4.0, 512
+    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained, **settings}
+    cos, _ = tables({"rope_theta": theta, "rope_scaling": scaling}, [1], head_dim=dim)
+    fast, slow = (dim * np.log(trained / (turns * 2 * np.pi)) / (2 * np.log(theta)) for turns in (32, 1))
+    if rounds:
+        fast, slow = np.floor(fast), np.ceil(slow)
+    ramp = np.clip((np.arange(dim // 2) - fast) / (slow - fast), 0, 1)
+    plain = theta ** (-np.arange(0, dim, 2) / dim)
+    expected = plain * (1 - ramp) + plain / factor * ramp
+    np.testing.assert_allclose(cos[0, : dim // 2] / (0.1 * np.log(factor) + 1), np.cos(expected), atol=1e-6)
+    assert 0 < fast < slow < dim // 2
+
+
 def test_rope_dynamic_scales_only_beyond_trained_length():
     config = {"max_position_embeddings": 100, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
     np.testing.assert_array_equal(tables(config, [7, 99]), tables({}, [7, 99]))

@@ -37,12 +37,15 @@ class SavedActivations:
 
     Attributes:
         size: elements per token, without the layer's input and the result of dropout.
-        saves_input: whether the backward pass needs the layer's input.
+        saves_input: whether the adapter's backward pass needs the layer's input.
+        changes_input: whether the base reads a changed copy of the input. Paddle's own product saves the input of a
+            frozen base too; the C++ library does not.
         is_fused: whether base and adapter are one op, which saves its input in the format of the base's product.
     """
 
     size: Callable[[Any], float]
     saves_input: Callable[[Any], bool] = lambda layer: True
+    changes_input: Callable[[Any], bool] = lambda layer: False
     is_fused: Callable[[Any], bool] = lambda layer: False
 
 
@@ -92,12 +95,16 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     MoRALinear: SavedActivations(
         lambda layer: layer.in_features if layer.rotated else 0, saves_input=lambda layer: not layer.rotated
     ),
-    OFTLinear: SavedActivations(lambda layer: layer.in_features, saves_input=lambda layer: False),
+    OFTLinear: SavedActivations(
+        lambda layer: layer.in_features, saves_input=lambda layer: False, changes_input=lambda layer: True
+    ),
     BOFTLinear: SavedActivations(
-        lambda layer: layer.factors * layer.in_features + layer.out_features, saves_input=lambda layer: False
+        lambda layer: layer.factors * layer.in_features + layer.out_features,
+        saves_input=lambda layer: False,
+        changes_input=lambda layer: True,
     ),
     # the products with U before and after C
-    HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1]),
+    HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1], changes_input=lambda layer: True),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features, unless the product of the matrices is smaller
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
@@ -109,7 +116,9 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     SHiRALinear: SavedActivations(lambda layer: 0),
     # the scaled side
     IA3Linear: SavedActivations(
-        lambda layer: 0 if layer.scales_input else layer.out_features, saves_input=lambda layer: layer.scales_input
+        lambda layer: 0 if layer.scales_input else layer.out_features,
+        saves_input=lambda layer: layer.scales_input,
+        changes_input=lambda layer: layer.scales_input,
     ),
     BottleneckAdapter: SavedActivations(_bottleneck_size),
 }

@@ -225,7 +225,8 @@ def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted
 def _saves_input(linear: Any, numerics: Numerics) -> bool:
     """Return whether a linear saves its input; Paddle's own product saves it even if the weight is frozen."""
     if isinstance(linear, LinearAdapter):
-        return saved_activations(linear).saves_input(linear)
+        row = saved_activations(linear)
+        return row.saves_input(linear) or not (numerics.native or row.changes_input(linear))
     return not numerics.native or not linear.weight.stop_gradient
 
 
@@ -235,10 +236,13 @@ def _is_separate(linear: nn.Layer) -> bool:
 
 
 def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
-    """Return the bytes per token that an adapter saves itself."""
-    size = saved_activations(adapter).size(adapter)
+    """Return the bytes per token that an adapter saves itself, with the changed input that its base saves."""
+    row = saved_activations(adapter)
+    size = row.size(adapter)
     if not isinstance(adapter, LinearAdapter):
         return numerics.attention * size
+    if not numerics.native and row.changes_input(adapter):
+        size += adapter.in_features
     dropout = _DROPOUT * adapter.in_features if adapter.dropout else 0.0
     return (numerics.attention if _is_separate(adapter) else numerics.product) * (size + dropout)
 

@@ -174,6 +174,13 @@ def test_merges_from_scores_are_ordered_by_score():
     assert merges_from_scores(tokens, scores, types) == [("b", "c"), ("a", "b"), ("a", "bc"), ("ab", "c")]
 
 
+@pytest.mark.parametrize("kind", [2, 3, 6])
+def test_merges_from_scores_leave_out_pieces_that_text_never_has(kind):
+    assert merges_from_scores(["a", "b", "ab"], [0.0, 0.0, -1.0], [1, 1, 4]) == [("a", "b")]
+    for kinds in ([kind, 1, 1], [1, kind, 1], [1, 1, kind]):
+        assert merges_from_scores(["a", "b", "ab"], [0.0, 0.0, -1.0], kinds) == []
+
+
 def test_sentencepiece_bpe_without_space_prefix(golden):
     expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
     tokenizer = tokenizer_from_gguf(sentencepiece_file(expected, **{"tokenizer.ggml.add_space_prefix": False}))

@@ -57,6 +57,15 @@ def test_library_without_compiler_logs_reason_once_and_next_backend_runs(not_loa
         op.choose(x, "native")
 
 
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None or os.environ.get("PADDLENLP_EXT_NATIVE") == "0",
+    reason="no compiler, or the library is disabled",
+)
+def test_library_with_a_compiler_is_available():
+    """Check that the tests of C++ ops are not skipped because the library cannot be built."""
+    assert library.unavailable_reason() is None
+
+
 def test_library_without_compiler_says_what_to_install(not_loaded, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None)
