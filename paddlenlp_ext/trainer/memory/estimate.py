@@ -7,7 +7,8 @@ Memory peaks at one of two points:
 
 The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
 
-A linear that trains saves its input in the format of its product; a frozen linear saves nothing. LoRA fused with its
+A linear that trains saves its input in the format of its product; a frozen linear saves nothing in the C++ library, and
+its input in Paddle's own product. LoRA fused with its
 base saves its input in that format as well. Every other adapter computes in full precision next to the linear, and
 saves its input unconverted.
 """
@@ -26,6 +27,7 @@ from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics, SavedInputs
@@ -175,6 +177,8 @@ def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
     layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
     each = [_inputs_of_layer(layer, numerics) for layer in layers]
     means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
+    if isinstance(model, PromptModel) and not numerics.native:
+        means["result"] = numerics.attention  # o_proj reads a copy: the results of prompt and documents, concatenated
     return SavedInputs(**means)
 
 
