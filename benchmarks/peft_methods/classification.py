@@ -142,7 +142,7 @@ def main(argv: Sequence[str]) -> None:
     for seed in args.seeds:
         for entry in entries:
             experiment.score(entry, rates[entry.name], seed)
-    print(write_tables(args.results.with_suffix(".md"), experiment.results()))
+    print(write_tables(args.results.with_suffix(".md"), experiment.results(), args.methods))
 
 
 if __name__ == "__main__":

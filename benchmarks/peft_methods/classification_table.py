@@ -17,12 +17,11 @@ _RATIOS = {
 }
 
 
-def write_tables(path: Path, results: Sequence[Result]) -> str:
-    """Write the tables of the scored runs in Markdown; return their text."""
-    groups: dict[str, list[Result]] = {}
-    for result in results:
-        if result["split"] == "test":
-            groups.setdefault(result["method"], []).append(result)
+def write_tables(path: Path, results: Sequence[Result], methods: Sequence[str]) -> str:
+    """Write the tables of the scored runs in Markdown, in the order of `methods`; return their text."""
+    scored = {(result["method"], result["seed"]): result for result in results if result["split"] == "test"}
+    groups = {name: [run for (method, _), run in sorted(scored.items()) if method == name] for name in methods}
+    groups = {name: runs for name, runs in groups.items() if runs}
     text = f"{averages(groups)}\nF1 by label, mean over the seeds:\n\n{by_label(groups)}"
     path.write_text(text, encoding="utf-8")
     return text
