@@ -30,7 +30,7 @@ from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, EncodedRo
 from paddlenlp_ext.utils.files import atomic_folder, file_lock
 from paddlenlp_ext.utils.logging import get_logger
 
-TOKENIZATION_VERSION = 2
+TOKENIZATION_VERSION = 3
 """Part of the cache key: raise it with every change that produces other tokens from the same rows.
 
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
@@ -38,7 +38,7 @@ TOKENIZATION_VERSION = 2
 _PLAIN_KEYS = frozenset(
     {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
 )
-"""Keys of rows that versions 1 and 2 read alike; files with only these keys keep their caches of version 1."""
+"""Keys of rows that versions 1 to 3 read alike; files with only these keys keep their caches of version 1."""
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
 """Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
 
@@ -353,7 +353,7 @@ def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
         has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
     """
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    if has_plain_keys and TOKENIZATION_VERSION == 2:
+    if has_plain_keys and TOKENIZATION_VERSION == 3:
         first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
         return {"code": first["code"], "versions": [first["package"], *libraries]}
     return {"code": TOKENIZATION_VERSION, "versions": libraries}

@@ -16,21 +16,24 @@ from paddlenlp_ext.data.row_fields import (
     NO_TARGET,
     NOT_SUPPORTED,
     NOTHING,
+    PROMPT,
+    QUERY,
     SHAREGPT,
     SRC_TGT,
     FieldPath,
     RowFormat,
     check_no_weights,
-    check_questions,
     check_refusals,
     check_row_weights,
+    check_texts,
+    context_turns,
     loss_weights,
 )
 from paddlenlp_ext.data.types import Conversation, InvalidRowError
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
-    '{"content", "summary"} (AdvertiseGen), '
+    '{"query", "response"}, {"prompt", "completion"}, {"content", "summary"} (AdvertiseGen), '
     'each with an optional system prompt in "context" or "system"'
 )
 WRONG_TYPE = "wrong type"
@@ -40,6 +43,15 @@ EMPTY_TARGET = "empty target"
 UNEQUAL_LISTS = "unequal lists"
 ROLE_ORDER = "role order"
 TWO_SYSTEMS = "two system prompts"
+TOOL_ROLES = ("tool", "tool_call", "tool_response", "function", "function_call", "observation")
+PART_REMEDIES = {
+    "reasoning": "reasoning is not supported yet; write it into the answer, as the chat template does",
+    "thinking": "reasoning is not supported yet; write it into the answer, as the chat template does",
+    "tool_call": "tool calls are not supported yet; remove the row",
+    "tool_calls": "tool calls are not supported yet; remove the row",
+    "refusal": "write the refusal as text",
+}
+"""Type of a content part that is not supported -> end of the error message."""
 
 
 class Message(NamedTuple):
@@ -74,7 +86,7 @@ def parse_row(value: Any) -> Conversation:
         raise InvalidRowError(UNKNOWN_FORMAT, f"the row has the keys of two formats: {named}; keep one")
     if not complete:
         raise _no_format(value)
-    check_questions(value, complete[0])
+    check_texts(value, complete[0])
     conversation = _PARSERS[complete[0]](value)
     if not conversation.turns:
         raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns; add a question and an answer")
@@ -110,12 +122,29 @@ def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
         raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
     for index, target in enumerate(targets):
         _check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
-    return Conversation(None, tuple(zip(sources, targets, strict=True)))
+    return Conversation(None, tuple(zip(sources, targets, strict=True)), context_turns(row.get("label"), len(targets)))
+
+
+_OPENAI_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
 def _parse_messages(row: dict[str, Any]) -> Conversation:
-    messages = _read_messages(row["messages"], ("messages",), MESSAGES, _content)
-    return _alternate(messages, {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"})
+    return _alternate(_read_messages(row["messages"], ("messages",), MESSAGES, _content), _OPENAI_ROLES)
+
+
+def _parse_prompt(row: dict[str, Any]) -> Conversation:
+    """Return the turns of two texts, or of two lists of messages.
+
+    Answers in the prompt are context, unless their weight is 1.
+    """
+    if not isinstance(row["prompt"], list):
+        return Conversation(None, (_turn(row, "prompt", "completion"),))
+    given = _read_messages(row["prompt"], ("prompt",), PROMPT, _content)
+    messages = [*given, *_read_messages(row["completion"], ("completion",), PROMPT, _content)]
+    conversation = _alternate(messages, _OPENAI_ROLES)
+    answers = [message for message in given if message.role == "assistant"]
+    context = {index for index, answer in enumerate(answers) if True not in answer.weights.values()}
+    return replace(conversation, context_turns=conversation.context_turns | context)
 
 
 def _parse_sharegpt(row: dict[str, Any]) -> Conversation:
@@ -131,8 +160,8 @@ def _read_messages(
     messages = []
     for index, item in enumerate(_list(items, path)):
         item_path = (*path, index)
+        check_refusals(item if isinstance(item, dict) else {}, item_path)
         role = _member(item, role_key, item_path)
-        check_refusals(item, item_path)
         content_path = (*item_path, content_key)
         text = read_content(_member(item, content_key, item_path), content_path)
         messages.append(Message(role, text, content_path, loss_weights(item, item_path)))
@@ -140,6 +169,31 @@ def _read_messages(
 
 
 def _parse_alpaca(row: dict[str, Any]) -> Conversation:
+    turns = _history(row)
+    present = [name for name in ("instruction", "input") if row.get(name) is not None] or ["instruction"]
+    parts = [_text(row.get(name), (name,)) for name in present]
+    output = _text(row["output"], ("output",))
+    _check_target(output, ("output",))
+    turns.append(("\n".join(part for part in parts if part), output))
+    return Conversation(None, tuple(turns))
+
+
+def _parse_query(row: dict[str, Any]) -> Conversation:
+    return Conversation(None, (*_history(row), _turn(row, "query", "response")))
+
+
+def _parse_advertise_gen(row: dict[str, Any]) -> Conversation:
+    return Conversation(None, (_turn(row, "content", "summary"),))
+
+
+def _turn(row: dict[str, Any], question_key: str, answer_key: str) -> tuple[str, str]:
+    question, answer = _text(row[question_key], (question_key,)), _text(row[answer_key], (answer_key,))
+    _check_target(answer, (answer_key,))
+    return question, answer
+
+
+def _history(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the turns in the row's `history`."""
     turns = []
     for index, pair in enumerate(_list(row.get("history") or [], ("history",))):
         path = ("history", index)
@@ -150,18 +204,7 @@ def _parse_alpaca(row: dict[str, Any]) -> Conversation:
         question, answer = _text(pair[0], (*path, 0)), _text(pair[1], (*path, 1))
         _check_target(answer, (*path, 1))
         turns.append((question, answer))
-    present = [name for name in ("instruction", "input") if row.get(name) is not None] or ["instruction"]
-    parts = [_text(row.get(name), (name,)) for name in present]
-    output = _text(row["output"], ("output",))
-    _check_target(output, ("output",))
-    turns.append(("\n".join(part for part in parts if part), output))
-    return Conversation(None, tuple(turns))
-
-
-def _parse_advertise_gen(row: dict[str, Any]) -> Conversation:
-    question, answer = _text(row["content"], ("content",)), _text(row["summary"], ("summary",))
-    _check_target(answer, ("summary",))
-    return Conversation(None, ((question, answer),))
+    return turns
 
 
 _PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
@@ -169,6 +212,8 @@ _PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
     MESSAGES: _parse_messages,
     SHAREGPT: _parse_sharegpt,
     ALPACA: _parse_alpaca,
+    QUERY: _parse_query,
+    PROMPT: _parse_prompt,
     ADVERTISE_GEN: _parse_advertise_gen,
 }
 
@@ -182,6 +227,9 @@ def _alternate(messages: Sequence[Message], roles: dict[str, str]) -> Conversati
     for index, message in enumerate(messages):
         path = message.path[:-1]
         role = roles.get(message.role) if isinstance(message.role, str) else None
+        if message.role in TOOL_ROLES:
+            problem = f"role {message.role!r} belongs to tool calls, which are not supported yet; remove the row"
+            raise InvalidRowError(ROLE_ORDER, problem, path)
         if role is None:
             raise InvalidRowError(ROLE_ORDER, f"role {message.role!r} is unknown; use {', '.join(roles)}", path)
         if role != "assistant":
@@ -227,8 +275,10 @@ def _content(value: Any, path: FieldPath) -> str:
     texts = []
     for index, part in enumerate(value):
         part_path = (*path, index)
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise InvalidRowError(WRONG_TYPE, 'the part is not of type "text"; only text can be trained on', part_path)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            remedy = PART_REMEDIES.get(kind, "only text can be trained on") if isinstance(kind, str) else "write a text"
+            raise InvalidRowError(WRONG_TYPE, f'the part is of type {kind!r}, not "text"; {remedy}', part_path)
         check_refusals(part, part_path)
         check_no_weights(part, part_path)
         present = [name for name in ("text", "value") if part.get(name) is not None]

@@ -94,7 +94,11 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
     """Return a row with a stand-in for its missing last answer; None if the row has one or its format is unknown."""
     if "src" in row:
         return _complete_target(row)
-    for questions, answer_key in ((("instruction", "input"), "output"), (("content",), "summary")):
+    for questions, answer_key in (
+        (("instruction", "input"), "output"),
+        (("query",), "response"),
+        (("content",), "summary"),
+    ):
         if any(name in row for name in questions):
             return None if _is_given(row.get(answer_key)) else {**row, answer_key: _STAND_IN}
     for key, role_key, asked, answer in (
@@ -104,6 +108,9 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
         messages = row.get(key)
         if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
             return {**row, key: [*messages, answer]} if messages[-1].get(role_key) in asked else None
+    if "prompt" in row and not _is_given(row.get("completion")):
+        is_list = isinstance(row["prompt"], list)
+        return {**row, "completion": [{"role": "assistant", "content": _STAND_IN}] if is_list else _STAND_IN}
     return None
 
 
@@ -120,7 +127,7 @@ def _complete_target(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _is_given(answer: Any) -> bool:
-    return answer is not None and (not isinstance(answer, str) or bool(answer.strip()))
+    return answer not in (None, []) and (not isinstance(answer, str) or bool(answer.strip()))
 
 
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:

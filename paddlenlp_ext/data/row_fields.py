@@ -1,7 +1,7 @@
 """Known fields of rows and messages, and their effects. `docs/make_data.py` writes them to docs/data.md as a table.
 
     RowFormat       fields that a format reads
-    QUESTIONS       fields that make a row of another format invalid, because their text would be lost
+    TEXTS           fields that make a row of another format invalid, because their text would be lost
     LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
     REFUSALS        fields that make a row invalid, because they ask for something unsupported
     METADATA        fields that are ignored
@@ -25,6 +25,10 @@ FieldPath = tuple[str | int, ...]
 """Keys and indices that lead from a row to one of its parts."""
 
 
+TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
+"""Fields with questions or answers, which make a row of a format that does not read them invalid."""
+
+
 @dataclass(frozen=True)
 class RowFormat:
     """Fields of one format of rows.
@@ -34,12 +38,14 @@ class RowFormat:
         required: fields of the row that select the format; each entry lists alternatives.
         optional: other fields of the row that are read.
         message: fields of its messages that are read.
+        lost: fields that make the row invalid unless they are read.
     """
 
     name: str
     required: tuple[tuple[str, ...], ...]
     optional: tuple[str, ...] = ("system", "context")
     message: tuple[str, ...] = ()
+    lost: tuple[str, ...] = TEXTS
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -52,17 +58,18 @@ class RowFormat:
 
 
 SRC_TGT = RowFormat("src, tgt", (("src",), ("tgt",)))
+QUERY = RowFormat(
+    "query, response", (("query",), ("response",)), ("history", "system", "context"), lost=(*TEXTS, "prompt")
+)
+PROMPT = RowFormat("prompt, completion", (("prompt",), ("completion",)), message=("role", "content"))
 MESSAGES = RowFormat("messages", (("messages",),), message=("role", "content"))
 SHAREGPT = RowFormat("sharegpt", (("conversations",),), message=("from", "value"))
 ALPACA = RowFormat("alpaca", (("instruction", "input"), ("output",)), ("history", "system", "context"))
 ADVERTISE_GEN = RowFormat("AdvertiseGen", (("content",), ("summary",)))
 TEXT = RowFormat("plain text", (("src", "text"),), optional=())
-CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, ADVERTISE_GEN)
+CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVERTISE_GEN)
 PART = ("type", "text", "value")
 """Fields of a content part, which is an item of a message's `content`."""
-QUESTIONS = ("src", "instruction", "input", "history")
-"""Fields with questions, which make a row of a format that does not read them invalid."""
-
 LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
 """Fields of an answer or a row that decide whether its tokens count in the loss."""
 EMPTY = (None, "", [], {})
@@ -97,7 +104,18 @@ RATINGS = Refusal(
 REFUSALS = (
     RATINGS,
     Refusal(
-        ("chosen", "rejected", "rejected_response", "rejected_messages", "sort"),
+        (
+            "chosen",
+            "rejected",
+            "chosen_response",
+            "rejected_response",
+            "chosen_messages",
+            "rejected_messages",
+            "preferred_output",
+            "non_preferred_output",
+            "sort",
+            "completions",
+        ),
         "belongs to preference training, which is not supported yet",
         "write the better answer as the answer, and remove the field",
     ),
@@ -116,13 +134,20 @@ REFUSALS = (
         "remove the field",
     ),
     Refusal(
-        ("images", "image", "videos", "video", "audios", "audio"),
+        ("images", "image", "videos", "video", "audios", "audio", "objects"),
         "is not supported: only text can be trained on",
     ),
     Refusal(("refusal",), "is not supported yet", "write the refusal as the answer, and remove the field"),
     Refusal(("system_prompt", "system_message"), "is not read", "rename the field to system"),
+    Refusal(("is_system",), "is not read", "write the system prompt, the first item of src, as the field system"),
     Refusal(
-        ("mask", "train_detail", "training_detail"),
+        ("conversation", "segments"),
+        "is not read",
+        'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}',
+    ),
+    Refusal(("input_ids", "labels"), "holds tokens or labels, which are not read", "write the row as text"),
+    Refusal(
+        ("mask", "masked", "loss_mask", "train_on_turn", "train_detail", "training_detail"),
         "is not supported yet",
         "remove the field, or set the weight of each answer to 0 or 1",
     ),
@@ -131,7 +156,7 @@ METADATA = (
     "id", "idx", "index", "uuid", "hash", "prompt_id", "question_id", "conversation_id",
     "source", "dataset", "dataset_name", "url", "title", "author", "license", "model", "split",
     "category", "task", "task_type", "type", "topic", "domain", "tags", "lang", "language", "difficulty",
-    "score", "rating", "date", "timestamp", "created", "num_turns", "num_tokens", "meta", "metadata",
+    "score", "rating", "channel", "date", "timestamp", "created", "num_turns", "num_tokens", "meta", "metadata",
 )  # fmt: skip
 """Fields that describe a row and do not change its tokens."""
 
@@ -142,11 +167,15 @@ _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 def check_refusals(fields: dict[str, Any], path: FieldPath = ()) -> None:
     """Check that no field of a row or message asks for something unsupported.
 
+    A list in `label` of a row with `tgt` is no rating: it has a loss weight for each turn.
+
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
     """
     for name, value in fields.items():
         refusal = _REFUSAL_OF.get(name)
+        if name == "label" and isinstance(value, list) and "tgt" in fields:
+            continue
         if refusal is not None and value not in refusal.accepted:
             raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))
 
@@ -162,13 +191,13 @@ def check_row_weights(row: dict[str, Any]) -> None:
             raise InvalidRowError(NO_TARGET, f"{name} excludes every answer from the loss; remove the row", (name,))
 
 
-def check_questions(row: dict[str, Any], row_format: RowFormat) -> None:
-    """Check that a row has no questions in fields that its format does not read.
+def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
+    """Check that a row has no questions or answers in fields that its format does not read.
 
     Raises:
-        InvalidRowError: a field of `QUESTIONS` is set and would be lost.
+        InvalidRowError: such a field is set and would be lost.
     """
-    for name in QUESTIONS:
+    for name in row_format.lost:
         if name not in row_format.fields and row.get(name) not in NOTHING:
             message = f"{name} is not read in a row of the format {row_format.name}; remove it"
             raise InvalidRowError(NOT_SUPPORTED, message, (name,))
@@ -195,6 +224,28 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
     return weights
 
 
+def context_turns(labels: Any, count: int) -> frozenset[int]:
+    """Return the turns that are context, from `label` of a row with `tgt`: one loss weight for each turn.
+
+    Args:
+        labels: value of the field.
+        count: number of turns.
+
+    Raises:
+        InvalidRowError: another number of weights, or a weight that is neither 0 nor 1.
+    """
+    if not isinstance(labels, list) or not labels:
+        return frozenset()
+    if len(labels) != count:
+        message = f"label has {len(labels)} items for {count} turns; write 1 (target) or 0 (context) for each"
+        raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
+    for index, label in enumerate(labels):
+        if label not in (0, 1):
+            message = f"label[{index}] is {json.dumps(label)[:40]}, neither 1 (target) nor 0 (context); change it"
+            raise InvalidRowError(NOT_SUPPORTED, message, ("label", index))
+    return frozenset(index for index, label in enumerate(labels) if not label)
+
+
 def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
     """Check that a content part has no loss weights.
 
@@ -216,7 +267,7 @@ def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
         return {name: fields[name] for name in fields if name not in ignored} if isinstance(fields, dict) else fields
 
     stripped = strip(row)
-    for name in ("messages", "conversations"):
+    for name in ("messages", "conversations", "prompt", "completion"):
         if isinstance(stripped.get(name), list):
             stripped[name] = [strip(message) for message in stripped[name]]
     return stripped
@@ -232,8 +283,8 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
         read = ("src",) if row_format is TEXT and "src" in row else row_format.fields
         yield from _unknown(row, read)
         if row_format.message:
-            (key,) = row_format.required[0]
-            yield from _unknown_in_list(row[key], f"{key}[]", row_format.message)
+            for (key,) in row_format.required:
+                yield from _unknown_in_list(row[key], f"{key}[]", row_format.message)
 
 
 def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:
@@ -260,17 +311,19 @@ def markdown_table() -> str:
     for row_format in CONVERSATION_FORMATS:
         add(row_format.fields, f"row: {row_format.name}", "read")
     add(TEXT.fields, f"row: {TEXT.name}", "read: the first one present")
-    for row_format in (MESSAGES, SHAREGPT):
+    for row_format in (MESSAGES, SHAREGPT, PROMPT):
         add(row_format.message, f"message: {row_format.name}", "read")
     add(PART, "part of `content`", 'read: `text` or `value`, if `type` is "text"; other types are invalid')
     add(LOSS_WEIGHTS, "answer", "1: target; 0: context, which does not count in the loss; other values are invalid")
     add(LOSS_WEIGHTS, "other message", "0: no effect; other values are invalid, because only answers can be targets")
     add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
     add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
+    add(("label",), f"row: {SRC_TGT.name}", "a list: the weight of each turn, 1 or 0; other values as below")
     for refusal in REFUSALS:
         condition = "set and not true" if refusal is RATINGS else "set"
         add(refusal.names, "row, message, part", f"invalid if {condition}: {refusal.remedy}")
-    add(QUESTIONS, "row of another conversation format", "invalid if set: remove the field")
+    add(TEXTS, "row of another conversation format", "invalid if set: remove the field")
+    add(("prompt",), f"row: {QUERY.name}", "invalid if set: remove the field")
     add(METADATA, "row, message, part", "ignored")
     lines.append(
         "| others that are not empty | row, message, part | ignored, and named in the log, once for each file |"

@@ -38,6 +38,10 @@ SAME_ROW = {
     },
     "said_twice": {"src": "2 + 2?", "tgt": "vier", "context": {"system": "You"}, "system": "You"},
     "alpaca": {"instruction": "2 + 2?", "input": "", "output": "vier", "system": "You"},
+    "query": {"query": "2 + 2?", "response": "vier", "system": "You", "history": []},
+    "prompt": {"prompt": "2 + 2?", "completion": "vier", "system": "You"},
+    "prompt_messages": {"prompt": OPENAI, "completion": [{"role": "assistant", "content": "vier"}], "system": "You"},
+    "labels": {"src": ["2 + 2?"], "tgt": ["vier"], "label": [1], "system": "You"},
     "advertise_gen": {"content": "2 + 2?", "summary": "vier", "system": "You"},
 }
 

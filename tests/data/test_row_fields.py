@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import json
 import logging
@@ -42,6 +43,9 @@ ROWS = {
         ]
     },
     "alpaca": {"instruction": "q2", "output": "a2", "history": [["q1", "a1"]]},
+    "query": {"query": "q2", "response": "a2", "history": [["q1", "a1"]]},
+    "prompt": {"prompt": "q1", "completion": "a1"},
+    "chat": {"prompt": MESSAGES[:3], "completion": MESSAGES[3:]},
     "text": {"text": "q1 a1"},
 }
 PLACES = {
@@ -51,9 +55,15 @@ PLACES = {
     "messages part": ("messages", ("messages", 3, "content", 0)),
     "sharegpt question": ("sharegpt", ("conversations", 2)),
     "sharegpt answer": ("sharegpt", ("conversations", 3)),
+    "chat question": ("chat", ("prompt", 2)),
+    "chat answer of prompt": ("chat", ("prompt", 1)),
+    "chat answer": ("chat", ("completion", 0)),
 }
 """Name of a place in a row -> format of the row, and path of the object that the place is."""
-VALUES = (None, False, True, 0, 1, 0.5, "", "[]", "word", [], ["word"], {}, {"word": 1})
+VALUES = (
+    *(None, False, True, 0, 0.0, 1, 0.5, -1, "", "[]", "0", "word", "false", "negative", "true"),
+    *([], [0], [0, 1], ["word"], {}, {"word": 1}),
+)
 FORMATS = (*row_fields.CONVERSATION_FORMATS, row_fields.TEXT)
 READ = {name for row_format in FORMATS for name in (*row_format.fields, *row_format.message, *row_fields.PART)}
 FIELDS = sorted(
@@ -68,7 +78,17 @@ FIELDS = sorted(
 
 
 def outcome(place: str, field: str, value: object) -> str:
-    """Return the effect of a field: "read", "context", "invalid", "named" (in the log) or "-" (no effect)."""
+    """Return the effect of a field.
+
+    "read": the conversation changes. "context", "target": an answer no longer counts in the loss, or now does.
+    "invalid": the row is refused. "named": no effect, and named in the log. "-": no effect.
+    """
+    return outcome_of_json(place, field, json.dumps(value))
+
+
+@functools.cache
+def outcome_of_json(place: str, field: str, text: str) -> str:
+    value = json.loads(text)
     row_format, path = PLACES[place]
     row = copy.deepcopy(ROWS[row_format])
     part: dict = row
@@ -80,10 +100,12 @@ def outcome(place: str, field: str, value: object) -> str:
     try:
         after = parse(row)
     except InvalidRowError as error:
-        assert field in READ or error.path == (*path, field), f"{place} {field} {value!r}: {error.path}"
+        at_field = error.path[: len(path) + 1] == (*path, field) or error.reason == row_fields.NO_TARGET
+        assert field in READ or at_field, f"{place} {field} {value!r}: {error.path}"
         return "invalid"
     if isinstance(before, Conversation) and before.context_turns != after.context_turns:
-        return "context" if after == Conversation(None, before.turns, frozenset({1})) else "read"
+        assert (after.turns, after.system) == (before.turns, before.system)
+        return "context" if after.context_turns > before.context_turns else "target"
     if after != before:
         return "read"
     return (
@@ -109,6 +131,37 @@ def table() -> str:
 
 def test_row_fields_have_the_recorded_outcomes():
     assert table() == TABLE.read_text(encoding="utf-8"), "see the module's docstring if the change is meant"
+
+
+NO = (False, 0, 0.0, -0.0, -1, float("nan"), "0", "false", "False", "no", "none", "null", "negative", "bad", "rejected")
+"""Values that say that a row or an answer is not to be learned."""
+UNSET = (None, "", [], {})
+
+
+def test_row_fields_that_say_do_not_learn_are_obeyed_or_refused():
+    answers = {place for place in PLACES if "answer" in place}
+    for field in (*row_fields.LOSS_WEIGHTS, *row_fields.RATINGS.names):
+        for place in PLACES:
+            allowed = {"context", "invalid"} if field in row_fields.LOSS_WEIGHTS and place in answers else {"invalid"}
+            if "question" in place or place == "chat answer of prompt":
+                allowed = {"invalid", "-"}  # they are not learned anyway
+            outcomes = {outcome(place, field, value) for value in NO}
+            assert outcomes <= allowed, (field, place)
+            if field in row_fields.RATINGS.names:
+                assert {outcome(place, field, value) for value in UNSET} == {"-"}, (field, place)
+
+
+def test_row_fields_that_ask_for_something_unsupported_have_an_effect_only_as_a_refusal():
+    for refusal in row_fields.REFUSALS:
+        for field in refusal.names:
+            for place in PLACES:
+                for value in VALUES:
+                    accepted = value in refusal.accepted or (field, place) == ("label", "src_tgt row")
+                    effect = outcome(place, field, value)
+                    assert effect == "invalid" if not accepted else effect in ("-", "context", "invalid"), (
+                        field,
+                        value,
+                    )
 
 
 def test_row_fields_table_of_the_docs_is_current():

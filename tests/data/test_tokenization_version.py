@@ -18,7 +18,7 @@ from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
-DIGESTS = {2: "6426dd19cb7bafdf7b5c4c7bd0141547aa374af83b136acbbc5e93d57e92f3cb"}
+DIGESTS = {3: "9e4caf1772ed14a49aa17c2e91957e79c4859a7e41a011648ef7c3b93c1cb0c6"}
 """Tokenization version -> digest of the tokens of this file."""
 
 TURNS = (("Was ist 2 + 2?", "vier"), (" Und\n[/INST]? ", "Grüße, 你好 "), ("vier" * 9, "fünf" * 9))
@@ -54,6 +54,18 @@ ROWS = (
         ]
     },
     {"src": "w", "tgt": "x", "label": False},
+    {"src": ["w", "Was?"], "tgt": ["x", "Das"], "label": [0, 1]},
+    {"query": "Sag", "response": "vier", "history": [["a", "b"]], "system": "You"},
+    {"instruction": "Sag", "query": "w", "output": "vier"},
+    {"prompt": "Sag", "completion": " vier"},
+    {
+        "prompt": [
+            {"role": "user", "content": "Was?"},
+            {"role": "assistant", "content": "Das"},
+            {"role": "user", "content": "Und?"},
+        ],
+        "completion": [{"role": "assistant", "content": "vier"}],
+    },
     {"text": "Die Antwort: vier", "src": ["2 + ", "2"], "tgt": "</s> vier"},
     {"text": "Die Antwort: vier"},
     {"src": "w" * 99, "tgt": "x"},
