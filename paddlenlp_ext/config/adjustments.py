@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.settings import ParseState
 from paddlenlp_ext.utils.distributed_env import world_size
 
@@ -37,7 +38,7 @@ class Adjustment:
 
 def adjust(state: ParseState) -> None:
     """Make all adjustments in order, each with one note, except those about a key that has a problem."""
-    for find in (_evaluate, _load_no_best_model, _pack_for_flash_mask, _train_for_epochs, _use_one_process):
+    for find in _ADJUSTMENTS:
         for change in find(state.value):
             if state.report.invalid_keys.isdisjoint((*change.values, *change.because)):
                 state.values.update(change.values)
@@ -84,3 +85,20 @@ def _use_one_process(value: Values) -> Iterator[Adjustment]:
             f"python -m paddle.distributed.launch --nproc_per_node {prod(degrees.values())} starts several"
         )
         yield Adjustment(dict.fromkeys(degrees, 1), reason, tuple(degrees))
+
+
+def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
+    if value("device") == "gpu" or (value("device") == "auto" and has_gpu()):
+        return
+    reason = "{} has no effect: on the CPU the optimizer state is in host memory already"
+    if value("offload_optim"):
+        yield Adjustment({"offload_optim": False}, reason.format("offload_optim"), ("offload_optim", "device"))
+    stages = [word for word in value("sharding").split() if word != "offload"]
+    if stages and "offload" in value("sharding"):
+        yield Adjustment({"sharding": " ".join(stages)}, reason.format("sharding offload"), ("sharding", "device"))
+
+
+_ADJUSTMENTS = (
+    *(_evaluate, _load_no_best_model, _pack_for_flash_mask, _train_for_epochs, _use_one_process),
+    _offload_from_gpus,
+)

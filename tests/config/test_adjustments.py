@@ -47,6 +47,7 @@ ADJUSTED = [
         "tensor_parallel_degree 2 and pipeline_parallel_degree 4 are set to 1",
     ),
     ({"sep_parallel_degree": 2}, {"sep_parallel_degree": 1}, "sep_parallel_degree 2 is set to 1"),
+    ({"offload_optim": True}, {"offload_optim": False}, "offload_optim has no effect: on the CPU"),
     ({"expert_parallel_degree": 2}, {"expert_parallel_degree": 1}, "expert_parallel_degree 2 is set to 1"),
 ]
 
@@ -76,3 +77,13 @@ def test_degrees_of_several_processes_stay_an_error(tmp_path, monkeypatch):
     (found,) = problems(path)
     assert "need 8 processes, but 2 were started" in found.message
     assert load(path, "--tensor_parallel_degree", "2").parallel.tensor_parallel_degree == 2
+
+
+def test_sharding_offload_on_the_cpu_is_dropped(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    config = load(write(tmp_path, SMALLEST | {"sharding": "stage2 offload", "device": "cpu"}))
+    assert config.parallel.sharding == "stage2"
+    (note,) = config.notes
+    assert note.startswith("sharding offload has no effect: on the CPU")
+    (found,) = problems(write(tmp_path, SMALLEST | {"sharding": "offload", "device": "cpu"}))
+    assert "names no stages" in found.message

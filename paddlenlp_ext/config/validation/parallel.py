@@ -5,7 +5,7 @@ from __future__ import annotations
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees, nearest_degrees
-from paddlenlp_ext.config.sections import OptimConfig, ParallelConfig, PrecisionConfig
+from paddlenlp_ext.config.sections import OptimConfig, ParallelConfig
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 from paddlenlp_ext.utils.distributed_env import world_size
 
@@ -13,9 +13,9 @@ rules = Rules()
 _DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
 
 
-@rules("sharding", "optim", "device", *_DEGREES)
+@rules("sharding", "optim", *_DEGREES)
 def _layout_fits_processes(
-    parallel: ParallelConfig, optim: OptimConfig, precision: PrecisionConfig, adapter: AdapterChoice, report: Report
+    parallel: ParallelConfig, optim: OptimConfig, adapter: AdapterChoice, report: Report
 ) -> None:
     processes = world_size()
     try:
@@ -24,7 +24,7 @@ def _layout_fits_processes(
         report.error(str(error), *[key for key in _DEGREES if getattr(parallel, key) > 1])
         return
     if parallel.sharding:
-        _check_sharding(parallel.sharding, precision.device, degrees, processes, report)
+        _check_sharding(parallel.sharding, degrees, processes, report)
     elif parallel.sharding_parallel_degree > 1:
         report.note(
             "sharding_parallel_degree has no effect: sharding is off; set sharding to stage1, stage2 or stage3",
@@ -62,7 +62,7 @@ def _check_adapter(
         )
 
 
-def _check_sharding(sharding: str, device: str, degrees: Degrees, processes: int, report: Report) -> None:
+def _check_sharding(sharding: str, degrees: Degrees, processes: int, report: Report) -> None:
     stages = [word for word in sharding.split() if word.startswith("stage")]
     if len(stages) != 1:
         report.error(
@@ -70,12 +70,6 @@ def _check_sharding(sharding: str, device: str, degrees: Degrees, processes: int
         )
     elif processes == 1:
         report.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")
-    elif "offload" in sharding.split() and device == "cpu":
-        report.error(
-            "sharding offload moves optimizer state off the GPU, but on the CPU it is in host memory already; use "
-            f"sharding {stages[0]}",
-            "sharding",
-        )
     elif degrees.sharding == 1:
         report.note(f"sharding {stages[0]} has no effect: the degrees are {degrees}", "sharding")
     elif degrees.pipeline > 1 and stages[0] != "stage1":
@@ -97,13 +91,9 @@ def _virtual_stages_need_a_pipeline(parallel: ParallelConfig, report: Report) ->
 def _note_flags(parallel: ParallelConfig, report: Report) -> None:
     for key, flags in COMPAT_FLAGS.items():
         words = list(dict.fromkeys(getattr(parallel, key).split()))
-        for word in words:
-            if word in flags.unavailable:
-                report.error(flags.message(key, word), key)
-        is_off = getattr(parallel, flags.owner) in ("", -1, 0, 1)
-        if words and is_off and key not in report.invalid_keys:
+        if words and getattr(parallel, flags.owner) in ("", -1, 0, 1):
             report.note(f"{key} has no effect: there is no {flags.what}", key)
-        elif not is_off:
-            for word in words:
-                if word not in flags.unavailable:
-                    report.note(flags.message(key, word), key)
+            continue
+        for word in words:
+            tell = report.error if word in flags.unavailable else report.note
+            tell(flags.message(key, word), key)

@@ -11,7 +11,6 @@ from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.sections import (
     BLOCKWISE_ALGORITHMS,
     ModelConfig,
-    OptimConfig,
     PrecisionConfig,
     TrainConfig,
 )
@@ -118,13 +117,3 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
     elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
         message = "use_flash_attention is for GPUs; the CPU's attention gives the same result without a dense mask"
         report.note(message, "use_flash_attention")
-
-
-@rules("offload_optim", "device")
-def _offload_needs_gpu(optim: OptimConfig, precision: PrecisionConfig, report: Report) -> None:
-    if optim.offload_optim and precision.device == "cpu":
-        report.error(
-            "offload_optim moves optimizer state off the GPU, but on the CPU it is in host memory already; leave "
-            "offload_optim out",
-            "offload_optim",
-        )

@@ -136,8 +136,10 @@ def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, re
         )
 
 
-@rules("metric_for_best_model", "eval_with_do_generation", "load_best_model_at_end")
+@rules("metric_for_best_model", "eval_with_do_generation", "evaluation_strategy")
 def _generation_metric_needs_generation(train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+    if train.evaluation_strategy == "no":  # nothing is compared
+        return
     if train.best_metric in GENERATION_METRICS and not generation.eval_with_do_generation:
         report.error(
             f"metric_for_best_model {train.best_metric} is measured on generated answers and needs "
@@ -147,8 +149,10 @@ def _generation_metric_needs_generation(train: TrainConfig, generation: Generati
         )
 
 
-@rules("metric_for_best_model", "eval_labels", "eval_with_do_generation", "load_best_model_at_end")
+@rules("metric_for_best_model", "eval_labels", "eval_with_do_generation", "evaluation_strategy")
 def _label_metric_needs_labels(train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+    if train.evaluation_strategy == "no":
+        return
     if train.best_metric in LABEL_METRICS and not (generation.eval_labels and generation.eval_with_do_generation):
         report.error(
             f"metric_for_best_model {train.best_metric} is measured on generated labels and needs "
@@ -198,6 +202,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (_SAMPLING[1:], "top_k", (1,), "top_k 1 always takes the most likely token"),
     (("greedy_zero_padding",), "zero_padding", (False,), "zero_padding is false"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
+    (("metric_for_best_model", "greater_is_better"), "evaluation_strategy", ("no",), "evaluation_strategy is no"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
     (

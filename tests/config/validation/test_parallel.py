@@ -85,15 +85,16 @@ def test_sharding_without_free_processes_is_noted(tmp_path, monkeypatch, keys):
     assert not any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | {"sharding": "stage3"})).notes)
 
 
-def test_sharding_offload_on_cpu_is_refused(tmp_path, monkeypatch):
+def test_sharding_offload_on_gpus_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     monkeypatch.setattr(precision, "has_gpu", lambda: True)
-    keys = SMALLEST | {"sharding": "stage2 offload"}
-    load(write(tmp_path, keys | {"device": "gpu"}))
-    (found,) = problems(write(tmp_path, keys | {"device": "cpu"}))
-    assert found.key == "sharding" and "in host memory already; use sharding stage2" in found.message
+    config = load(write(tmp_path, SMALLEST | {"sharding": "stage2 offload", "offload_optim": True, "device": "gpu"}))
+    assert config.parallel.sharding == "stage2 offload" and config.optim.offload_optim and config.notes == []
 
 
-def test_sharding_offload_on_one_process_is_noted(tmp_path):
-    (note,) = load(write(tmp_path, SMALLEST | {"sharding": "stage2 offload", "device": "cpu"})).notes
-    assert note.startswith("sharding stage2 has no effect: there is one process")
+def test_compat_flag_that_is_not_available_is_refused_only_with_its_parallelism(tmp_path, monkeypatch):
+    path = write(tmp_path, SMALLEST | {"pipeline_parallel_config": "use_dualpipev", "pipeline_parallel_degree": 2})
+    assert any("pipeline_parallel_config has no effect" in note for note in load(path).notes)
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    (found,) = problems(path)
+    assert "use_dualpipev is not available" in found.message

@@ -12,6 +12,7 @@ from paddlenlp_ext.config.validation import check_trainer_config, training
 from tests.common.training import make_config
 from tests.config.config_cases import SMALLEST, load, problems, write
 
+EVALUATED = {"evaluation_strategy": "epoch"}
 # settings -> words of the single problem, which is located at the line of the first key
 CONTRADICTIONS = [
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
@@ -30,14 +31,13 @@ CONTRADICTIONS = [
         },
         "save_steps 10 is not a multiple of eval_steps 4",
     ),
-    ({"metric_for_best_model": "rougel"}, "needs eval_with_do_generation"),
-    ({"metric_for_best_model": "eval_bleu4"}, "needs eval_with_do_generation"),
-    ({"metric_for_best_model": "f1_macro", "eval_with_do_generation": True}, "and eval_labels: true"),
-    ({"metric_for_best_model": "f1_macro", "eval_labels": True}, "needs eval_with_do_generation: true"),
+    ({"metric_for_best_model": "rougel", **EVALUATED}, "needs eval_with_do_generation"),
+    ({"metric_for_best_model": "eval_bleu4", **EVALUATED}, "needs eval_with_do_generation"),
+    ({"metric_for_best_model": "f1_macro", "eval_with_do_generation": True, **EVALUATED}, "and eval_labels: true"),
+    ({"metric_for_best_model": "f1_macro", "eval_labels": True, **EVALUATED}, "needs eval_with_do_generation: true"),
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
     ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
     ({"device": "npu"}, "not available yet"),
-    ({"offload_optim": True, "device": "cpu"}, "in host memory already"),
     ({"do_train": False}, "nothing to do"),
     ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
     ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),
@@ -121,6 +121,8 @@ IDLE = [
     ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
     ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
     ({"eval_steps": 5}, "eval_steps has no effect"),
+    ({"metric_for_best_model": "rougel"}, "metric_for_best_model has no effect: evaluation_strategy is no"),
+    ({"greater_is_better": True}, "greater_is_better has no effect: evaluation_strategy is no"),
     ({"save_steps": 5, "save_strategy": "epoch"}, "save_steps has no effect"),
     ({"neftune_noise_alpha": 10.0}, "neftune_noise_alpha has no effect"),
     ({"evaluation_strategy": "epoch"}, "do_eval is on"),
