@@ -109,6 +109,26 @@ def test_miss_shard_through_a_block_raises(settings: dict, style: str, message: 
         layer.set_tensor_parallel_shard(style, SimpleNamespace(index=1, size=2))
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, MiSSConfig(rank=64)),
+        ({"r": 4, "init_weights": False, "miss_dropout": 0.1}, MiSSConfig(rank=4, dropout=0.1)),
+        ({"r": 4, "init_weights": "bat", "miss_dropout": 0.1}, MiSSConfig(rank=4, variant="bat")),
+        ({"r": 4, "init_weights": "mini", "mini_r": 2}, MiSSConfig(rank=4, variant="mini", mini_rank=2)),
+    ],
+)
+def test_miss_from_adapter_config_reads_peft_fields(fields: dict, expected: MiSSConfig):
+    config = MiSSConfig.from_adapter_config(fields | {"target_modules": "all-linear"})
+    assert config == expected
+
+
+def test_miss_warm_start_of_bat_ignores_the_dropout_of_the_run():
+    run, stored = MiSSConfig(rank=8, dropout=0.1, path="folder"), MiSSConfig(rank=4, variant="bat")
+    assert run.warm_start(stored) == MiSSConfig(rank=4, variant="bat", path="folder")
+    assert run.warm_start(MiSSConfig(rank=4)) == MiSSConfig(rank=4, dropout=0.1, path="folder")
+
+
 @pytest.mark.parametrize("case", ["miss_balance", "miss_bat"])
 def test_miss_reads_bone_of_older_peft(case: str, tmp_path: Path):
     """Rename a file of MiSS to Bone, whose files and formulas were compared once with those of PEFT 0.17.1."""
