@@ -37,12 +37,11 @@ class Adjustment:
 
 
 def adjust(state: ParseState) -> None:
-    """Make all adjustments in order, each with one note, except those about a key that has a problem."""
+    """Make all adjustments in order, each with one note. A key with a problem has its default here."""
     for find in _ADJUSTMENTS:
         for change in find(state.value):
-            if state.report.invalid_keys.isdisjoint((*change.values, *change.because)):
-                state.values.update(change.values)
-                state.report.note(change.reason, *change.because)
+            state.values.update(change.values)
+            state.report.note(change.reason, *change.because)
 
 
 def _evaluate(value: Values) -> Iterator[Adjustment]:

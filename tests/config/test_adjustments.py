@@ -64,8 +64,7 @@ def test_adjustment_is_made_with_one_note(tmp_path, values, adjusted, note):
 
 
 @pytest.mark.parametrize("values", [values for values, _, _ in ADJUSTED], ids=" ".join)
-def test_adjustment_of_an_invalid_key_adds_no_note(tmp_path, values):
-    """Expect no adjustment if a key of the combination has another problem."""
+def test_adjustment_of_an_invalid_key_adds_no_problem(tmp_path, values):
     first = next(iter(values))
     (found,) = problems(write(tmp_path, SMALLEST | values | {first: [1]}))
     assert found.key == first

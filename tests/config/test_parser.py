@@ -101,13 +101,14 @@ def test_abbreviation_of_one_key_is_read_with_a_note(tmp_path, written, value, k
         assert note.startswith(f"{written} is read as {key}")
     path = write(tmp_path, used)
     assert load("--greedy_zero", path).data.greedy_zero_padding, "the file is no value of an abbreviated switch"
+    assert load(path, "--chat_templ", "chat.json").data.chat_template == "chat.json"
 
 
 def test_abbreviation_of_several_keys_is_refused(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"save_st": 5}))
     assert found.message.endswith("abbreviates several keys: save_steps, save_strategy; write one of them in full")
     (found,) = problems(write(tmp_path, SMALLEST), "--", "5")
-    assert "unknown key ''" in found.message
+    assert found.message == "unknown key ''; --help lists the keys"
 
 
 def test_abbreviation_that_differs_from_its_key_is_refused(tmp_path):
