@@ -57,7 +57,6 @@ _TRAINING = (
     *_keys("not yet", bool, False, "use_pose_convert", "PoSE is not implemented"),
     *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),
     *_keys("not yet", float, 0.25, "ssa_group_size_ratio", "shifted sparse attention", "use_ssa"),
-    *_keys("not yet", bool, False, "offload_recompute_inputs", "recompute keeps its inputs on the device"),
     *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),
     *_keys("not yet", object, None, "skip_data_intervals", "skipping data by step is not implemented"),
     *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resumed run restores the full state"),

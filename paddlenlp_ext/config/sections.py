@@ -318,6 +318,9 @@ class TrainConfig(OptionGroup):
         help="outputs to save in recomputed layers, and in how many layers: mlp_row_ln:5,flash_attn:-1 (-1: all)",
     )
     no_recompute_layers: object | None = option(None, help="layers that are not recomputed, counted from 0: [0, 1]")
+    offload_recompute_inputs: bool = option(
+        False, help="keep the inputs of recomputed layers off the device: in a temporary file, on GPUs in host memory"
+    )
     neftune: bool = option(False, help="NEFTune: add uniform noise to the embeddings during training")
     neftune_noise_alpha: float = option(5.0, minimum=0, help="scale of the NEFTune noise")
     disable_tqdm: bool = option(False, help="disable the progress bar")

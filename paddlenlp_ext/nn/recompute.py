@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
-from paddle.autograd import PyLayer
+from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections import TrainConfig
+from paddlenlp_ext.nn.offload import OffloadedTensor, offload
 from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
@@ -41,11 +42,14 @@ class RecomputePlan:
         saved_regions: region -> the number of layers, from the first, in which the region's result is saved although
             the layer is recomputed; -1 for all layers. This saves the region's computation and, under tensor
             parallelism, its communication. Only with "full".
+        offloads_inputs: whether the inputs of recomputed layers are saved off the device (nn/offload.py). Only with
+            "full".
     """
 
     granularity: str = "full"
     excluded_layers: frozenset[int] = frozenset()
     saved_regions: Mapping[str, int] = field(default_factory=dict)
+    offloads_inputs: bool = False
 
     @classmethod
     def from_config(cls, options: TrainConfig) -> RecomputePlan | None:
@@ -53,7 +57,8 @@ class RecomputePlan:
         if not options.recompute:
             return None
         layers = frozenset(parse_layers(options.no_recompute_layers))
-        return cls(options.recompute_granularity, layers, parse_refined(options.refined_recompute))
+        regions = parse_refined(options.refined_recompute)
+        return cls(options.recompute_granularity, layers, regions, options.offload_recompute_inputs)
 
     def check_layers(self, num_layers: int) -> None:
         """Check that the excluded layers exist in a model of `num_layers` layers.
@@ -80,7 +85,9 @@ class RecomputePlan:
             with _recomputing(state):
                 return layer(x, inputs)
 
-        return _recompute(run, x, inputs) if self.granularity == "full" else run(x, inputs)
+        if self.granularity != "full":
+            return run(x, inputs)
+        return _recompute_offloaded(run, x, inputs) if self.offloads_inputs else _recompute(run, x, inputs)
 
 
 def recompute_region(region: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -105,6 +112,29 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """Recompute a block with the matmul precision of its first run: bf16 matmuls may be disabled by then."""
     return recompute(capture_precision(function), *arguments)
+
+
+def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+    """Recompute a layer whose input `x` is off the device between the forward and the backward pass."""
+    offloaded = offload(x)  # here, because an error in a hook would lose its type
+    is_running = False
+
+    def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+        nonlocal is_running
+        is_running = True
+        try:
+            return function(x, inputs)
+        finally:
+            is_running = False
+
+    def pack(tensor: paddle.Tensor) -> paddle.Tensor | OffloadedTensor:
+        return tensor if is_running else offloaded  # saved regions save tensors during the run, Paddle saves x after it
+
+    def unpack(saved: paddle.Tensor | OffloadedTensor) -> paddle.Tensor:
+        return saved if isinstance(saved, paddle.Tensor) else saved.load()
+
+    with saved_tensors_hooks(pack, unpack):
+        return _recompute(run, x, inputs)
 
 
 @dataclass(frozen=True)

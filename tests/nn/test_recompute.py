@@ -8,6 +8,8 @@ import pytest
 
 from paddlenlp_ext.config.recompute_options import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn import recompute
+from paddlenlp_ext.nn.offload import offload
 from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
@@ -69,6 +71,38 @@ def test_recompute_gives_same_loss_and_gradients(plain, name):
     for key, gradient in want.items():
         # A saved region has a graph of its own: three gradients may be summed in another order.
         np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("regions", [{}, ALL_KEPT, {"mlp_row_ln": 1}], ids=["none", "all", "one"])
+def test_recompute_with_inputs_off_the_device_gives_the_same_bits(adapter, regions):
+    want_loss, want = run(adapter, RecomputePlan(saved_regions=regions))
+    loss, gradients = run(adapter, RecomputePlan(saved_regions=regions, offloads_inputs=True))
+    assert loss == want_loss and gradients.keys() == want.keys()
+    for name, gradient in want.items():
+        np.testing.assert_array_equal(gradients[name], gradient, err_msg=name)
+
+
+def test_recompute_offloads_the_input_of_every_recomputed_layer(monkeypatch):
+    saved = []
+
+    class Recorded:
+        def __init__(self, x):
+            self.offloaded, self.loads = offload(x), 0
+            saved.append(self)
+
+        def load(self):
+            self.loads += 1
+            return self.offloaded.load()
+
+    monkeypatch.setattr(recompute, "offload", Recorded)
+    model = make_model("none")
+    model.enable_recompute(RecomputePlan(excluded_layers=frozenset({1}), offloads_inputs=True))
+    model(paddle.to_tensor([[1, 2, 3]])).sum().backward()
+    assert [(each.loads, each.offloaded.load().shape) for each in saved] == [(1, [1, 3, 32])]
+    with paddle.no_grad():
+        model(paddle.to_tensor([[1, 2, 3]]))
+    assert len(saved) == 1, "nothing is saved without gradients"
 
 
 def test_recompute_saved_regions_run_once():

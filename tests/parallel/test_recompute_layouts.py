@@ -13,16 +13,17 @@ pytestmark = pytest.mark.layouts
 TENSOR = {"tensor_parallel_degree": 2, "recompute": True}
 SOME = {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:1"}
 ALL = {"refined_recompute": ",".join(f"{part}_ln:-1" for part in ("attention_row", "mlp_row", "attention_column"))}
+OFFLOADED = {"recompute": True, "offload_recompute_inputs": True}
 LORA = {"switch": "lora", "peft": {"rank": 4, "dropout": 0.3}}
 
 CASES = [
     Case("refined", {**TENSOR, **SOME}),
     Case("refined-lora", {**TENSOR, **ALL}, **LORA),
-    Case("refined-sequence", {**TENSOR, **ALL, "sequence_parallel": True}),
+    Case("refined-sequence", {**TENSOR, **ALL, **OFFLOADED, "sequence_parallel": True}),
     Case("attention", {**TENSOR, "recompute_granularity": "full_attn"}, **LORA),
     Case("core", {**TENSOR, "recompute_granularity": "core_attn", "no_recompute_layers": [0]}),
-    Case("stage3", {"sharding": "stage3", "recompute": True, **SOME}),
-    Case("stages", {"pipeline_parallel_degree": 2, "recompute": True, **ALL, "gradient_accumulation_steps": 3}, **LORA),
+    Case("stage3", {"sharding": "stage3", **OFFLOADED, **SOME}),
+    Case("stages", {"pipeline_parallel_degree": 2, **OFFLOADED, **ALL, "gradient_accumulation_steps": 3}, **LORA),
 ]
 
 

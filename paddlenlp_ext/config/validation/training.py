@@ -188,6 +188,17 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
         )
 
 
+@rules("recompute", "recompute_granularity", "offload_recompute_inputs")
+def _offloaded_inputs_are_those_of_layers(train: TrainConfig, report: Report) -> None:
+    if train.recompute and train.offload_recompute_inputs and train.recompute_granularity != "full":
+        report.error(
+            f"offload_recompute_inputs needs recompute_granularity full, not {train.recompute_granularity}; leave one "
+            "of them out",
+            "offload_recompute_inputs",
+            "recompute_granularity",
+        )
+
+
 idle_rules = Rules()
 """Notes about keys without effect, applied last: a key with a problem gets no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
@@ -206,7 +217,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
     (
-        ("recompute_granularity", "refined_recompute", "no_recompute_layers"),
+        ("recompute_granularity", "refined_recompute", "no_recompute_layers", "offload_recompute_inputs"),
         "recompute",
         (False,),
         "recompute is false",

@@ -188,4 +188,5 @@ class ActivationModel:
             "mlp_column_ln": hidden + 2 * self.inner,
             "mlp_row_ln": self.inner + hidden,
         }
-        return self.hidden + sum(size for region, size in region_bytes.items() if plan.saves(region, index))
+        saved_input = 0.0 if plan.offloads_inputs else self.hidden
+        return saved_input + sum(size for region, size in region_bytes.items() if plan.saves(region, index))

@@ -146,7 +146,8 @@ def estimate_memory(
     # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. They also allocate
     # about half of the activations that such an adapter saves; linears allocate the rest (DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
-    by_paddle = micro_batch_tokens * (num_layers * (layers.hidden + separate) + layers.hidden)
+    num_kept = len(recompute.excluded_layers) if recompute is not None and recompute.offloads_inputs else num_layers
+    by_paddle = micro_batch_tokens * (num_kept * layers.hidden + num_layers * separate + layers.hidden)
     gradients = _gradients(model, stored)
     start_of_backward = _MemoryUse(activations - by_paddle + working, by_paddle) + (
         gradients if accumulates else _MemoryUse()

@@ -15,6 +15,10 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 EVALUATED = {"evaluation_strategy": "epoch"}
 # settings -> words of the single problem, which is located at the line of the first key
 CONTRADICTIONS = [
+    (
+        {"offload_recompute_inputs": True, "recompute": True, "recompute_granularity": "full_attn"},
+        "offload_recompute_inputs needs recompute_granularity full",
+    ),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
     (
@@ -234,5 +238,5 @@ def test_recompute_options_with_invalid_values_are_refused(tmp_path, keys, words
 
 def test_recompute_options_without_recompute_are_noted(tmp_path):
     keys = {"recompute_granularity": "core_attn", "refined_recompute": "flash_attn:-1", "no_recompute_layers": [0]}
-    notes = load(write(tmp_path, SMALLEST | keys)).notes
-    assert len(notes) == 3 and all("recompute is false" in note for note in notes)
+    notes = load(write(tmp_path, SMALLEST | keys | {"offload_recompute_inputs": True})).notes
+    assert len(notes) == 4 and all("recompute is false" in note for note in notes)

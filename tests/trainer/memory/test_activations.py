@@ -126,10 +126,17 @@ def test_activations_with_dropout_are_near_the_estimate():
         RecomputePlan("full_attn"),
         RecomputePlan(saved_regions={"mlp_row_ln": -1}),
         RecomputePlan(saved_regions={"attention_column_ln": -1, "flash_attn": -1}),
+        RecomputePlan(saved_regions={"mlp_row_ln": -1}, offloads_inputs=True),
     ],
-    ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention"],
+    ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention", "mlp_row_ln, inputs off the device"],
 )
 def test_activations_with_recompute_are_near_the_estimate(plan: RecomputePlan):
     measured = measured_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
     expected = predicted(LoRAConfig(rank=8), OPS, plan)
     assert measured == pytest.approx(expected + PER_POSITION, rel=0.15)
+
+
+def test_activations_with_inputs_off_the_device_are_none():
+    plan = RecomputePlan(offloads_inputs=True)
+    measured = measured_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
+    assert measured == predicted(LoRAConfig(rank=8), OPS, plan) == 0

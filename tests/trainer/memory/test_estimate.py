@@ -153,6 +153,8 @@ def test_estimate_memory_every_recompute_plan_counts_its_regions():
     layer, last = 4 * 32 + 96 + 3 * 48, 32
     assert floats(None) == 2 * layer + last == floats(RecomputePlan("core_attn"))
     assert floats(RecomputePlan()) == 2 * 32 + last
+    assert floats(RecomputePlan(offloads_inputs=True)) == last
+    assert floats(RecomputePlan(excluded_layers=frozenset({1}), offloads_inputs=True)) == layer + last
     assert floats(RecomputePlan("full_attn")) == 2 * (layer - 96) + last
     assert floats(RecomputePlan(excluded_layers=frozenset({1}))) == 32 + layer + last
     assert floats(RecomputePlan(saved_regions={"mlp_row_ln": 1})) == 2 * 32 + (48 + 32) + last

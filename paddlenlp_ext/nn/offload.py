@@ -1,0 +1,97 @@
+"""Tensors off the device: in pinned host memory for a GPU, in a temporary file for the CPU.
+
+The GPU's path consists of two documented operators, `Tensor.pin_memory` and `Tensor.cuda`; it has not been run.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger(__name__)
+_IN_MEMORY = ("tmpfs", "ramfs")
+"""File systems whose files are in main memory."""
+
+
+class OffloadedTensor(Protocol):
+    """Tensor whose values are not on its device."""
+
+    def load(self) -> paddle.Tensor:
+        """Return the tensor on its device, with the same bits and the same `stop_gradient`."""
+        ...
+
+
+def offload(x: paddle.Tensor) -> OffloadedTensor:
+    """Copy a tensor off its device; the copy is freed with the returned object.
+
+    Raises:
+        ValueError: the temporary folder has no space for the tensor.
+    """
+    return _PinnedTensor(x) if x.place.is_gpu_place() else _FileTensor(x)
+
+
+class _PinnedTensor:
+    def __init__(self, x: paddle.Tensor) -> None:
+        self._pinned, self._stop_gradient = x.detach().pin_memory(), x.stop_gradient
+
+    def load(self) -> paddle.Tensor:
+        x = self._pinned.cuda()
+        x.stop_gradient = self._stop_gradient
+        return x
+
+
+class _FileTensor:
+    """Tensor in a file without a name, which the system removes when it is closed, also after a crash."""
+
+    def __init__(self, x: paddle.Tensor) -> None:
+        _describe_folder()
+        self._shape, self._dtype, self._stop_gradient = list(x.shape), x.dtype, x.stop_gradient
+        values = x.detach().numpy()
+        self._values_dtype = values.dtype
+        try:
+            self._file = tempfile.TemporaryFile(prefix="paddlenlp_ext-")  # noqa: SIM115 (open as long as the tensor)
+            # Written, not mapped: a full disk would end a write to a mapping with a bus error.
+            self._file.write(np.ascontiguousarray(values).data)
+            self._file.flush()
+        except OSError as error:
+            raise ValueError(
+                f"offload_recompute_inputs: cannot write {values.nbytes / 1e6:,.1f} MB to {tempfile.gettempdir()} "
+                f"({error.strerror}); set TMPDIR to a folder with more space, or offload_recompute_inputs: false"
+            ) from error
+
+    def load(self) -> paddle.Tensor:
+        x = paddle.empty(self._shape, self._dtype)
+        x.set_value(np.memmap(self._file, self._values_dtype, "r", shape=tuple(self._shape)))
+        x.stop_gradient = self._stop_gradient
+        return x
+
+
+@functools.cache
+def _describe_folder() -> None:
+    """Log the temporary folder once, and warn if its files are in main memory."""
+    folder = tempfile.gettempdir()
+    system = file_system(folder)
+    if system in _IN_MEMORY:
+        logger.warning(
+            "offload_recompute_inputs saves no memory: %s is a %s, whose files are in main memory; set TMPDIR to a "
+            "folder on a disk",
+            folder,
+            system,
+        )
+    else:
+        logger.info("offload_recompute_inputs: files in %s; TMPDIR chooses another folder", folder)
+
+
+def file_system(folder: str) -> str | None:
+    """Return the type of the file system of a folder from /proc/mounts; None where it is unknown."""
+    mounts, resolved = Path("/proc/mounts"), Path(folder).resolve()
+    lines = mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []
+    types = {Path(place): kind for _, place, kind, *_ in (line.split() for line in lines)}
+    return next((types[place] for place in (resolved, *resolved.parents) if place in types), None)
