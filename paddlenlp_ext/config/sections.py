@@ -81,7 +81,7 @@ class GenerationConfig(OptionGroup):
     temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")
 
 
-BLOCKWISE_ALGORITHMS = ("nf4", "fp4")
+BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
 QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
-from paddlenlp_ext.quantization.options import BLOCKWISE, QuantizationConfig
+from paddlenlp_ext.quantization.options import QuantizationConfig
 
 _OURS = "paddlenlp_ext"
 """`quant_method` of formats that no other program reads, and key of this package's options in every file."""
+_BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
 """Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
 
@@ -29,7 +30,7 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     if not algos:
         return plain
     fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
-    if len(algos) == 1 and algos <= set(BLOCKWISE) and _in_blocks_of_bitsandbytes(model.quantization):
+    if len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization):
         fields |= {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,

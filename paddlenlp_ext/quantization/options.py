@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS
 from paddlenlp_ext.utils.module_patterns import matches, matching
 from paddlenlp_ext.utils.registry import did_you_mean
 
-BLOCKWISE = ("nf4", "fp4")
+BLOCKWISE = BLOCKWISE_ALGORITHMS
 ALGOS = (*BLOCKWISE, "weight_only_int8", "weight_only_int4")
 _KEY = "weight_quantize_algo"
 
@@ -22,8 +23,8 @@ class QuantizationConfig:
         algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, a suffix of
             it, or a regular expression for the full name. The first match decides; a layer with None, or without a
             match, stays in full precision.
-        block_size: nf4, fp4: number of weights that share a scale.
-        double_quant: nf4, fp4: store the scales in 8 bits.
+        block_size: `BLOCKWISE` formats: number of weights that share a scale.
+        double_quant: `BLOCKWISE` formats: store the scales in 8 bits.
         double_quant_block_size: number of scales that share a scale of their own.
         group_size: weight_only_int4: number of inputs of a row that share a scale; None: one scale per row.
 

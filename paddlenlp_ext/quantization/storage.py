@@ -8,6 +8,8 @@ nf4 and fp4 use the layout of bitsandbytes, so that `transformers` reads the fol
     weight.nested_absmax                    float32 [G], and weight.nested_quant_map, float32 [256]
     weight.quant_state.bitsandbytes__nf4    bytes of a JSON object: block sizes, shape, mean of the scales
 
+nf4_symmetric uses the same layout under its own name, bitsandbytes__nf4_symmetric, which bitsandbytes refuses.
+
 weight_only_int8 and weight_only_int4 use a layout of this project:
 
     weight                                  int8 [out, in], or uint8 [ceil(N / 2)], two codes per byte

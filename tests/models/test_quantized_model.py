@@ -37,6 +37,7 @@ FORMATS = [
     QuantizationConfig(algo="nf4"),
     QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=16),
     QuantizationConfig(algo="fp4", block_size=34),
+    QuantizationConfig(algo="nf4_symmetric", double_quant=True, double_quant_block_size=64),
     QuantizationConfig(algo="weight_only_int8", double_quant=True),
     QuantizationConfig(algo="weight_only_int4"),
     QuantizationConfig(algo="weight_only_int4", group_size=2),
@@ -78,7 +79,7 @@ def test_quantized_model_save_and_reload_is_exact(folder: Path, tmp_path: Path, 
     )
 
 
-@pytest.mark.parametrize("options", FORMATS[:4], ids=lambda options: str(options.algo))
+@pytest.mark.parametrize("options", FORMATS[:5], ids=lambda options: str(options.algo))
 def test_quantized_model_leaves_other_parameters_unchanged(folder: Path, options: QuantizationConfig):
     plain = AutoModelForCausalLM.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)

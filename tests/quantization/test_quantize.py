@@ -54,7 +54,7 @@ def test_quantize_int4_has_one_scale_per_row_or_group(group: int | None):
 
 def test_quantize_codes_are_nearest_levels():
     weight = weight_of(16, 64)
-    for algo in ("nf4", "fp4"):
+    for algo in ("nf4", "nf4_symmetric", "fp4"):
         stored = quantize(weight, QuantizationConfig(algo=algo))
         largest = np.abs(weight).max(axis=1, keepdims=True)
         distance = np.abs((weight / np.where(largest > 0, largest, 1))[..., None] - levels(algo))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -23,6 +25,17 @@ def test_levels_match_bitsandbytes(golden: dict[str, np.ndarray]):
     assert np.array_equal(dynamic_levels(), golden["dynamic_levels"])
     for algo in ("nf4", "fp4"):
         assert np.array_equal(levels(algo), golden[f"{algo}/levels"])
+
+
+def test_levels_nf4_symmetric_mirror_the_7_negative_levels_of_nf4(golden: dict[str, np.ndarray]):
+    # Both sides are quantiles at linspace(0.9677083, 0.5, 8)[:-1], as the negative side of bitsandbytes' nf4.
+    negative = golden["nf4/levels"][:7]
+    expected = np.concatenate([negative, [0, 0], -negative[::-1]]).astype(np.float32)
+    assert np.array_equal(levels("nf4_symmetric"), expected)
+    probabilities = np.linspace(0.9677083, 0.5, 8)[:-1]
+    outermost = levels("nf4_symmetric")[9:][::-1] * 1.8481  # the quantile of 0.9677083 in a table of Φ
+    below = [(1 + math.erf(value / math.sqrt(2))) / 2 for value in outermost]
+    np.testing.assert_allclose(below, probabilities, atol=1e-4)
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])

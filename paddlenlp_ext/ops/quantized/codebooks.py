@@ -1,12 +1,13 @@
 """Values of quantization codes.
 
-    nf4      quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, section 3)
-    fp4      one sign bit, two exponent bits, one mantissa bit
-    int4     -8 ... 7, with -8 unused
-    dynamic  8 bits for scales and moments: a sign, a decimal exponent in unary, and the fraction in the remaining bits
-             (Dettmers 2016, arXiv:1511.04561)
+    nf4            quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, section 3)
+    nf4_symmetric  7 of these quantiles on each side of zero, which has two codes
+    fp4            one sign bit, two exponent bits, one mantissa bit
+    int4           -8 ... 7, with -8 unused
+    dynamic        8 bits for scales and moments: a sign, a decimal exponent in unary, and the fraction in the remaining
+                   bits (Dettmers 2016, arXiv:1511.04561)
 
-All tables are bitwise equal to those of bitsandbytes.
+All tables are bitwise equal to those of bitsandbytes, which has no nf4_symmetric.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _OUTERMOST = 0.9677083
 @functools.cache
 def levels(algo: str) -> np.ndarray:
     """Return the value of each code of a 4-bit format, float32 [16]."""
-    return {"nf4": _nf4, "fp4": _fp4, "weight_only_int4": _int4}[algo]()
+    tables = {"nf4": _nf4, "nf4_symmetric": _nf4_symmetric, "fp4": _fp4, "weight_only_int4": _int4}
+    return tables[algo]()
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
     """Return midpoints between neighbouring levels, float32 [15], and codes in ascending order of level, uint8 [16].
 
-    The code of v is `order[number of midpoints below v]`. The second of fp4's two zeros is for numbers above 0.
+    The code of v is `order[number of midpoints below v]`. The second of two zeros is for numbers above 0.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]
@@ -66,10 +68,21 @@ def linspace(first: float, last: float, count: int) -> np.ndarray:
 
 def _nf4() -> np.ndarray:
     """Return 8 positive quantiles, 7 negative ones and zero, equally probable, divided by the largest."""
-    quantile = NormalDist().inv_cdf
-    positive = [quantile(float(p)) for p in linspace(_OUTERMOST, 0.5, 9)[:-1]]
-    negative = [-quantile(float(p)) for p in linspace(_OUTERMOST, 0.5, 8)[:-1]]
-    table = np.array(sorted([*negative, 0.0, *positive]), np.float32)
+    return _scaled([*(-q for q in _quantiles(7)), 0.0, *_quantiles(8)])
+
+
+def _nf4_symmetric() -> np.ndarray:
+    """Return 7 positive quantiles, 7 negative ones and two zeros, equally probable, divided by the largest."""
+    return _scaled([*(-q for q in _quantiles(7)), 0.0, 0.0, *_quantiles(7)])
+
+
+def _quantiles(count: int) -> list[float]:
+    """Return `count` positive quantiles of the normal distribution, at equidistant probabilities above 1/2."""
+    return [NormalDist().inv_cdf(float(p)) for p in linspace(_OUTERMOST, 0.5, count + 1)[:-1]]
+
+
+def _scaled(values: list[float]) -> np.ndarray:
+    table = np.array(sorted(values), np.float32)
     return table / table.max()
 
 

@@ -35,6 +35,7 @@ FORMATS = [
     QuantizationConfig(algo="nf4"),
     QuantizationConfig(algo="nf4", double_quant=True, double_quant_block_size=4),
     QuantizationConfig(algo="fp4", block_size=34, double_quant=True),
+    QuantizationConfig(algo="nf4_symmetric", block_size=32, double_quant=True),
     QuantizationConfig(algo="weight_only_int8"),
     QuantizationConfig(algo="weight_only_int8", double_quant=True),
     QuantizationConfig(algo="weight_only_int4"),
