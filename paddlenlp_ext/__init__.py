@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paddlenlp_ext import peft
+from paddlenlp_ext._runtime import check_paddle_release
 from paddlenlp_ext.utils.exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -158,5 +159,7 @@ EXPORTS = {
     "merge_adapter": "paddlenlp_ext.api",
 }
 """Public name -> its module."""
+
+check_paddle_release()
 
 __getattr__, __dir__ = lazy_exports(__name__, EXPORTS)

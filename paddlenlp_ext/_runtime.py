@@ -11,10 +11,12 @@ import ctypes
 import os
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OLDEST_MAJOR = 3
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # required by MKL's AVX-512 path (Skylake-X)
@@ -53,6 +55,28 @@ def require_paddle() -> None:
             "PaddlePaddle is not installed; on a CPU run: pip install -e '.[cpu]' -c constraints.txt; "
             "on a GPU install paddlepaddle-gpu 3.3 from Paddle's own index (see README.md)"
         )
+
+
+def check_paddle_release() -> None:
+    """Check that an installed Paddle is not too old, by its package's metadata: nothing is imported.
+
+    `paddle_compat` checks a newer release when Paddle is loaded.
+
+    Raises:
+        ImportError: Paddle is older than the oldest supported release.
+    """
+    for package in ("paddlepaddle", "paddlepaddle-gpu"):
+        try:
+            installed = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+        major = installed.partition(".")[0]
+        is_development_build = installed.startswith("0.0.0")
+        if major.isdigit() and int(major) < _OLDEST_MAJOR and not is_development_build:
+            raise ImportError(
+                f"{package} {installed} is too old: paddlenlp_ext supports Paddle 3 and is tested with 3.3; "
+                f"run: pip install '{package}==3.3.*'"
+            )
 
 
 def threads_per_process() -> int:

@@ -1,7 +1,8 @@
 """Private interfaces of PaddlePaddle that this package relies on, each wrapped in a named function.
 
 Paddle may rename any of them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so support for
-a new Paddle release is added in this file. Importing it checks the installed release:
+a new Paddle release is added in this file. Importing it checks the installed release; releases before
+3.0 have been refused by then (`_runtime.check_paddle_release`):
 
     3.3.x                    tested: no message
     another release          `UserWarning` that names the tested one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -96,6 +97,43 @@ def test_configure_runtime_after_paddle_sets_its_threads():
         "print(seen == [runtime.threads_per_process()])"
     )
     assert run_python(code) == "True"
+
+
+@pytest.mark.parametrize("installed", ["2.6.2", "2.4.0.post117", "1.8.5"])
+@pytest.mark.parametrize("package", ["paddlepaddle", "paddlepaddle-gpu"])
+def test_check_paddle_release_of_an_old_release_names_the_supported_ones(package, installed, monkeypatch):
+    set_release(monkeypatch, {package: installed})
+    message = rf"^{package} {installed} is too old: .* Paddle 3 and is tested with 3\.3; run: pip install '{package}==3"
+    with pytest.raises(ImportError, match=message):
+        _runtime.check_paddle_release()
+
+
+def test_import_with_an_old_release_is_an_error():
+    code = (
+        "import importlib.metadata as metadata; metadata.version = lambda package: '2.6.2'\n"
+        "try:\n    import paddlenlp_ext\nexcept ImportError as error:\n    print(error)"
+    )
+    assert run_python(code).startswith("paddlepaddle 2.6.2 is too old: paddlenlp_ext supports Paddle 3 ")
+
+
+@pytest.mark.parametrize("installed", ["3.0.0", "3.3.1", "3.10.0rc0", "4.0.0", "0.0.0", "0.0.0.dev20261101"])
+def test_check_paddle_release_of_a_newer_release_says_nothing(installed, monkeypatch, recwarn):
+    set_release(monkeypatch, {"paddlepaddle": installed})
+    _runtime.check_paddle_release()
+    set_release(monkeypatch, {})
+    _runtime.check_paddle_release()
+    assert not recwarn.list
+
+
+def set_release(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]) -> None:
+    """Replace the versions of the installed packages."""
+
+    def version(package: str) -> str:
+        if package not in installed:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
 
 
 def test_require_paddle_without_paddle_says_what_to_install(monkeypatch):
