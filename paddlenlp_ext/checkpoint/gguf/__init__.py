@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
+_ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -80,7 +81,10 @@ class GgufFile:
         values = self.metadata[key]
         if not isinstance(values, list):
             raise ValueError(f"{self.path}: {key} is {_shown(values)}, not a list; the file is damaged")
-        return [self._checked(f"{key}[{index}]", value, kind) for index, value in enumerate(values)]
+        for index, value in enumerate(values):
+            if type(value) not in _ACCEPTED[kind]:  # before the call: a vocabulary has hundreds of thousands of items
+                self._checked(f"{key}[{index}]", value, kind)
+        return values
 
     def architecture_key(self, key: str) -> str:
         """Return a key with the architecture's prefix, such as `llama.block_count`."""
@@ -93,8 +97,7 @@ class GgufFile:
             )
 
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
-        accepted = (int, float) if kind is float else (kind,)
-        if type(value) not in accepted:
+        if type(value) not in _ACCEPTED[kind]:
             raise ValueError(f"{self.path}: {key} is {_shown(value)}, not {_KINDS[kind]}; the file is damaged")
         return value
 

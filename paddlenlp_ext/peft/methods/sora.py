@@ -8,8 +8,9 @@ The optimizer updates A, B and g. After each of its steps, with η the learning 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
 This is the proximal step of the loss plus λ |g|_1: gates that do not reduce the loss shrink to zero, which removes
-their rank. `penalty` also adds the mean |g| to the loss, as the published code does. A finished run saves a plain LoRA
-of the ranks with nonzero gates, with g multiplied into A.
+their rank. `penalty` also adds the mean |g| to the loss, as the published code does, which calls both numbers
+`sparse_lambda` and uses the first as the threshold itself, without η (docs/adapters.md). A finished run saves a plain
+LoRA of the ranks with nonzero gates, with g multiplied into A.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -100,6 +100,30 @@ def test_after_step_gates_within_threshold_become_zero():
     assert (gates_of(model)[:3] == 0).all()
 
 
+def published_step(gates: np.ndarray, threshold: float) -> np.ndarray:
+    """Return the gates after the step of the published code: it zeroes small gates after it has shrunk all."""
+    gates = gates.copy()
+    gates[gates > threshold] -= threshold
+    gates[gates < -threshold] += threshold
+    gates[np.abs(gates) < threshold] = 0
+    return gates
+
+
+def test_after_step_with_the_threshold_of_the_published_code_differs_below_twice_the_threshold():
+    threshold, rate, scale = 0.03, 0.02, 5.0
+    model = make(sparse_lambda=threshold / (rate * scale), gate_scale=scale)
+    gates = np.linspace(-0.1, 0.1, 6, dtype=np.float32)[:, None] + np.float32([0.001, 0.005, 0.013])
+    for column in gates.T:
+        layer = next(iter(model.layers().values()))
+        layer.gate.set_value(np.ascontiguousarray(column))
+        model.after_step(1, 1, rate)
+        found, published = layer.gate.numpy(), published_step(column, threshold)
+        between = (np.abs(column) > threshold) & (np.abs(column) < 2 * threshold)
+        np.testing.assert_allclose(found[~between], published[~between], atol=1e-7)
+        assert (published[between] == 0).all() and (found[between] != 0).all()
+    assert between.any()
+
+
 def test_sora_training_lowers_loss_and_closes_gates(tmp_path: Path):
     model = make(sparse_lambda=0.5)
     losses = train(model, 60)
