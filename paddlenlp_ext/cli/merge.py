@@ -49,7 +49,8 @@ class MergeArguments(OptionGroup):
     )
     overwrite: bool = option(False, help="replace a model at the output path")
     allow_pickle: bool = option(
-        False, help="read PaddleNLP's .pdparams if there are no safetensors; objects other than arrays are refused"
+        False,
+        help="read .pdparams or adapter_model.bin if there are no safetensors; other objects than arrays are refused",
     )
 
 

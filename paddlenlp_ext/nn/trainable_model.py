@@ -24,6 +24,9 @@ class TrainableModel(nn.Layer):
         remote_parameters: names of parameters that only other processes hold.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
+        lm_head: layer that computes the logits; None if it is tied to the embedding.
+        set_aside: base parameters that an adapter replaces (peft/replaced_parameters.py), by name.
+        has_loaded_replacements: whether the replacements of base parameters were read from an adapter's file.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
     """
 
@@ -32,7 +35,10 @@ class TrainableModel(nn.Layer):
     vocab_parallel: Any
     quantization: Any
     remote_parameters: set[str]
+    lm_head: Any
     reads_prompts: bool = False
+    set_aside: Mapping[str, paddle.Tensor | None] = {}
+    has_loaded_replacements: bool = False
 
     # -- implemented by every model -----------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:

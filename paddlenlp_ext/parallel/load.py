@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import has_storage
-from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.replaced_parameters import base_parameters
 from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def load_shards(model: nn.Layer, source: WeightSource) -> None:
     """Load the base weights of a sharded model that was built without values; the adapter's values stay unchanged.
+
+    Parameters that the adapter replaces start at the base's values, unless they were read from a stored adapter.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
@@ -25,18 +26,9 @@ def load_shards(model: nn.Layer, source: WeightSource) -> None:
     """
     decoder = getattr(model, "base_model", model)
     assert isinstance(decoder, TrainableModel)
-    parameters = base_parameters(decoder)
+    loaded = set(decoder.set_aside) if decoder.has_loaded_replacements else set()
+    parameters = {name: parameter for name, parameter in base_parameters(decoder).items() if name not in loaded}
     for parameter in parameters.values():
         if is_materialized(parameter) and not has_storage(parameter):
             parameter.initialize()
-    load_parameters(parameters, source, decoder.remote_parameters)
-
-
-def base_parameters(decoder: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the parameters of the base model, by their names in files; parameters of adapters are left out."""
-    adapters = {id(parameter) for _, layer in adapter_layers(decoder) for parameter in layer.own_parameters()}
-    return {
-        ".".join(part for part in name.split(".") if part != "base"): parameter
-        for name, parameter in decoder.named_parameters()
-        if id(parameter) not in adapters
-    }
+    load_parameters(parameters, source, decoder.remote_parameters | loaded)

@@ -35,25 +35,21 @@ _INIT_REMEDY = (
 )
 _UNAVAILABLE = {
     "task_type": "models here are causal language models; use CAUSAL_LM, or leave it out",
-    "bias": "biases do not train alongside an adapter; use 'none'",
     "fan_in_fan_out": "every linear layer here has its weight as [out, in]; use False",
-    "modules_to_save": "only the adapter trains; leave it out",
-    "trainable_modules": "only the adapter trains; leave it out",
-    "trainable_bias": "biases do not train alongside an adapter; leave it out",
+    "trainable_modules": "name the ends of the modules' names in modules_to_save",
     "init_lora_weights": _INIT_REMEDY,
     "init_weights": _INIT_REMEDY,
     "init_ia3_weights": "IA3 starts at ones; use True",
     "loftq_config": "the options of LoftQ are LoftQConfig's own: LoftQConfig(iters=..., svd=...)",
     "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
-    "exclude_modules": "list the layers to adapt in target_modules",
     "mask_type": "the positions of SHiRA are random; use 'random'",
     "use_cayley_neumann": "pass only num_cayley_neumann_terms; Hugging Face PEFT uses 5",
     "num_transformer_submodules": "a decoder has 1",
     **dict.fromkeys(
         (
             *("alora_invocation_tokens", "arrow_config", "coft", "corda_config", "do_qat", "enable_lokr_list"),
-            *("enable_lora_list", "enable_vera_list", "ensure_weight_tying", "eva_config", "layer_replication"),
+            *("enable_lora_list", "enable_vera_list", "eva_config", "layer_replication"),
             *("lora_bias", "rank_pattern", "megatron_config", "module_dropout", "pissa_init", "qlora_weight_blocksize"),
             *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
             *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
@@ -136,7 +132,7 @@ def argument_names(method: type) -> dict[str, str]:
     """Return a mapping from every accepted argument name to the name of its field."""
     switch = _switch_of(method)
     options = options_of(method, "") if switch is None else method_options(switch, method)
-    names = {field.name: field.name for field in dataclasses.fields(method)}
+    names = {field.name: field.name for field in dataclasses.fields(method)} | {"bias": "trainable_bias"}
     for option in options:
         for name in (*option.spellings, *option.arguments):
             assert names.get(name, option.attribute) == option.attribute, f"{method.__name__}: two fields named {name}"

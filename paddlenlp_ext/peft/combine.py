@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.factors import combined_factors, factors_of
 from paddlenlp_ext.peft.inject import undone_on_failure
-from paddlenlp_ext.peft.layers import detach_adapters
 from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.replaced_parameters import detach_adapter
 
 
 def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
@@ -34,5 +34,5 @@ def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str
     with undone_on_failure(model):
         for folder in adapters:
             parts.append(factors_of(PeftModel.from_pretrained(model, folder)))
-            detach_adapters(model)
+            detach_adapter(model)
         return PeftModel.from_factors(model, combined_factors(parts, list(adapters.values())))

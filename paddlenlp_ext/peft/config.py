@@ -38,6 +38,26 @@ _INFORMATIVE = frozenset(
 )
 
 
+_EFFECTS = {
+    "alora_invocation_tokens": "activates the adapter after certain tokens",
+    "arrow_config": "routes tokens among several adapters",
+    "fan_in_fan_out": "transposes the weights",
+    "kasa_config": "adds trained singular values",
+    "layer_replication": "repeats decoder layers",
+    "megatron_config": "adapts layers of Megatron",
+    "monteclora_config": "samples the adapter's weights",
+    "target_parameters": "adapts tensors that are not linear layers, such as experts",
+    "trainable_token_indices": "trains rows of the embedding",
+    "use_bdlora": "makes A or B block-diagonal",
+    "use_qalora": "pools the inputs of quantized layers",
+    "velora_config": "compresses saved activations",
+}
+"""Unsupported fields of Hugging Face PEFT -> what they do, for errors."""
+
+BIASES = ("none", "all", "adapted")
+"""Values of `trainable_bias`."""
+
+
 @dataclass(kw_only=True)
 class PeftConfig(OptionGroup, metaclass=ConfigType):
     """Base config of an adapter method; a subclass registers in `PEFT_METHODS` under its JSON switch.
@@ -76,11 +96,35 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     own_keys: ClassVar[Mapping[str, str]] = {}
     changes_bias: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {}
-    free_on_resume: ClassVar[frozenset[str]] = frozenset({"path", "dropout", "target_modules"})
+    free_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"path", "dropout", "target_modules"}
+        | {"exclude_modules", "modules_to_save", "trainable_bias", "saved_embeddings", "ensure_weight_tying"}
+    )
 
     path: str | None = option(None, help="folder of an adapter to start from; its structure (rank, targets) is used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
     """Base model named by the stored adapter."""
+    exclude_modules: tuple[str, ...] | None = None
+    """Name suffixes or regular expressions of layers that are not adapted, though they are targets."""
+    modules_to_save: tuple[str, ...] | None = None
+    """Ends of the names of modules to train in full and save with the adapter, such as "lm_head" or "norm"."""
+    trainable_bias: str = "none"
+    """Biases of the base to train and save with the adapter: "none", "all", or "adapted" (of the adapted layers)."""
+    ensure_weight_tying: bool = False
+    """Whether modules to save that the base ties stay tied; Hugging Face PEFT has it for LoRA and AdaLoRA."""
+    saved_embeddings: tuple[str, ...] = ()
+    """Layers among embedding and lm_head whose weight the adapter's file contains, though it is not trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("exclude_modules", "modules_to_save"):
+            entries = getattr(self, name)
+            if entries is not None:
+                setattr(self, name, (entries,) if isinstance(entries, str) else tuple(entries) or None)
+        if self.trainable_bias.endswith("_only"):  # Hugging Face PEFT's names: lora_only, oft_only, ...
+            self.trainable_bias = "adapted"
+        if self.trainable_bias not in BIASES:
+            raise ValueError(f"trainable_bias={self.trainable_bias!r} is not one of: {', '.join(BIASES)}")
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:
@@ -221,7 +265,7 @@ def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
             such fields.
     """
     unsupported = [
-        f"{name}={value!r}"
+        f"{name}={value!r}" + (f" ({_EFFECTS[name]})" if name in _EFFECTS else "")
         for name, value in fields.items()
         if name not in read and name not in _INFORMATIVE and value not in (None, False, 0, "", "none", [], {})
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,7 +65,20 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
         known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})
         raise ValueError(f"{file}: peft_type {peft_type!r} is not available; known: {', '.join(known)}")
     with in_file(file):
-        return _reader(methods, fields).from_adapter_config(fields), fields
+        common, own = _split_common_fields(fields)
+        return dataclasses.replace(_reader(methods, own).from_adapter_config(own), **common), fields
+
+
+def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that every method has, by the names of `PeftConfig`, and the other fields."""
+    own = dict(fields)
+    common = {"trainable_bias": own.pop("bias", None) or "none"}
+    common["modules_to_save"] = own.pop("modules_to_save", None)
+    common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
+    excluded = own.pop("exclude_modules", None)
+    # PEFT matches a string as a regular expression for the full name, and entries of a list as suffixes
+    common["exclude_modules"] = f"^(?:{excluded})" if isinstance(excluded, str) and excluded else excluded
+    return common, own
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
@@ -89,6 +103,7 @@ def missing_weights(folder: Path, expected: str) -> ValueError:
         return ValueError(
             f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
             "code inside it, so it is refused; save the adapter as safetensors in the library it came from. The merge "
-            "commands read a single .pdparams file of PaddleNLP with --allow_pickle, and only arrays from it."
+            "commands read a single .pdparams file of PaddleNLP, or adapter_model.bin of Hugging Face PEFT, with "
+            "--allow_pickle, and only arrays from it."
         )
     return ValueError(f"{folder}: {expected} is missing")

@@ -22,6 +22,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.replaced_parameters import replaced_parameters
 
 COMBINATIONS = ("cat", "linear")
 
@@ -55,13 +56,23 @@ class Factors(NamedTuple):
 
 
 @paddle.no_grad()
-def factors_of(model: AdaptedModel) -> dict[str, Factors]:
+def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str, Factors]:
     """Return the factors of each adapted layer, by name.
+
+    Args:
+        model: model with the adapter.
+        without_replaced: leave out the base parameters that the adapter replaces, instead of refusing them.
 
     Raises:
         ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was
             quantized for this adapter.
     """
+    replaced = list(model.base_model.set_aside)
+    if replaced and not without_replaced:
+        raise ValueError(
+            f"the adapter also has parameters of the base ({', '.join(replaced[:4])}), which a sum of low-rank updates "
+            "cannot hold; merge it into the base instead"
+        )
     factors = {}
     for name, layer in adapter_layers(model.base_model):
         if getattr(layer, "base_is_residual", False):
@@ -75,7 +86,7 @@ def factors_of(model: AdaptedModel) -> dict[str, Factors]:
             is_plain = type(model.peft_config) is LoRAConfig and isinstance(layer, LoRALinear)
             factors[name] = Factors(*pair, layer.scaling if is_plain else None)
     shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
-    state = model.adapter_state().keys() - shared
+    state = model.adapter_state().keys() - shared - set(replaced)
     others = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
     if others or not factors:
         config = model.peft_config
@@ -138,7 +149,10 @@ def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
 
 
 def save_as_lora(
-    model: AdaptedModel, folder: str | os.PathLike[str], factors: Mapping[str, Factors] | None = None
+    model: AdaptedModel,
+    folder: str | os.PathLike[str],
+    factors: Mapping[str, Factors] | None = None,
+    replaced: Mapping[str, paddle.Tensor] | None = None,
 ) -> None:
     """Write a model's adapter as a plain LoRA over its base, which programs without the method can read.
 
@@ -148,13 +162,16 @@ def save_as_lora(
         model: model with the adapter.
         folder: folder to write.
         factors: factors of the unsharded layers; None: `factors_of(model)`.
+        replaced: unsharded tensors that replace parameters of the base; None: those of the model.
 
     Raises:
         ValueError: the update is not low-rank.
     """
-    factors = factors_of(model) if factors is None else factors
+    factors = factors_of(model, without_replaced=True) if factors is None else factors
+    replaced = replaced_parameters(model.base_model) if replaced is None else replaced
     config = lora_config_for(factors)
-    model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), lora_tensors(factors))
+    tensors = {**lora_tensors(factors), **replaced}
+    model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), tensors)
 
 
 def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:

@@ -14,9 +14,13 @@ from paddle import nn
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.replaced_parameters import detach_adapter, excluded_targets, replace_parameters
 from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.module_patterns import matches, matching
+
+logger = get_logger("paddlenlp_ext.peft")
 
 
 def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
@@ -29,12 +33,18 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
     if next(adapter_layers(model), None) is not None:
         raise ValueError("the model already has an adapter; merge it (merge_and_unload) before adding another")
     targets = config.targets(model)
+    excluded = set(excluded_targets(config, targets))
+    if targets and len(excluded) == len(targets):
+        raise ValueError("exclude_modules and modules_to_save leave no layer to adapt; exclude fewer layers")
+    if config.exclude_modules and not excluded:
+        logger.warning("exclude_modules: %s matches no target", ", ".join(config.exclude_modules))
     for parameter in model.parameters():
         parameter.stop_gradient = True
-    bases = {name: layer_at(model, name) for name in targets}
+    bases = {name: layer_at(model, name) for name in targets if name not in excluded}
     wrap = config.wrapper(bases, seed)
     for name, base in bases.items():
         replace_layer(model, name, wrap(name, base))
+    replace_parameters(model, config)
     _check_residual_bases(model)
 
 
@@ -54,7 +64,7 @@ def _check_residual_bases(model: nn.Layer) -> None:
 
 
 @contextmanager
-def undone_on_failure(model: nn.Layer) -> Iterator[None]:
+def undone_on_failure(model: TrainableModel) -> Iterator[None]:
     """If the block raises, remove the adapter that it added and restore the parameters' `stop_gradient`."""
     had_adapter = next(adapter_layers(model), None) is not None
     frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
@@ -62,7 +72,7 @@ def undone_on_failure(model: nn.Layer) -> Iterator[None]:
         yield
     except BaseException:
         if not had_adapter:
-            detach_adapters(model)
+            detach_adapter(model)
         for parameter, stop_gradient in frozen:
             parameter.stop_gradient = stop_gradient
         raise
@@ -103,6 +113,10 @@ def select_targets(
         raise ValueError(f"{key} is an empty list; name at least one {kind}, or leave it out for the default")
     chosen: set[str] = set()
     for entry in entries:
+        if entry in ("lm_head", "embed_tokens") and not any(matches(entry, name, key) for name in names):
+            raise ValueError(
+                f"{key}: {entry} cannot have an adapter of this method; train it in full (modules_to_save)"
+            )
         chosen.update(matching(entry, names, key, kind))
     return [name for name in names if name in chosen]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
+from paddlenlp_ext.peft.replaced_parameters import DetachedAdapter, attach_adapter, detach_adapter
 from paddlenlp_ext.utils.registry import did_you_mean
 
 
@@ -20,11 +20,11 @@ class AdaptedModel(Protocol):
 
 @dataclass(frozen=True)
 class _InactiveAdapter:
-    """Adapter that is not active: class and state of its `PeftModel`, and its layers by name."""
+    """Adapter that is not active: class and state of its `PeftModel`, and its layers and parameters."""
 
     model_class: type
     state: dict[str, Any]
-    layers: dict[str, AdapterLayer]
+    adapter: DetachedAdapter
 
 
 class MultiAdapterModel:
@@ -57,13 +57,13 @@ class MultiAdapterModel:
         """
         if name in self.names():
             raise ValueError(f"adapter {name!r} already exists; delete it or choose another name")
-        layers = detach_adapters(model.base_model)
+        adapter = detach_adapter(model.base_model)
         try:
             other = make()
             other.adapters = self
-            self._inactive[name] = _InactiveAdapter(type(other), other.__dict__, detach_adapters(model.base_model))
+            self._inactive[name] = _InactiveAdapter(type(other), other.__dict__, detach_adapter(model.base_model))
         finally:
-            attach_adapters(model.base_model, layers)
+            attach_adapter(model.base_model, adapter)
 
     def switch(self, model: AdaptedModel, name: str) -> None:
         """Make another adapter active.
@@ -74,9 +74,9 @@ class MultiAdapterModel:
         self._require(name)
         if name == self.active:
             return
-        self._inactive[self.active] = _InactiveAdapter(type(model), model.__dict__, detach_adapters(model.base_model))
+        self._inactive[self.active] = _InactiveAdapter(type(model), model.__dict__, detach_adapter(model.base_model))
         other = self._inactive.pop(name)
-        attach_adapters(model.base_model, other.layers)
+        attach_adapter(model.base_model, other.adapter)
         object.__setattr__(model, "__class__", other.model_class)
         object.__setattr__(model, "__dict__", other.state)
         self.active = name

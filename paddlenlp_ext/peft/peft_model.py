@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,16 +14,16 @@ from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
-from paddlenlp_ext.peft import resume
+from paddlenlp_ext.peft import replaced_parameters, resume
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
 from paddlenlp_ext.peft.inject import inject, undone_on_failure, without_foreign_targets
-from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
+from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
+from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
 from paddlenlp_ext.quantization.hf_config import options_to_dict
-from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -50,12 +48,7 @@ def get_peft_model(
     config = peft_config
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
-        resume.require_same_method(str(stored.folder), stored.config, config)
-        config = peft_config.warm_start(without_foreign_targets(stored.config, model))
-        for field in dataclasses.fields(config):
-            used, requested = getattr(config, field.name), getattr(peft_config, field.name)
-            if field.compare and used != requested:
-                logger.info("%s is %r, as in %s (not %r)", field.name, used, stored.folder, requested)
+        config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
         peft_model = _model_class(config)(model, config)
@@ -151,6 +144,7 @@ class PeftModel(TrainableModel):
     def mark_only_adapter_as_trainable(self) -> None:
         """Freeze the base model, as `get_peft_model` does."""
         own = {id(parameter) for _, layer in adapter_layers(self) for parameter in layer.own_parameters()}
+        own |= {id(parameter) for parameter in replaced_parameters.replaced_parameters(self.base_model).values()}
         for parameter in self.base_model.parameters():
             if id(parameter) not in own:
                 parameter.stop_gradient = True
@@ -160,18 +154,11 @@ class PeftModel(TrainableModel):
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
         """Return the numbers of trainable and of all parameters; a quantized weight counts its elements."""
-        trainable = sum(p.size for p in self.parameters() if not p.stop_gradient)
-        packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(self).values())
-        return trainable, sum(p.size for p in self.parameters()) + packed
+        return count_parameters(self)
 
     def print_trainable_parameters(self) -> None:
         """Print the numbers of trainable and of all parameters, and the adapted layers."""
-        trainable, total = self.get_nb_trainable_parameters()
-        names = (name.split(".") for name, _ in adapter_layers(self))
-        leaves = Counter(next(part for part in reversed(parts) if not part.isdigit()) for parts in names)
-        where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
-        share = 100 * trainable / total
-        print(f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}")
+        print(describe_parameters(self))
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
@@ -181,7 +168,8 @@ class PeftModel(TrainableModel):
         for owner, name in switches:
             setattr(owner, name, False)
         try:
-            yield
+            with replaced_parameters.base_values(self.base_model) if previous[0] else nullcontext():
+                yield
         finally:
             for (owner, name), value in zip(switches, previous, strict=True):
                 setattr(owner, name, value)
@@ -276,7 +264,7 @@ class PeftModel(TrainableModel):
                 state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
         for _, layer in adapter_layers(self.base_model):
             state.update(layer.shared_state())
-        return state
+        return {**state, **replaced_parameters.replaced_parameters(self.base_model)}
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
         """Return the tensors to save by name, before the method converts them to its file format."""
@@ -290,12 +278,19 @@ class PeftModel(TrainableModel):
             tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
-        stored = self.peft_config.to_stored(self.full_state(tensors))
-        self.write_files(folder, self.peft_config.peft_type, fields, stored)
+        state = self.full_state(tensors)
+        replaced = self.replaced_of(state)
+        layers = {name: tensor for name, tensor in state.items() if name not in replaced}
+        stored = self.peft_config.to_stored(layers)
+        self.write_files(folder, self.peft_config.peft_type, fields, {**stored, **replaced})
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
         """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
+
+    def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
+        """Return the tensors of `full_state` that replace parameters of the base; a finished adapter keeps them."""
+        return {name: state[name] for name in self.base_model.set_aside if name in state}
 
     def write_files(
         self,
@@ -313,7 +308,9 @@ class PeftModel(TrainableModel):
         }
         if self.quantization is not None:  # not a field of PEFT; merging and prediction need the same base
             shared["base_quantization"] = options_to_dict(self.quantization)
-        write_adapter(folder, {**shared, **fields}, tensors, self.peft_config.own_keys)
+        fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, self.peft_config)}
+        keys = {**self.peft_config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
+        write_adapter(folder, fields, replaced_parameters.with_tied_copy(self.base_model, tensors), keys)
 
     @classmethod
     def from_pretrained(
@@ -379,7 +376,10 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`.
         """
-        assign_tensors(self.adapter_state(), tensors, where)
+        assign_tensors(
+            self.adapter_state(), replaced_parameters.without_tied_copy(self.base_model, tensors, where), where
+        )
+        self.base_model.has_loaded_replacements = True
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_and_unload(self) -> TrainableModel:
@@ -393,7 +393,7 @@ class PeftModel(TrainableModel):
 
     def unload(self) -> TrainableModel:
         """Remove the adapter and return the base model; this object must not be used afterwards."""
-        detach_adapters(self.base_model)
+        replaced_parameters.detach_adapter(self.base_model)
         return self.base_model
 
 

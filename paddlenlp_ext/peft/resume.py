@@ -29,6 +29,28 @@ def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> N
         )
 
 
+def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftConfig) -> PeftConfig:
+    """Return the config of a run that starts from a stored adapter; differences from `config` are logged.
+
+    Args:
+        stored: the adapter.
+        config: options of the run.
+        structure: the adapter's config, without targets that the model lacks.
+
+    Raises:
+        ValueError: the methods differ.
+    """
+    require_same_method(str(stored.folder), stored.config, config)
+    common = ("exclude_modules", "modules_to_save", "trainable_bias", "ensure_weight_tying", "saved_embeddings")
+    result = config.warm_start(structure)
+    result = dataclasses.replace(result, **{name: getattr(structure, name) for name in common})
+    for field in dataclasses.fields(result):
+        used, requested = getattr(result, field.name), getattr(config, field.name)
+        if field.compare and used != requested:
+            logger.info("%s is %r, as in %s (not %r)", field.name, used, stored.folder, requested)
+    return result
+
+
 def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) -> None:
     """Check that the stored tensors compute the same function under both configs.
 

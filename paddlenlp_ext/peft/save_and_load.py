@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +20,15 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
+from paddlenlp_ext.peft.replaced_parameters import EMBEDDINGS, is_replacement
+from paddlenlp_ext.peft.torch_bin import read_torch_tensors
 from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
 from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
+_LEGACY_WEIGHTS_FILE = "adapter_model.bin"
 _KEY_PREFIX = "base_model.model."
 
 
@@ -46,6 +50,10 @@ class AdapterFiles:
     base_model: str | None
     tensors: dict[str, np.ndarray]
     quantization: QuantizationConfig | None = None
+
+    def replaced(self) -> dict[str, np.ndarray]:
+        """Return the tensors that replace parameters of the base."""
+        return {name: value for name, value in self.tensors.items() if is_replacement(self.config, name)}
 
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
@@ -85,7 +93,8 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
 
     Args:
         folder: as in `PeftModel.from_pretrained`.
-        allow_pickle: read the `.pdparams` file of a PaddleNLP folder that has no safetensors file.
+        allow_pickle: read the pickled weights of a folder that has no safetensors file: `.pdparams` of PaddleNLP,
+            `adapter_model.bin` of Hugging Face PEFT.
 
     Raises:
         ValueError: the folder has no adapter or only pickled weights, or its method or a field is not supported.
@@ -93,7 +102,7 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     file = find_config(folder)
     config, fields = read_config(file)
     if file.name == CONFIG_FILE:
-        return _read_huggingface(file.parent, config, fields)
+        return _read_huggingface(file.parent, config, fields, allow_pickle)
     return _read_paddlenlp(file.parent, config, fields, allow_pickle)
 
 
@@ -101,7 +110,7 @@ def write_adapter(
     folder: str | os.PathLike[str],
     fields: Mapping[str, Any],
     tensors: Mapping[str, Any],
-    own_keys: Mapping[str, str] = MappingProxyType({}),
+    keys: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
 
@@ -109,23 +118,26 @@ def write_adapter(
         folder: created if it does not exist.
         fields: content of adapter_config.json.
         tensors: the stored tensors, by this package's names.
-        own_keys: `PeftConfig.own_keys` of the method.
+        keys: keys of tensors that are not their names with PEFT's prefix.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    named = {own_keys.get(name, f"{_KEY_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
+    named = {keys.get(name, f"{_KEY_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
     write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
     write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
 
-def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any]) -> AdapterFiles:
+def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
     quantization = fields.get("base_quantization")
     if quantization is not None:
         with in_file(folder / CONFIG_FILE):
             quantization = options_from_dict(quantization)
-    if not (folder / WEIGHTS_FILE).is_file():
+    if (folder / WEIGHTS_FILE).is_file():
+        stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
+    elif allow_pickle and (folder / _LEGACY_WEIGHTS_FILE).is_file():
+        stored = read_torch_tensors(folder / _LEGACY_WEIGHTS_FILE)
+    else:
         raise missing_weights(folder, WEIGHTS_FILE)
-    stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
     own_names = {key: name for name, key in config.own_keys.items()}
     unexpected = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
     if unexpected:
@@ -134,9 +146,32 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
             "Hugging Face PEFT or this package saved"
         )
     named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
-    config = config.for_tensors(named)
-    tensors = config.from_stored(named)
+    named = {name.replace(".base_layer.", "."): value for name, value in named.items()}
+    replaced = {name: value for name, value in named.items() if is_replacement(config, name)}
+    embeddings = tuple(layer for layer in EMBEDDINGS if f"{layer}.weight" in replaced)
+    layers = {name: value for name, value in named.items() if name not in replaced}
+    _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
+    config = dataclasses.replace(config.for_tensors(layers), saved_embeddings=embeddings)
+    tensors = {**config.from_stored(layers), **replaced}
     return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization)
+
+
+def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
+    """Check that no tensor belongs to an adapter of a layer that has none here.
+
+    Raises:
+        ValueError: lm_head or, by LoRA, the embedding is adapted.
+    """
+    for layer, found in (
+        ("lm_head", [name for name in names if name.startswith("lm_head.")]),
+        ("the embedding", [name for name in names if ".lora_embedding_" in name]),
+    ):
+        if found:
+            raise ValueError(
+                f"{file}: the adapter changes {layer} ({', '.join(found)}), which cannot have an adapter: the loss "
+                "and tied layers read its weight directly; train it in full instead (modules_to_save), or merge the "
+                "adapter in Hugging Face PEFT"
+            )
 
 
 def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:

@@ -82,15 +82,16 @@ class QuantizedLinear(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return self.as_frozen_linear()(x)
+        return FrozenQuantized(self.stored, self.bias)(x)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features] without adding the bias."""
         return quantized_linear(x, self.stored)
 
-    def as_frozen_linear(self) -> FrozenLinear:
-        """Return the layer as an operand of a fused adapter op."""
-        return FrozenQuantized(self.stored, self.bias)
+    def as_frozen_linear(self) -> FrozenLinear | None:
+        """Return the layer as an operand of a fused adapter op; None if the bias trains."""
+        is_frozen = self.bias is None or self.bias.stop_gradient
+        return FrozenQuantized(self.stored, self.bias) if is_frozen else None
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

@@ -29,6 +29,7 @@ from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, build_sharding
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
@@ -218,7 +219,11 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
     plan = RecomputePlan.from_config(config.train)
     if plan is not None:
         model.enable_recompute(plan)
-    return model if config.peft is None else get_peft_model(model, config.peft, seed=config.train.seed)
+    if config.peft is None:
+        return model
+    adapted = get_peft_model(model, config.peft, seed=config.train.seed)
+    drop_base_values(model)
+    return adapted
 
 
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback] = ()) -> Trainer:

@@ -13,6 +13,12 @@ pytestmark = pytest.mark.layouts
 DEEP = {"num_hidden_layers": 4}
 BIASED = {**DEEP, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
+REPLACED = {
+    "rank": 4,
+    "trainable_bias": "adapted",
+    "lora_bias": True,
+    "modules_to_save": ("embed_tokens", "lm_head", "norm", "gate_proj"),
+}
 TENSOR = {"tensor_parallel_degree": 2}
 STAGES = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
 BOTH = {**STAGES, **TENSOR}
@@ -35,6 +41,8 @@ FOUR = {
         Case("sft-tensor-stages", BOTH, DEEP),
         Case("sft-tensor-virtual", {**BOTH, **OUTER, "virtual_pp_degree": 2}, BIASED),
         Case("lora-tensor-stages", BOTH, BIASED, *LORA),
+        Case("lora-replaced-tensor-stages", BOTH, BIASED, "lora", REPLACED),
+        Case("lora-replaced-tied-tensor-stages", BOTH, DEEP, "lora", {"rank": 4, "modules_to_save": ("lm_head",)}),
         Case("adalora-tensor-stages", BOTH, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
         Case("prefix-tensor-stages", BOTH, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
         Case("sft-sequence-stages", DIVIDED, DEEP),
@@ -56,6 +64,7 @@ FOUR = {
         Case("lora-tensor-data", {**TENSOR, "sequence_parallel": True}, BIASED, *LORA),
         *[Case(f"sft-tensor-stage{stage}", shared(stage), BIASED) for stage in (1, 2, 3)],
         *[Case(f"lora-tensor-stage{stage}", shared(stage), {}, *LORA) for stage in (1, 3)],
+        Case("lora-replaced-tensor-stage3", shared(3), BIASED, "lora", REPLACED),
     ],
     4: [
         Case("sft-data"),

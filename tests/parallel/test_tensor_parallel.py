@@ -10,6 +10,13 @@ TENSOR = {"tensor_parallel_degree": 2}
 UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8}
+STABLE = {"adam_epsilon": 1e-4}  # a bias of k hardly changes the softmax: its gradient is mostly rounding
+REPLACED = {
+    "rank": 4,
+    "trainable_bias": "all",
+    "lora_bias": True,
+    "modules_to_save": ("embed_tokens", "lm_head", "norm", "gate_proj"),
+}
 
 MODELS = [
     Case("sft", TENSOR),
@@ -39,6 +46,8 @@ MORE_ADAPTERS = [
     Case("hira", TENSOR, switch="hira", peft={"rank": 4, "dropout": 0.2}),
     Case("shira", TENSOR, switch="shira", peft={"rank": 4}),
     Case("boft", TENSOR, BIASED, "boft", {"butterfly_factors": 2, "dropout": 0.3}),
+    Case("lora-replaced", {**TENSOR, **STABLE}, BIASED, "lora", REPLACED),
+    Case("lora-replaced-tied", TENSOR, {}, "lora", {"rank": 4, "modules_to_save": ("lm_head", "o_proj")}),
     Case("ia3", TENSOR, BIASED, "ia3"),
     Case("hra", TENSOR, BIASED, "hra", {"rank": 4}),
     Case("hra-gram-schmidt", TENSOR, switch="hra", peft={"rank": 3, "gram_schmidt": True}),
@@ -59,6 +68,7 @@ SEQUENCE = [
 MORE_SEQUENCE = [
     Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
+    Case("sp-lora-replaced", {**TENSOR, **STABLE, "sequence_parallel": True}, BIASED, "lora", REPLACED),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE)]

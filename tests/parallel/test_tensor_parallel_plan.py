@@ -11,7 +11,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.parallel.load import base_parameters, load_shards
+from paddlenlp_ext.parallel.load import load_shards
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.shard_parameters import shard_sizes
@@ -20,6 +20,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.peft.replaced_parameters import base_parameters
 from paddlenlp_ext.sharding_spec import full_shape, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 
@@ -74,16 +75,17 @@ class Slices(SafetensorsFile):
         return values
 
 
-@pytest.mark.parametrize("has_adapter", [False, True])
-def test_load_shards_reads_only_the_own_slices(tmp_path, has_adapter):
+@pytest.mark.parametrize("modules", [None, (), ("lm_head", "norm")])
+def test_load_shards_reads_only_the_own_slices(tmp_path, modules):
+    has_adapter = modules is not None
     full = AutoModelForCausalLM.from_config(BIASED, seed=3)
     full.save_pretrained(tmp_path)
     if has_adapter:
-        full = get_peft_model(full, LoRAConfig(rank=2), seed=5)
+        full = get_peft_model(full, LoRAConfig(rank=2, modules_to_save=modules), seed=5)
     values = {name: parameter.numpy() for name, parameter in full.named_parameters()}
     model = build_skeleton(ModelSource.resolve(tmp_path))
     if has_adapter:
-        model = get_peft_model(model, LoRAConfig(rank=2), seed=5)
+        model = get_peft_model(model, LoRAConfig(rank=2, modules_to_save=modules), seed=5)
     apply_tensor_plan(model, rank(1))
     source = Slices(tmp_path / "model.safetensors")
     load_shards(model, source)
@@ -91,6 +93,20 @@ def test_load_shards_reads_only_the_own_slices(tmp_path, has_adapter):
         shard = shard_of(parameter)
         assert np.array_equal(parameter.numpy(), values[name] if shard is None else values[name][shard.index]), name
     assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
+
+
+def test_load_shards_keeps_replaced_parameters_of_a_stored_adapter(tmp_path):
+    base = AutoModelForCausalLM.from_config(BIASED, seed=3)
+    base.save_pretrained(tmp_path / "base")
+    adapted = get_peft_model(base, LoRAConfig(rank=2, modules_to_save=["lm_head"]))
+    adapted.head_weight().set_value(adapted.head_weight() * 2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    model = build_skeleton(ModelSource.resolve(tmp_path / "base"))
+    model = get_peft_model(model, LoRAConfig(path=str(tmp_path / "adapter")))
+    apply_tensor_plan(model, rank(1))
+    load_shards(model, Slices(tmp_path / "base" / "model.safetensors"))
+    part = model.head_weight()
+    assert np.array_equal(part.numpy(), adapted.head_weight().numpy()[shard_of(part).index])
 
 
 def test_check_sizes_with_an_indivisible_degree_names_the_largest_that_works():

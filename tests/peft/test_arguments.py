@@ -101,9 +101,9 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        ({"bias": "all"}, "use 'none'"),
+        ({"bias": "some"}, 'trainable_bias: "some" is not one of: none, all, adapted'),
         ({"task_type": TaskType.SEQ_CLS}, "use CAUSAL_LM"),
-        ({"modules_to_save": ["lm_head"]}, "leave it out"),
+        ({"trainable_modules": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
         ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
         ({"pissa": True, "init_lora_weights": "gaussian"}, "PiSSAConfig computes the initial values"),

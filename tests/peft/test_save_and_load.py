@@ -34,11 +34,9 @@ def change(folder: Path, **fields: Any) -> None:
     "fields",
     [
         {"use_qalora": True},
-        {"bias": "all"},
-        {"modules_to_save": ["lm_head"]},
+        {"layer_replication": [[0, 2]]},
         {"fan_in_fan_out": True},
         {"init_lora_weights": "something"},
-        {"exclude_modules": ["q_proj"]},
         {"trainable_token_indices": [1, 2]},
         {"something_new": 3},
     ],
@@ -77,6 +75,27 @@ def test_from_pretrained_field_without_effect_on_a_stored_adapter_is_accepted(fi
     loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
     assert np.array_equal(logits_of(loaded), logits_of(model))
     assert loaded.adapter_state().keys() == model.adapter_state().keys()
+
+
+@pytest.mark.parametrize(
+    ("layer", "tensors"),
+    [
+        ("lm_head", {"lm_head.lora_A.weight": (3, 36), "lm_head.lora_B.weight": (61, 3)}),
+        ("the embedding", {"model.embed_tokens.lora_embedding_A": (3, 61)}),
+    ],
+)
+def test_from_pretrained_adapter_of_a_layer_without_adapters_names_the_layer(layer: str, tensors: dict, tmp_path: Path):
+    model = trained_adapter(tmp_path)
+    named = {f"base_model.model.{name}": tensor for name, tensor in model.adapter_state().items()}
+    named |= {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in tensors.items()}
+    write_safetensors(tmp_path / "adapter_model.safetensors", named)
+    with pytest.raises(ValueError, match=rf"changes {layer} \({'.*'.join(tensors)}\), which cannot have an adapter"):
+        PeftModel.from_pretrained(tiny_model(), tmp_path)
+
+
+def test_select_targets_lm_head_names_the_remedy():
+    with pytest.raises(ValueError, match=r"lora_target_modules: lm_head cannot have an adapter .* \(modules_to_save\)"):
+        get_peft_model(tiny_model(), LoRAConfig(target_modules=["q_proj", "lm_head"]))
 
 
 def test_from_pretrained_ignores_fields_with_neutral_values(tmp_path: Path):

@@ -45,8 +45,9 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
     names = set(source.names())
     modules: dict[str, dict[str, np.ndarray]] = {}
     unmatched = []
+    replaced = stored.replaced()
     for key, value in stored.tensors.items():
-        if key in stored.config.own_keys:
+        if key in stored.config.own_keys or key in replaced:
             continue
         parts = key.split(".")
         ends = [end for end in range(len(parts) - 1, 0, -1) if ".".join([*parts[:end], "weight"]) in names]
@@ -79,13 +80,15 @@ def write_merged_weights(
         modules: result of `tensors_by_module`.
         dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
     """
-    wrap = _adapter_factory(source, stored, modules)
+    wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
         module, _, leaf = name.rpartition(".")
         if module in modules and (leaf == "weight" or stored.config.changes_bias):
-            read = partial(_merge_tensor, module, leaf, written, source, wrap)
+            read = partial(_merge_tensor, module, leaf, written, source, wrap, replaced.get(name))
+        elif name in replaced:
+            read = partial(cast, replaced[name], "float32", written)
         else:
             read = partial(source.read, name, written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
@@ -125,18 +128,28 @@ def _adapter_factory(
 
 
 def _merge_tensor(
-    module: str, leaf: str, dtype: str, source: QuantizedWeights, wrap: Callable[[str, nn.Layer], WeightAdapter]
+    module: str,
+    leaf: str,
+    dtype: str,
+    source: QuantizedWeights,
+    wrap: Callable[[str, nn.Layer], WeightAdapter],
+    replacement: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the merged weight or bias (`leaf`) of a layer, by the formula of its adapter."""
+    """Return the merged weight or bias (`leaf`) of a layer, by the formula of its adapter.
+
+    `replacement` takes the place of the base's value.
+    """
     packed = source.packed(module) if leaf == "weight" else None
     if packed is None:
         base = _new_base(module, source.shape(f"{module}.weight"), has_bias=leaf == "bias")
-        getattr(base, leaf).set_value(source.read(f"{module}.{leaf}", "float32"))
+        value = source.read(f"{module}.{leaf}", "float32") if replacement is None else replacement
+        getattr(base, leaf).set_value(value)
     else:
         base = QuantizedLinear(packed)
     layer = wrap(module, base)
     merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
-    return source.read(f"{module}.{leaf}", dtype) if merged is None else cast(merged.numpy(), "float32", dtype)
+    value = getattr(base, leaf) if merged is None else merged
+    return cast(value.numpy(), "float32", dtype)
 
 
 def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:

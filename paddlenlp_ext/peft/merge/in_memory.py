@@ -8,6 +8,7 @@ from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of
+from paddlenlp_ext.peft.replaced_parameters import merge_replaced
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.model import dequantize_linears
 
@@ -23,6 +24,7 @@ def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     require_mergeable_method(config)
     for name, layer in adapter_layers(model):
         require_mergeable(config, name, layer)
+    merge_replaced(model)
     layers = list(adapter_layers_of(model, WeightAdapter))
     dequantize_linears(model)
     for name, layer in layers:

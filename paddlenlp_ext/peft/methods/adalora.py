@@ -175,6 +175,7 @@ class AdaLoRAConfig(PeftConfig):
     beta1: float = option(0.85, help="decay rate of the average sensitivity", above=0, below=1)
     beta2: float = option(0.85, help="decay rate of the average uncertainty", above=0, below=1)
     orth_reg_weight: float = option(0.5, help="weight of the orthogonality loss of P and Q", minimum=0)
+    ensure_weight_tying: bool = True
     total_step: int | None = None
     """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)

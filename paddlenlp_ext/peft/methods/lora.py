@@ -42,7 +42,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
+from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import (
     by_pattern,
@@ -105,6 +105,21 @@ class LoRAConfig(PeftConfig):
         key="init_lora_weights",
         arguments=("init_lora_weights",),
     )
+    lora_bias: bool = option(False, help="train a bias of B, which is scaled like the update", key="lora_bias")
+    trainable_bias: str = option(
+        "none",
+        help="biases of the base to train and save with the adapter: none, all, or adapted (of the adapted layers)",
+        choices=BIASES,
+        synonyms={"lora_only": "adapted", "lora": "adapted"},
+        arguments=("bias",),
+    )
+    modules_to_save: tuple[str, ...] | None = option(
+        None, help='modules to train in full and save with the adapter: ends of names, such as "lm_head" or "norm"'
+    )
+    exclude_modules: tuple[str, ...] | None = option(
+        None, help="targets to leave out, as name suffixes or regular expressions"
+    )
+    ensure_weight_tying: bool = True
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -117,6 +132,8 @@ class LoRAConfig(PeftConfig):
         if self.init_a is False or (self.init_a == "gaussian" and not self.draws_a):
             reason = "B starts at zero" if self.draws_a else f"{type(self).__name__} computes the initial values"
             raise ValueError(f"init_lora_weights={self.init_a!r} is not available: {reason}; leave it out")
+        if self.lora_bias and type(self) is not LoRAConfig:
+            raise ValueError("lora_bias is not available for variants of LoRA; leave it out")
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
 
@@ -124,7 +141,10 @@ class LoRAConfig(PeftConfig):
         return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        return self.with_initial_a(LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name), name, seed)
+        layer = LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+        if self.lora_bias:
+            layer.lora_B.bias = layer.new_parameter(np.zeros(layer.out_features, np.float32))
+        return self.with_initial_a(layer, name, seed)
 
     def with_initial_a(self, layer: LoRALinearT, name: str, seed: int) -> LoRALinearT:
         """Return a new layer, with A drawn as `init_lora_weights` says."""
@@ -140,6 +160,11 @@ class LoRAConfig(PeftConfig):
         alpha = by_pattern(self.alpha_pattern, name, self.alpha)
         assert alpha is not None
         return rank, alpha / rank**0.5 if self.rslora else alpha / rank
+
+    @property
+    def changes_bias(self) -> bool:  # type: ignore[override]
+        """Return whether merging changes biases."""
+        return self.lora_bias
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         return self.plus_scale if ".lora_B." in parameter_name else 1.0
@@ -160,6 +185,7 @@ class LoRAConfig(PeftConfig):
             "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern,
             "bias": "none",
+            "lora_bias": self.lora_bias,
             "fan_in_fan_out": False,
             "init_lora_weights": True,
             "modules_to_save": None,
@@ -168,7 +194,7 @@ class LoRAConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
-        read |= {"layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
+        read |= {"lora_bias", "layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
         init = fields.get("init_lora_weights")
         if init in _UNREADABLE_INITS:
             raise ValueError(f"init_lora_weights={init!r} {_UNREADABLE_INITS[init]}")
@@ -180,6 +206,7 @@ class LoRAConfig(PeftConfig):
             alpha=field_or(fields, "lora_alpha", 8),
             dropout=field_or(fields, "lora_dropout", 0.0),
             rslora=field_or(fields, "use_rslora", False),
+            lora_bias=field_or(fields, "lora_bias", False),
             target_modules=targets_from_peft(fields) if fields.get("target_modules") else TARGETS_OF_TENSORS,
             rank_pattern=field_or(fields, "rank_pattern", {}),
             alpha_pattern=field_or(fields, "alpha_pattern", {}),
@@ -249,10 +276,34 @@ class LoRALinear(LinearAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""
-        base = self.fusable_base()
+        base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
-            return self.base(x) + self.lora_update(x)
-        return lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
+            y = self.base(x) + self.lora_update(x)
+        else:
+            y = lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
+        return y if bias is None else y + bias.astype(y.dtype)
+
+    def lora_bias(self) -> paddle.Tensor | None:
+        """Return s times the bias of B [out], or None; for a row-parallel layer the first rank adds it."""
+        bias = getattr(self.lora_B, "bias", None)
+        if bias is None:
+            return None
+        is_first = self.shard_group is None or self.style != "rowwise" or self.shard_group.index == 0
+        return bias * (self.scaling if is_first else 0.0)
+
+    def delta_bias(self) -> paddle.Tensor | None:
+        """Return s times the bias of B, float32 [out].
+
+        Raises:
+            ValueError: B has a bias and the base has none.
+        """
+        bias = self.lora_bias()
+        if bias is not None and self.base.bias is None:
+            raise ValueError(
+                "lora_bias: the base has no bias that the adapter's bias could be merged into; load the adapter with "
+                "the base model instead"
+            )
+        return None if bias is None else bias.astype("float32")
 
     def fusable_base(self) -> FrozenLinear | None:
         """Return the base's operands for an op that fuses base and update, or None if they cannot be fused."""
@@ -279,4 +330,5 @@ class LoRALinear(LinearAdapter):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Shard along with the base: B along the outputs, A along the inputs."""
         a_axis, b_axis = factor_axes(style)
-        return {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
+        axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
+        return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes

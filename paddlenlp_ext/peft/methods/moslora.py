@@ -45,7 +45,7 @@ class MoSLoRAModel(PeftModel):
         for name, layer in adapter_layers_of(self.base_model, MoSLoRALinear):
             a, mixer, b = (state[f"{name}.{leaf}.weight"] for leaf in ("lora_A", "lora_AB", "lora_B"))
             factors[name] = Factors(*_fold_mixer(a, mixer, b, layer.scaling))
-        save_as_lora(self, folder, factors)
+        save_as_lora(self, folder, factors, self.replaced_of(state))
 
 
 @PEFT_METHODS.register("lora_use_mixer")

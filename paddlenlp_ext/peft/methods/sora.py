@@ -104,7 +104,7 @@ class SoRAModel(PeftModel):
             a, b, gate = (state[f"{name}.{leaf}"] for leaf in ("lora_A.weight", "lora_B.weight", "gate"))
             a, b = gated_to_lora(a, b, gate, nonzero[name])
             lora_tensors |= {f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b}
-        self.write_files(folder, lora.peft_type, fields, lora_tensors)
+        self.write_files(folder, lora.peft_type, fields, {**lora_tensors, **self.replaced_of(state)})
 
 
 @PEFT_METHODS.register("sora")

@@ -6,6 +6,8 @@ from typing import Any
 
 LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 
+# `plus_ratio` is 1 and `weight_decay` is WEIGHT_DECAY where absent. PEFT decays other parameters than LoRA's by
+# other rules than this project does, so cases that train them have no decay.
 CASES: dict[str, dict[str, Any]] = {
     "llama_some_targets": {
         "base": "llama_odd_sizes",
@@ -37,5 +39,54 @@ CASES: dict[str, dict[str, Any]] = {
         "base": "llama_odd_sizes",
         "lora": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1]},
         "plus_ratio": 4.0,
+    },
+    "qwen2_all_biases": {
+        "weight_decay": 0.0,
+        "base": "qwen2",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "bias": "all",
+            "target_modules": ["q_proj", "down_proj"],
+            "exclude_modules": ["layers.0.self_attn.q_proj"],
+        },
+    },
+    "qwen2_lora_biases": {
+        "weight_decay": 0.0,
+        "base": "qwen2",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "bias": "lora_only",
+            "lora_bias": True,
+            "target_modules": ["q_proj", "v_proj"],
+            "exclude_modules": r".*layers\.0.*v_proj",
+        },
+    },
+    "llama_modules_to_save": {
+        "weight_decay": 0.0,
+        "base": "llama_odd_sizes",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "modules_to_save": ["embed_tokens", "lm_head", "post_attention_layernorm", "k_proj"],
+            "target_modules": ["q_proj", "k_proj"],
+        },
+    },
+    "qwen2_tied_modules_to_save": {
+        "weight_decay": 0.0,
+        "base": "qwen2",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "modules_to_save": ["lm_head"],
+            "ensure_weight_tying": True,
+            "target_modules": ["q_proj"],
+        },
+    },
+    "llama_saved_embeddings": {
+        "base": "llama_odd_sizes",
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]},
+        "save_embedding_layers": True,
     },
 }

@@ -6,8 +6,11 @@ Run where `torch`, `transformers` and `peft` are installed (constraints of this 
 
 from __future__ import annotations
 
+import re
 import shutil
+import tempfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -29,17 +32,37 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
         model = build(settings["base"])
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings["lora"]))
+        if settings.get("save_embedding_layers"):
+            for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+                module.weight.data = 1.25 * module.weight.data
         for name, parameter in trained(model).items():
             generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
             parameter.data = torch.from_numpy(
                 0.1 * generator.standard_normal(tuple(parameter.shape)).astype(np.float32)
             )
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, save_embedding_layers=settings.get("save_embedding_layers", "auto"))
         (folder / "README.md").unlink()
         golden = measure(model, settings)
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB")
+    write_legacy()
+
+
+def write_legacy() -> None:
+    """Write files of `torch.save`: an adapter of PEFT, and tensors of several types and strides with their values."""
+    model = peft.PeftModel.from_pretrained(build("llama_odd_sizes"), FOLDER / "llama_second_layer")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, safe_serialization=False)
+        shutil.copy(Path(folder) / "adapter_model.bin", FOLDER / "llama_second_layer")
+    numbers = torch.arange(24, dtype=torch.float32).reshape(4, 6) / 7
+    types = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool)
+    tensors = {str(dtype): numbers.to(dtype) for dtype in types}
+    tensors |= {"view": numbers[1:, 2:5].T, "parameter": torch.nn.Parameter(numbers), "scalar": numbers[2, 3]}
+    tensors["empty"] = torch.zeros(0, 3)
+    torch.save(tensors, DATA / "torch_tensors.bin")
+    values = {name: (t.float() if t.is_floating_point() else t).detach().numpy() for name, t in tensors.items()}
+    np.savez_compressed(DATA / "torch_tensors.npz", **values)
 
 
 def build(base: str) -> torch.nn.Module:
@@ -52,7 +75,7 @@ def build(base: str) -> torch.nn.Module:
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the adapter's parameters by their names in files, without the file's prefix."""
     return {
-        name.removeprefix("base_model.model.").replace(".default", ""): parameter
+        re.sub(r"\.(default|modules_to_save|base_layer)\b", "", name.removeprefix("base_model.model.")): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
@@ -64,8 +87,8 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
         model,
         torch.optim.AdamW,
         lr=LEARNING_RATE,
-        loraplus_lr_ratio=settings["plus_ratio"],
-        loraplus_weight_decay=WEIGHT_DECAY,
+        loraplus_lr_ratio=settings.get("plus_ratio", 1.0),
+        loraplus_weight_decay=settings.get("weight_decay", WEIGHT_DECAY),
         eps=EPSILON,
     )
     golden: dict[str, np.ndarray] = {}
@@ -80,6 +103,9 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
                 if hasattr(layer, "get_delta_weight") and ".layers.1." in name:
                     merged = layer.base_layer.weight + layer.get_delta_weight("default")
                     golden[f"merged:{name.removeprefix('base_model.model.')}.weight"] = merged.detach().numpy()
+                    if layer.lora_bias["default"]:
+                        merged = layer.base_layer.bias + layer.lora_B["default"].bias * layer.scaling["default"]
+                        golden[f"merged:{name.removeprefix('base_model.model.')}.bias"] = merged.detach().numpy()
         optimizer.step()
         optimizer.zero_grad()
     golden |= {f"trained:{name}": p.detach().numpy().copy() for name, p in trained(model).items()}

@@ -29,6 +29,10 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         "rslora": True,
         "lora_plus_scale": 2.5,
         "init_lora_weights": "gaussian",
+        "lora_bias": True,
+        "lora_trainable_bias": "lora_only",
+        "lora_modules_to_save": ["lm_head"],
+        "lora_exclude_modules": "down_proj",
     }
     expected = LoRAConfig(
         rank=4,
@@ -39,6 +43,10 @@ def test_lora_json_keys_reach_config(tmp_path: Path):
         rslora=True,
         plus_scale=2.5,
         init_a="gaussian",
+        lora_bias=True,
+        trainable_bias="adapted",
+        modules_to_save=("lm_head",),
+        exclude_modules=("down_proj",),
     )
     assert load(tmp_path, lora=True, **keys) == expected
 

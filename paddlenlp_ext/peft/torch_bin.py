@@ -1,0 +1,140 @@
+"""Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
+
+The file is a ZIP archive: `data.pkl` is a pickle of the dict of tensors, `data/<key>` are the bytes of the storages.
+Unpickling calls the functions that the pickle names. A file of tensors names only those that build tensors from
+storages. If a file names any other function, it is refused before the import. PyTorch is not needed.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
+
+
+class _StorageType(NamedTuple):
+    """Element type of a storage; a bfloat16 one is read as uint16."""
+
+    dtype: str
+    is_bfloat16: bool = False
+
+
+_STORAGES = {
+    "FloatStorage": _StorageType("<f4"),
+    "DoubleStorage": _StorageType("<f8"),
+    "HalfStorage": _StorageType("<f2"),
+    "BFloat16Storage": _StorageType("<u2", is_bfloat16=True),
+    "LongStorage": _StorageType("<i8"),
+    "IntStorage": _StorageType("<i4"),
+    "ShortStorage": _StorageType("<i2"),
+    "CharStorage": _StorageType("i1"),
+    "ByteStorage": _StorageType("u1"),
+    "BoolStorage": _StorageType("?"),
+}
+
+
+class _RebuildTensor:
+    """Replacement of `torch._utils._rebuild_tensor_v2`; a pickle cannot set attributes of it."""
+
+    __slots__ = ()
+
+    def __call__(
+        self, storage: np.ndarray, offset: int, size: Sequence[int], stride: Sequence[int], *_: Any
+    ) -> np.ndarray:
+        numbers = (offset, *size, *stride)
+        if not isinstance(storage, np.ndarray) or not all(isinstance(n, int) and n >= 0 for n in numbers):
+            raise pickle.UnpicklingError("a tensor has no storage, or its shape is not made of whole numbers")
+        if len(size) != len(stride):
+            raise pickle.UnpicklingError(f"a tensor has {len(size)} sizes and {len(stride)} strides")
+        last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        if math.prod(size) and last >= storage.size:
+            raise pickle.UnpicklingError(
+                f"a tensor of shape {list(size)} exceeds its storage of {storage.size} elements"
+            )
+        if not math.prod(size):
+            return np.zeros(size, storage.dtype)
+        steps = [step * storage.itemsize for step in stride]
+        return np.lib.stride_tricks.as_strided(storage[offset:], size, steps, writeable=False)
+
+
+class _RebuildParameter:
+    """Replacement of `torch._utils._rebuild_parameter`: the parameter's tensor."""
+
+    __slots__ = ()
+
+    def __call__(self, data: np.ndarray, *_: Any) -> np.ndarray:
+        return data
+
+
+_KNOWN = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch._utils", "_rebuild_tensor_v2"): _RebuildTensor(),
+    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
+    **{("torch", name): storage for name, storage in _STORAGES.items()},
+}
+
+
+class _TensorUnpickler(pickle.Unpickler):
+    """Unpickler that builds NumPy arrays from the storages of an archive."""
+
+    def __init__(self, archive: zipfile.ZipFile, data: zipfile.ZipInfo) -> None:
+        super().__init__(archive.open(data))
+        self._archive, self._folder = archive, data.filename.removesuffix("data.pkl")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _KNOWN:
+            return _KNOWN[module, name]
+        raise pickle.UnpicklingError(f"refusing to unpickle {module}.{name}: only tensors are allowed")
+
+    def persistent_load(self, pid: Any) -> np.ndarray:
+        kind, storage, key, _, length = pid
+        if kind != "storage" or not isinstance(storage, _StorageType) or not str(key).isdigit():
+            raise pickle.UnpicklingError(f"{kind!r} is not the storage of a tensor")
+        entry = self._archive.getinfo(f"{self._folder}data/{key}")
+        expected = int(length) * np.dtype(storage.dtype).itemsize
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != expected:
+            raise pickle.UnpicklingError(f"storage {key} has {entry.file_size} bytes, expected {expected} uncompressed")
+        values = np.frombuffer(self._archive.read(entry), storage.dtype)
+        return bfloat16_to_float32(values) if storage.is_bfloat16 else values
+
+
+def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
+    """Read a dict of tensors that `torch.save` wrote, as arrays by name; floating-point arrays are float32.
+
+    Raises:
+        ValueError: the file is damaged, was written before PyTorch 1.6, or holds objects other than named tensors; none
+            of its code has run.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path}: is not a ZIP archive, as PyTorch writes since 1.6; {_REMEDY}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            data = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
+            order = data.filename.removesuffix("data.pkl") + "byteorder"
+            if order in archive.namelist() and archive.read(order) != b"little":
+                raise ValueError("its numbers are big-endian")
+            content = _TensorUnpickler(archive, data).load()
+    except (
+        *(pickle.UnpicklingError, zipfile.BadZipFile, EOFError, AttributeError, LookupError),
+        *(OverflowError, StopIteration, TypeError, ValueError),
+    ) as error:
+        raise ValueError(f"{path}: cannot be read as tensors ({error}); {_REMEDY}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds a {type(content).__name__}, not a dict of tensors; {_REMEDY}")
+    wrong = [name for name, value in content.items() if not isinstance(name, str) or not isinstance(value, np.ndarray)]
+    if wrong:
+        raise ValueError(f"{path}: {wrong[0]!r} is not a tensor; {_REMEDY}")
+    return {
+        name: np.array(value, np.float32 if value.dtype.kind == "f" else value.dtype) for name, value in content.items()
+    }
+
+
+_REMEDY = "save the adapter as safetensors"

@@ -1,0 +1,128 @@
+"""Files of `torch.save` are read without PyTorch, behind a flag, and nothing but tensors is unpickled.
+
+The golden files are written by tests/golden/generators/make_peft_golden.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.save_and_load import read_adapter
+from paddlenlp_ext.peft.torch_bin import _RebuildTensor, read_torch_tensors
+from tests.golden import DATA
+from tests.peft.methods import golden_checks as shared
+
+ADAPTER = DATA / "adapters" / "llama_second_layer"
+
+
+@pytest.fixture
+def legacy(tmp_path: Path) -> Path:
+    folder = tmp_path / "legacy"
+    folder.mkdir()
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        shutil.copy(ADAPTER / name, folder)
+    return folder
+
+
+def test_read_torch_tensors_gives_values_of_every_type_and_stride():
+    ours, expected = read_torch_tensors(DATA / "torch_tensors.bin"), np.load(DATA / "torch_tensors.npz")
+    assert sorted(ours) == sorted(expected.files)
+    for name in ours:
+        assert ours[name].dtype == expected[name].dtype and np.array_equal(ours[name], expected[name]), name
+
+
+def test_legacy_adapter_is_read_and_merged_only_if_allowed(legacy: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"pickled .*adapter_model.bin.*--allow_pickle"):
+        PeftModel.from_pretrained(shared.base_model("llama_odd_sizes"), legacy)
+    stored = read_adapter(legacy, allow_pickle=True)
+    expected = read_adapter(ADAPTER).tensors
+    assert stored.tensors.keys() == expected.keys()
+    assert all(np.array_equal(value, expected[name]) for name, value in stored.tensors.items())
+    base = tmp_path / "base"
+    shared.base_model("llama_odd_sizes").save_pretrained(base)
+    load = AutoModelForCausalLM.from_pretrained
+    merge_adapter(legacy, tmp_path / "merged", load, base=base, allow_pickle=True)
+    logits = load(tmp_path / "merged")(shared.ids_of("llama_odd_sizes"))
+    shared.close(logits, shared.golden_of(ADAPTER)["logits"])
+
+
+class Call:
+    """Value that a pickle makes by calling a function; with None as the function, a reference to a storage."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple:
+        return self.function, self.arguments
+
+
+class StoragePickler(pickle.Pickler):
+    """Pickler that writes storages as `torch.save` does."""
+
+    def persistent_id(self, value: object) -> object:
+        return value.arguments if isinstance(value, Call) and value.function is None else None
+
+
+def write_archive(path: Path, content: object, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w") as archive, archive.open("x/data.pkl", "w") as data:
+        StoragePickler(data, protocol=2).dump(content)
+    with zipfile.ZipFile(path, "a") as archive:
+        for name, value in entries.items():
+            archive.writestr(f"x/{name.replace('__', '/')}", value)
+    return path
+
+
+def test_read_torch_tensors_runs_no_code_of_the_file(tmp_path: Path):
+    path = write_archive(tmp_path / "a.bin", {"w": Call(os.mkdir, str(tmp_path / "made"))})
+    with pytest.raises(ValueError, match=r"refusing to unpickle posix.mkdir: only tensors are allowed"):
+        read_torch_tensors(path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "entries", "message"),
+    [
+        ([1, 2], {}, "holds a list, not a dict of tensors"),
+        ({"w": 3}, {}, "'w' is not a tensor"),
+        ({"w": Call(None, "module", "x", "0", "cpu", 1)}, {}, "'module' is not the storage of a tensor"),
+        ({}, {"byteorder": b"big"}, "big-endian"),
+    ],
+)
+def test_read_torch_tensors_other_content_is_named(content: object, entries: dict, message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
+        read_torch_tensors(write_archive(tmp_path / "a.bin", content, **entries))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, (5, 6), (6, 1)), "exceeds its storage of 24 elements"),
+        ((1, (4, 6), (6, 1)), "exceeds its storage of 24 elements"),
+        ((0, (2,), (10**12,)), "exceeds its storage of 24 elements"),
+        ((0, (2,), (-1,)), "not made of whole numbers"),
+        ((0, (2, 2), (1,)), "2 sizes and 1 strides"),
+    ],
+)
+def test_rebuild_tensor_beyond_its_storage_raises(arguments: tuple, message: str):
+    """A view past the storage would return other memory of the process."""
+    with pytest.raises(pickle.UnpicklingError, match=message):
+        _RebuildTensor()(np.zeros(24, np.float32), *arguments)
+
+
+@pytest.mark.parametrize("length", [0, 100, 2000, 4000])
+def test_read_torch_tensors_damaged_file_is_an_error(length: int, tmp_path: Path):
+    path = tmp_path / "damaged.bin"
+    path.write_bytes((DATA / "torch_tensors.bin").read_bytes()[:length])
+    with pytest.raises(ValueError, match=r"damaged\.bin: "):
+        read_torch_tensors(path)
