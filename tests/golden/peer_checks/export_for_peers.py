@@ -40,6 +40,7 @@ from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -82,6 +83,9 @@ ADAPTERS = {
     "miss_bat": MiSSConfig(rank=4, variant="bat"),
     "hira": HiRAConfig(rank=4),
     "shira": SHiRAConfig(rank=2, target_modules=["q_proj", "down_proj"]),
+    "olora": OLoRAConfig(rank=4),
+    "modules_to_save": LoRAConfig(rank=4, modules_to_save=["lm_head", "norm"]),
+    "biases": LoRAConfig(rank=4, trainable_bias="adapted", exclude_modules=["k_proj"]),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 

@@ -17,6 +17,9 @@ from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
@@ -84,6 +87,17 @@ def test_estimate_memory_counts_trained_bf16_matrices_as_stored(tmp_path, optim,
     assert estimate.optimizer == sum(counted)
     single = estimate_memory(make_model(), **(STEP | {"numerics": CPU_NATIVE}), accumulates=True)
     assert estimate.gradients < single.gradients
+
+
+def test_estimate_memory_counts_modules_to_save_as_stored():
+    """Compare with the tensors of a bfloat16 base, whose trained modules are float32."""
+    options = {"rank": 4, "modules_to_save": ["lm_head", "down_proj", "norm"]}
+    half = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1, dtype="bfloat16")
+    drop_base_values((adapted := get_peft_model(half, LoRAConfig(**options))).base_model)
+    estimate = estimate_memory(make_model(True, **options), **(STEP | {"numerics": CPU_BF16}), bytes_per_weight=2)
+    assert estimate.weights == sum(p.size * p.element_size() for p in adapted.parameters())
+    assert estimate.optimizer == 8.0 * sum(p.size for p in trainable_parameters(adapted).values())
+    assert estimate.optimizer > 2 * HEAD
 
 
 def test_estimate_memory_autocast_counts_cast_weights_and_inputs():
