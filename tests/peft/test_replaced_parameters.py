@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 from tests.common.marks import needs_cpp
@@ -115,6 +115,16 @@ def test_biases_over_quantized_base_train_as_over_dequantized(algo: str, config:
     assert any(name.endswith("q_proj.bias") for name in gradients[0])
     for name, gradient in gradients[1].items():
         np.testing.assert_allclose(gradients[0][name], gradient, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_excluded_modules_of_a_quantized_base_keep_their_full_weight():
+    """A part of the other weights is subtracted before they are quantized."""
+    config, model = PiSSAConfig(rank=2, exclude_modules=["k_proj"]), tiny_model()
+    quantize_linears(model, QuantizationConfig(algo="nf4"), config.before_quantizing)
+    adapted = get_peft_model(model, config)
+    residual = {name: layer.is_residual for name, layer in quantized_linears(adapted.base_model).items()}
+    assert all(is_residual == ("k_proj" not in name) for name, is_residual in residual.items())
+    assert sum(residual.values()) == 12
 
 
 @needs_cpp

@@ -23,6 +23,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
+from paddlenlp_ext.peft.replaced_parameters import excluded_targets
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.quantize import QuantizeDequantize
@@ -109,6 +110,8 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
 
     def is_target(self, name: str) -> bool:
         """Return whether the linear layer `name` is adapted."""
+        if excluded_targets(self, [name]):
+            return False
         if self.target_modules is None or self.target_modules == (ALL_LINEAR,):
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
