@@ -78,6 +78,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         needs_quantized_base: whether the method requires a quantized base.
         paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP lacks it.
         own_keys: name of a tensor that belongs to no layer -> its full key in Hugging Face PEFT's file.
+        key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompts.
         changes_bias: whether merging changes biases too.
         excludes: incompatible key (tensor_parallel_degree, sequence_parallel) -> reason.
         free_on_resume: fields that may differ from those of the resumed checkpoint, because they affect only training
@@ -94,6 +95,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     needs_quantized_base: ClassVar[bool] = False
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None
     own_keys: ClassVar[Mapping[str, str]] = {}
+    key_prefix: ClassVar[str] = "base_model.model."
     changes_bias: ClassVar[bool] = False
     excludes: ClassVar[Mapping[str, str]] = {}
     free_on_resume: ClassVar[frozenset[str]] = frozenset(

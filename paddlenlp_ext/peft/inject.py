@@ -15,7 +15,12 @@ from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.replaced_parameters import detach_adapter, excluded_targets, replace_parameters
+from paddlenlp_ext.peft.replaced_parameters import (
+    detach_adapter,
+    excluded_targets,
+    matching_modules,
+    replace_parameters,
+)
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.module_patterns import matches, matching
@@ -122,16 +127,19 @@ def select_targets(
 
 
 def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return a stored config without the targets that match no layer; with all of them if none does.
+    """Return a stored config without the targets and modules to save that match nothing; with all if none matches.
 
-    PaddleNLP lists the layers of all variants of a family. `select_targets` raises for targets of another model.
+    PaddleNLP lists the layers of all variants of a family, and Hugging Face PEFT ignores such modules.
+    `select_targets` and `replace_parameters` raise for an adapter of another model.
     """
+    changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)
-    if not targets:
-        return config
-    names = linear_names(model)
-    matched = tuple(entry for entry in targets if any(matches(entry, name, "target_modules") for name in names))
-    changed: dict[str, Any] = {"target_modules": matched or tuple(targets)}
+    if targets:
+        names = linear_names(model)
+        matched = tuple(entry for entry in targets if any(matches(entry, name, "target_modules") for name in names))
+        changed["target_modules"] = matched or tuple(targets)
+    if config.modules_to_save:
+        changed["modules_to_save"] = matching_modules(model, config.modules_to_save) or config.modules_to_save
     return dataclasses.replace(config, **changed)
 
 

@@ -277,19 +277,18 @@ class PeftModel(TrainableModel):
             folder: created if it does not exist.
             tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
-        fields = self.peft_config.to_adapter_config(self.base_model)
-        state = self.full_state(tensors)
+        fields, state = self.peft_config.to_adapter_config(self.base_model), self.full_state(tensors)
         replaced = self.replaced_of(state)
         layers = {name: tensor for name, tensor in state.items() if name not in replaced}
-        stored = self.peft_config.to_stored(layers)
-        self.write_files(folder, self.peft_config.peft_type, fields, {**stored, **replaced})
+        tensors = {**self.peft_config.to_stored(layers), **replaced}
+        self.write_files(folder, self.peft_config.peft_type, fields, tensors)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
         """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `full_state` that replace parameters of the base; a finished adapter keeps them."""
+        """Return the tensors of `full_state` that replace parameters of the base."""
         return {name: state[name] for name in self.base_model.set_aside if name in state}
 
     def write_files(
@@ -308,9 +307,10 @@ class PeftModel(TrainableModel):
         }
         if self.quantization is not None:  # not a field of PEFT; merging and prediction need the same base
             shared["base_quantization"] = options_to_dict(self.quantization)
-        fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, self.peft_config)}
-        keys = {**self.peft_config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
-        write_adapter(folder, fields, replaced_parameters.with_tied_copy(self.base_model, tensors), keys)
+        config, tensors = self.peft_config, replaced_parameters.with_tied_copy(self.base_model, tensors)
+        fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, config)}
+        keys = {**config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
+        write_adapter(folder, fields, tensors, keys, config.key_prefix)
 
     @classmethod
     def from_pretrained(

@@ -215,6 +215,12 @@ def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
     return fields
 
 
+def matching_modules(model: TrainableModel, entries: Collection[str]) -> tuple[str, ...]:
+    """Return the entries of `modules_to_save` that match a module of the base."""
+    names = [*dict.fromkeys(name.rpartition(".")[0] for name in base_parameters(model)), "lm_head"]
+    return tuple(entry for entry in entries if any(covers([entry], name) for name in names))
+
+
 # -- selection --------------------------------------------------------------------------------------------------------
 _TIE_REMEDY = "train them with ensure_weight_tying=True in Hugging Face PEFT"
 

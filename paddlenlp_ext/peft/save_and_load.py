@@ -29,7 +29,6 @@ from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _LEGACY_WEIGHTS_FILE = "adapter_model.bin"
-_KEY_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,7 @@ def write_adapter(
     fields: Mapping[str, Any],
     tensors: Mapping[str, Any],
     keys: Mapping[str, str] = MappingProxyType({}),
+    prefix: str = PeftConfig.key_prefix,
 ) -> None:
     """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
 
@@ -118,11 +118,12 @@ def write_adapter(
         folder: created if it does not exist.
         fields: content of adapter_config.json.
         tensors: the stored tensors, by this package's names.
-        keys: keys of tensors that are not their names with PEFT's prefix.
+        keys: keys of tensors that are not their names with the prefix.
+        prefix: `PeftConfig.key_prefix` of the method.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    named = {keys.get(name, f"{_KEY_PREFIX}{name}"): tensor for name, tensor in tensors.items()}
+    named = {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}
     write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
     write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
@@ -139,13 +140,14 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     else:
         raise missing_weights(folder, WEIGHTS_FILE)
     own_names = {key: name for name, key in config.own_keys.items()}
-    unexpected = [name for name in stored if not name.startswith(_KEY_PREFIX) and name not in own_names]
+    prefix = config.key_prefix
+    unexpected = [name for name in stored if not name.startswith(prefix) and name not in own_names]
     if unexpected:
         raise ValueError(
-            f"{folder / WEIGHTS_FILE}: {unexpected[0]!r} does not start with {_KEY_PREFIX!r}; use a folder that "
+            f"{folder / WEIGHTS_FILE}: {unexpected[0]!r} does not start with {prefix!r}; use a folder that "
             "Hugging Face PEFT or this package saved"
         )
-    named = {own_names.get(name, name.removeprefix(_KEY_PREFIX)): value for name, value in stored.items()}
+    named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
     named = {name.replace(".base_layer.", "."): value for name, value in named.items()}
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}
     embeddings = tuple(layer for layer in EMBEDDINGS if f"{layer}.weight" in replaced)

@@ -212,6 +212,23 @@ def test_inject_invalid_selection_is_named(config: LoRAConfig, message: str):
         get_peft_model(tiny_model(), config)
 
 
+def test_stored_modules_to_save_of_other_models_are_ignored(tmp_path: Path):
+    model = trained("llama", CONFIGS["lora"])
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    file.write_text(json.dumps({**fields, "modules_to_save": [*SAVED, "score"]}))
+    loaded = PeftModel.from_pretrained(tiny_model(), tmp_path)
+    assert loaded.peft_config.modules_to_save == SAVED
+    assert np.array_equal(logits_of(loaded), logits_of(model))
+
+
+def test_modules_to_save_next_to_a_prompt_have_peft_keys(tmp_path: Path):
+    trained("llama", CONFIGS["prompt"]).save_pretrained(tmp_path)
+    keys = set(SafetensorsFile(tmp_path / "adapter_model.safetensors").names())
+    assert {"prompt_embeddings", "base_model.lm_head.weight", "base_model.model.norm.weight"} <= keys
+
+
 def test_quantized_module_to_save_is_refused():
     model = tiny_model()
     quantize_linears(model, QuantizationConfig(algo="weight_only_int8"))

@@ -116,6 +116,7 @@ class PromptTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = PromptModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    key_prefix: ClassVar[str] = "base_model."
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "init",
         "init_text",
