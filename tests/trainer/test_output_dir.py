@@ -199,7 +199,7 @@ def test_trainer_best_model_without_evaluations_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="needs eval rows"):
         make_trainer(tmp_path, evaluation_strategy="epoch")
     with pytest.raises(ValueError, match=r"metric_for_best_model rougel .* needs eval_with_do_generation"):
-        make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel")
+        make_trainer(tmp_path, DEV, metric_for_best_model="eval_rougel", evaluation_strategy="epoch")
 
 
 @pytest.mark.parametrize("writer", ["_save_tokenizer", "save_training_state", "write_json"])
