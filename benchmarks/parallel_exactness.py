@@ -108,6 +108,8 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "bottleneck": ("adapter", {"size": 8}),
     "prefix": ("prefix_tuning", {"num_tokens": 3, "projection": True}),
     "prompt": ("prompt_tuning", {"num_tokens": 3}),
+    "p-tuning": ("p_tuning", {"num_tokens": 3}),
+    "tokens": ("trainable_tokens", {"indices": (5, 40, 7)}),
     "ReFT": ("reft", {"rank": 4}),
 }
 

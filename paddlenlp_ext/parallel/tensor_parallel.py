@@ -296,10 +296,13 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
         return
     assert isinstance(base, Embedding)
     replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
+    for adapter in adapters:  # it reads and returns full vectors, so that its gradients are complete
+        _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 
 
 def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
     """Set the logits and the loss of the sharded lm_head, which may be the embedding."""
-    shard = shard_of(model.head_weight())
+    head: Any = _unwrap(model.model.embed_tokens if model.lm_head is None else model.lm_head)[1]
+    shard = shard_of(head.weight)
     assert shard is not None, "the plan shards embedding and lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(shard, shard_sizes(shard.size, axis.size), axis)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
     from paddlenlp_ext.peft.methods.oft import OFTConfig
     from paddlenlp_ext.peft.methods.olora import OLoRAConfig
+    from paddlenlp_ext.peft.methods.p_tuning import PromptEncoderConfig, PTuningConfig
     from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
     from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig, PrefixTuningConfig
     from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.methods.reft import ReFTConfig
     from paddlenlp_ext.peft.methods.shira import SHiRAConfig, ShiraConfig
     from paddlenlp_ext.peft.methods.sora import SoRAConfig
+    from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
     from paddlenlp_ext.peft.methods.vera import VeRAConfig, VeraConfig
     from paddlenlp_ext.peft.paddlenlp_names import LoRAModel, PrefixModelForCausalLM
     from paddlenlp_ext.peft.peft_model import PeftModel, PeftModelForCausalLM, get_peft_model
@@ -62,6 +64,7 @@ __all__ = [
     "MoSLoRAConfig",
     "OFTConfig",
     "OLoRAConfig",
+    "PTuningConfig",
     "PeftConfig",
     "PeftModel",
     "PeftModelForCausalLM",
@@ -69,6 +72,7 @@ __all__ = [
     "PrefixConfig",
     "PrefixModelForCausalLM",
     "PrefixTuningConfig",
+    "PromptEncoderConfig",
     "PromptTuningConfig",
     "PromptTuningInit",
     "QERAConfig",
@@ -77,6 +81,7 @@ __all__ = [
     "ShiraConfig",
     "SoRAConfig",
     "TaskType",
+    "TrainableTokensConfig",
     "VeRAConfig",
     "VeraConfig",
     "get_peft_model",
@@ -106,6 +111,7 @@ EXPORTS = {
     "MoSLoRAConfig": "paddlenlp_ext.peft.methods.moslora",
     "OFTConfig": "paddlenlp_ext.peft.methods.oft",
     "OLoRAConfig": "paddlenlp_ext.peft.methods.olora",
+    "PTuningConfig": "paddlenlp_ext.peft.methods.p_tuning",
     "PeftConfig": "paddlenlp_ext.peft.config",
     "PeftModel": "paddlenlp_ext.peft.peft_model",
     "PeftModelForCausalLM": "paddlenlp_ext.peft.peft_model",
@@ -113,6 +119,7 @@ EXPORTS = {
     "PrefixConfig": "paddlenlp_ext.peft.methods.prefix_tuning",
     "PrefixModelForCausalLM": "paddlenlp_ext.peft.paddlenlp_names",
     "PrefixTuningConfig": "paddlenlp_ext.peft.methods.prefix_tuning",
+    "PromptEncoderConfig": "paddlenlp_ext.peft.methods.p_tuning",
     "PromptTuningConfig": "paddlenlp_ext.peft.methods.prompt_tuning",
     "PromptTuningInit": "paddlenlp_ext.peft.arguments",
     "QERAConfig": "paddlenlp_ext.peft.methods.qera",
@@ -121,6 +128,7 @@ EXPORTS = {
     "ShiraConfig": "paddlenlp_ext.peft.methods.shira",
     "SoRAConfig": "paddlenlp_ext.peft.methods.sora",
     "TaskType": "paddlenlp_ext.peft.arguments",
+    "TrainableTokensConfig": "paddlenlp_ext.peft.methods.trainable_tokens",
     "VeRAConfig": "paddlenlp_ext.peft.methods.vera",
     "VeraConfig": "paddlenlp_ext.peft.methods.vera",
     "get_peft_model": "paddlenlp_ext.peft.peft_model",

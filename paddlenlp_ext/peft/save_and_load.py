@@ -162,10 +162,10 @@ def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
     """Check that no tensor belongs to an adapter of a layer that has none here.
 
     Raises:
-        ValueError: lm_head or, by LoRA, the embedding is adapted.
+        ValueError: lm_head is adapted, other than by trainable tokens, or the embedding by LoRA.
     """
     for layer, found in (
-        ("lm_head", [name for name in names if name.startswith("lm_head.")]),
+        ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
         ("the embedding", [name for name in names if ".lora_embedding_" in name]),
     ):
         if found:

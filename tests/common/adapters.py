@@ -12,6 +12,8 @@ import paddle
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from tests.common.models import ODD_SIZES
 
@@ -26,7 +28,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
 }
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
-CHANGES_LOGITS_AT_START = ("prefix_tuning", "prompt_tuning")
+CHANGES_LOGITS_AT_START = ("p_tuning", "prefix_tuning", "prompt_tuning")
+REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (51, 38, 3)}}
 LABELS = np.random.default_rng(1).integers(0, 61, (2, 11))
 
 
@@ -35,6 +38,11 @@ def tiny_model(family: str = "llama") -> CausalLM:
     model = AutoModelForCausalLM.from_config(FAMILIES[family], seed=3)
     model.eval()
     return model
+
+
+def default_config(switch: str, **options: Any) -> PeftConfig:
+    """Return a method's config with its defaults, `options`, and those options that have no default."""
+    return PEFT_METHODS.get(switch)(**REQUIRED_OPTIONS.get(switch, {}), **options)
 
 
 def logits_of(model: Any) -> np.ndarray:

@@ -23,6 +23,7 @@ from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.utils.process import run_command
+from tests.common.adapters import default_config
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
 
@@ -68,7 +69,7 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
 def trained(base: Path, folder: Path, method: str = "lora", options: QuantizationConfig = NF4) -> np.ndarray:
     """Save an adapter of the quantized base with random changes; return the logits of base and adapter."""
     switch, settings = METHODS[method]
-    config = PEFT_METHODS.get(switch)(**settings)
+    config = default_config(switch, **settings)
     quantized = read_model_config(base).get("quantization_config") is not None
     model = AutoModelForCausalLM.from_pretrained(
         base, quantization_config=None if quantized else options, before_quantizing=config.before_quantizing

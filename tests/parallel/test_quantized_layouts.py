@@ -66,6 +66,7 @@ METHODS = {
     "shira": RANK,
     "boft": {"butterfly_factors": 2},
     "ia3": {},
+    "trainable_tokens": {"indices": (5, 40, 7)},
     "hra": {"rank": 4},
     "ln_tuning": {},
     "oft": {"block_size": 4},

@@ -56,6 +56,9 @@ MORE_ADAPTERS = [
     Case("bottleneck", TENSOR, switch="adapter", peft={"size": 8}),
     Case("prefix-projected", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "projection": True}),
     Case("prompt", TENSOR, switch="prompt_tuning", peft={"num_tokens": 3}),
+    Case("p-tuning", TENSOR, switch="p_tuning", peft={"num_tokens": 3, "encoder": "lstm", "encoder_dropout": 0.2}),
+    Case("tokens-tied", TENSOR, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
+    Case("tokens-untied", TENSOR, UNTIED, "trainable_tokens", {"indices": (5, 40, 7)}),
     Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
 ]
 SEQUENCE = [
@@ -69,6 +72,7 @@ MORE_SEQUENCE = [
     Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
     Case("sp-lora-replaced", {**TENSOR, **STABLE, "sequence_parallel": True}, BIASED, "lora", REPLACED),
+    Case("sp-tokens", {**TENSOR, "sequence_parallel": True}, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE)]

@@ -47,6 +47,8 @@ MORE_ONLY_STAGE3 = [
     Case("shira", switch="shira", peft={"rank": 4}),
     Case("boft", {}, BIASED, "boft", {"butterfly_factors": 2}),
     Case("ia3", {}, BIASED, "ia3"),
+    Case("p-tuning", switch="p_tuning", peft={"num_tokens": 3}),
+    Case("tokens", {"neftune": True}, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
     Case("hra", switch="hra", peft={"rank": 4}),
     Case("ln", {"recompute": True}, switch="ln_tuning"),
     Case("oft", switch="oft", peft={"block_size": 4}),

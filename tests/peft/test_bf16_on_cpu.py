@@ -12,7 +12,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
+from tests.common.adapters import INPUT_IDS, default_config, logits_of, loss_of, tiny_model, train
 from tests.common.marks import needs_cpp
 
 pytestmark = needs_cpp
@@ -44,7 +44,7 @@ def test_bf16_base_stores_only_matrices_in_bfloat16(tmp_path: Path):
 def test_bf16_base_every_method_matches_float32(switch: str, tmp_path: Path):
     models, gradients = {}, {}
     for dtype in ("float32", "bfloat16"):
-        model = get_peft_model(rounded_base(tmp_path, dtype), PEFT_METHODS.get(switch)(), seed=1)
+        model = get_peft_model(rounded_base(tmp_path, dtype), default_config(switch), seed=1)
         model.eval()
         assert all(tensor.dtype == FLOAT32 for tensor in model.adapter_state().values() if not tensor.stop_gradient)
         models[dtype] = model

@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
+from tests.common.adapters import default_config, logits_of, loss_of, state_of, tiny_model, train
 
 TOLERANCE = 1e-5
 
@@ -82,7 +82,7 @@ def test_load_combined_opposite_weights_cancel(tmp_path: Path):
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
 def test_save_as_lora_keeps_logits_of_every_low_rank_method(switch: str, tmp_path: Path):
     """Compare a method's low-rank factors with its update, and save them as a plain LoRA."""
-    model = trained(PEFT_METHODS.get(switch)())
+    model = trained(default_config(switch))
     pairs = {
         name: layer.low_rank_factors()
         for name, layer in adapter_layers(model.base_model)

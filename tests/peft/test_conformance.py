@@ -18,6 +18,7 @@ from tests.common.adapters import (
     CHANGES_LOGITS_AT_START,
     FAMILIES,
     INPUT_IDS,
+    default_config,
     logits_of,
     loss_of,
     same_bits,
@@ -28,11 +29,19 @@ from tests.common.adapters import (
 
 pytestmark = [pytest.mark.parametrize("switch", PEFT_METHODS.names()), pytest.mark.parametrize("family", FAMILIES)]
 TOLERANCE = 1e-5
-SAME_START_FOR_EVERY_SEED = ("boft", "ia3", "ln_tuning", "miss", "oft", "olora", "pissa", "toy_rows", "use_mora")
+SAME_START_FOR_EVERY_SEED = (
+    *("boft", "ia3", "ln_tuning", "miss", "oft", "olora"),
+    *(
+        "pissa",
+        "toy_rows",
+        "trainable_tokens",
+        "use_mora",
+    ),
+)
 
 
 def adapted(switch: str, family: str, seed: int = 42) -> PeftModel:
-    model = get_peft_model(tiny_model(family), PEFT_METHODS.get(switch)(), seed=seed)
+    model = get_peft_model(tiny_model(family), default_config(switch), seed=seed)
     model.eval()
     return model
 
@@ -175,15 +184,16 @@ def test_get_peft_model_unknown_target_suggests_the_nearest(switch: str, family:
     method = PEFT_METHODS.get(switch)
     if "target_modules" not in {field.name for field in dataclasses.fields(method)}:
         pytest.skip(f"{switch} has no targets to choose")
-    typo, name = ("imput_layernorm", "input_layernorm") if switch == "ln_tuning" else ("q_porj", "q_proj")
+    typos = {"ln_tuning": ("imput_layernorm", "input_layernorm"), "trainable_tokens": ("embed_token", "embed_tokens")}
+    typo, name = typos.get(switch, ("q_porj", "q_proj"))
     with pytest.raises(ValueError, match=rf"_target_modules: '{typo}' matches no .*did you mean '{name}'"):
-        get_peft_model(tiny_model(family), method(target_modules=[typo]))
+        get_peft_model(tiny_model(family), default_config(switch, target_modules=[typo]))
 
 
 def test_get_peft_model_second_adapter_raises(switch: str, family: str):
     model = adapted(switch, family)
     with pytest.raises(ValueError, match="already has an adapter"):
-        get_peft_model(model.base_model, PEFT_METHODS.get(switch)())
+        get_peft_model(model.base_model, default_config(switch))
 
 
 def test_load_tensors_mismatch_lists_missing_unexpected_and_misshapen(switch: str, family: str, tmp_path: Path):

@@ -16,7 +16,15 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from tests.common.adapters import CHANGES_LOGITS_AT_START, logits_of, same_bits, state_of, tiny_model, train
+from tests.common.adapters import (
+    CHANGES_LOGITS_AT_START,
+    default_config,
+    logits_of,
+    same_bits,
+    state_of,
+    tiny_model,
+    train,
+)
 
 OPTIONS = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
@@ -38,7 +46,7 @@ pytestmark = [pytest.mark.parametrize("method", METHODS), pytest.mark.parametriz
 
 def config_of(method: str) -> PeftConfig:
     switch, options = METHODS[method]
-    return PEFT_METHODS.get(switch)(**options)
+    return default_config(switch, **options)
 
 
 def quantized(algo: str, config: PeftConfig) -> CausalLM:

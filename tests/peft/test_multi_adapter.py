@@ -12,7 +12,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from tests.common.adapters import logits_of, same_bits, state_of, tiny_model, train
+from tests.common.adapters import default_config, logits_of, same_bits, state_of, tiny_model, train
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_add_adapter_leaves_the_active_one_on_and_untouched_by_training(folders:
 @pytest.mark.parametrize("switch", PEFT_METHODS.names())
 def test_adapter_of_any_method_stands_next_to_lora(switch: str, folders: dict[str, Path]):
     model = PeftModel.from_pretrained(tiny_model(), folders["first"], "first")
-    model.add_adapter("other", PEFT_METHODS.get(switch)())
+    model.add_adapter("other", default_config(switch))
     model.set_adapter("other")
     assert isinstance(model, PEFT_METHODS.get(switch).model_class or PeftModel)
     train(model, steps=2)

@@ -33,6 +33,8 @@ def trained(switch: str, **options: Any) -> PeftModel:
         ("reft", {}, {"position": "l3"}, r"position changed from 'f7\+l7' to 'l3'"),
         ("reft", {}, {"act_fn": "relu"}, "act_fn changed from 'linear' to 'relu'"),
         ("oft", {}, {"neumann_terms": 5}, "oft_neumann_terms changed from 0 to 5"),
+        ("p_tuning", {}, {"encoder": "lstm"}, "p_tuning_encoder changed from 'mlp' to 'lstm'"),
+        ("trainable_tokens", {"indices": (1, 2)}, {"indices": (2, 1)}, "trainable_tokens_indices changed"),
         ("boft", {}, {"butterfly_factors": 2, "target_modules": ["q_proj"], "block_size": 2}, "boft_butterfly_factors"),
         ("hra", {}, {"gram_schmidt": True}, "hra_gram_schmidt changed from False to True"),
         ("miss", {}, {"variant": "mini"}, "miss_variant changed from 'balance' to 'mini'"),

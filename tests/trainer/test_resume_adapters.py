@@ -13,6 +13,7 @@ from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
+from tests.common.adapters import default_config
 from tests.common.models import TINY_LLAMA
 from tests.common.training import KillAfter, KilledError, Rows, Tokenizer, assert_same_bits, make_config, weights
 
@@ -21,7 +22,7 @@ every_method = pytest.mark.parametrize("switch", PEFT_METHODS.names())
 
 
 def trainer_of(folder: Path, switch: str, callbacks: tuple[Callback, ...] = (), dev: Any = None, **keys: Any):
-    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), PEFT_METHODS.get(switch)())
+    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), default_config(switch))
     config = make_config(folder, **{"num_train_epochs": 2.0, "learning_rate": 2e-2, **keys})
     return Trainer(model, config, ROWS, dev, Tokenizer(), callbacks=callbacks)
 

@@ -25,6 +25,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
+_IN_TIED_HEAD = ("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices")  # of the embedding
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class StagePlan:
             chunk = next(c for c in range(self.num_chunks) if number < self.bounds[c + 1])
             return (chunk % self.degree,)
         if ".embed_tokens." in f".{name}":
-            return (0, self.last) if self.is_tied and name.endswith(".weight") else (0,)
+            return (0, self.last) if self.is_tied and name.endswith(_IN_TIED_HEAD) else (0,)
         base_name = name.removeprefix("base_model.")
         return (self.last,) if base_name.startswith(("model.norm.", "lm_head.")) else tuple(range(self.degree))
 

@@ -44,15 +44,12 @@ _LAYER = "model.embed_tokens"
 
 
 class PromptModel(PeftModel):
-    """Model with trained input vectors before every document."""
+    """Model with input vectors before every document.
 
-    peft_config: PromptTuningConfig
+    The adapter of its embedding returns them (`vectors`), and its config has their number (`num_tokens`).
+    """
 
-    def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
-        super().__init__(model, peft_config)
-        embedding = model.model.embed_tokens
-        if peft_config.init == "text" and has_values(embedding):
-            embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
+    peft_config: Any
 
     def hidden_states(
         self,
@@ -102,6 +99,16 @@ class PromptModel(PeftModel):
         return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
 
 
+class PromptTuningModel(PromptModel):
+    """Model whose input vectors are trained themselves."""
+
+    def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
+        super().__init__(model, peft_config)
+        embedding = model.model.embed_tokens
+        if peft_config.init == "text" and has_values(embedding):
+            embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
+
+
 @PEFT_METHODS.register("prompt_tuning")
 @dataclass(kw_only=True)
 class PromptTuningConfig(PeftConfig):
@@ -114,7 +121,7 @@ class PromptTuningConfig(PeftConfig):
     starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     mergeable: ClassVar[bool] = False
-    model_class: ClassVar[type[TrainableModel] | None] = PromptModel
+    model_class: ClassVar[type[TrainableModel] | None] = PromptTuningModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     key_prefix: ClassVar[str] = "base_model."
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {

@@ -23,4 +23,19 @@ CASES: dict[str, dict[str, Any]] = {
         "options": {"num_virtual_tokens": 5},
     },
     "prompt_window": {"base": "mistral_window", "method": "prompt", "options": {"num_virtual_tokens": 9}},
+    "p_tuning_mlp": {
+        "base": "llama_odd_sizes",
+        "method": "p_tuning",
+        "options": {"num_virtual_tokens": 5, "encoder_hidden_size": 7},
+    },
+    "p_tuning_lstm": {
+        "base": "qwen2",
+        "method": "p_tuning",
+        "options": {
+            "num_virtual_tokens": 4,
+            "encoder_reparameterization_type": "LSTM",
+            "encoder_hidden_size": 3,
+            "encoder_num_layers": 2,
+        },
+    },
 }

@@ -1,6 +1,7 @@
 """Adapters that change weights, of the golden files, on the tiny models of `model_cases`; plain data.
 
 `config` is the class in Hugging Face PEFT, `settings` its arguments; `mean` and `deviation` make the stored values.
+`second_copies` are keys of PEFT's file that repeat another tensor.
 `weight_decay` replaces WEIGHT_DECAY for parameters that never decay here.
 """
 
@@ -55,6 +56,22 @@ CASES: dict[str, dict[str, Any]] = {
             "target_modules": ["k_proj", "v_proj", "up_proj", "down_proj"],
             "feedforward_modules": ["down_proj"],
         },
+    },
+    "tokens_llama": {
+        **_LLAMA,
+        "config": "TrainableTokensConfig",
+        "settings": {"token_indices": [7, 3, 90], "target_modules": ["embed_tokens", "lm_head"]},
+    },
+    "tokens_embedding": {
+        **_LLAMA,
+        "config": "TrainableTokensConfig",
+        "settings": {"token_indices": [5, 80]},
+    },
+    "tokens_qwen2_tied": {
+        **_QWEN2,
+        "config": "TrainableTokensConfig",
+        "settings": {"token_indices": [0, 95, 12]},
+        "second_copies": ("base_model.model.lm_head.trainable_tokens_delta",),
     },
     "ln_tuning_llama": {**_LLAMA, "mean": 1.0, "weight_decay": 0.0, "config": "LNTuningConfig", "settings": {}},
     "ln_tuning_qwen3": {

@@ -1,12 +1,13 @@
 """Write adapters/<case>/: a prefix or prompt saved by Hugging Face PEFT, its logits, gradients and trained values.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
-    python -m tests.golden.generators.make_prefix_prompt_golden
+    python -m tests.golden.generators.make_prefix_prompt_golden [CASE ...]
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 import zlib
 
 import numpy as np
@@ -17,11 +18,16 @@ from tests.golden.cases.model_cases import make_inputs
 from tests.golden.cases.prefix_prompt_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.golden.generators.make_peft_golden import FOLDER, build
 
-CONFIGS = {"prefix": peft.PrefixTuningConfig, "prompt": peft.PromptTuningConfig}
+CONFIGS = {
+    "prefix": peft.PrefixTuningConfig,
+    "prompt": peft.PromptTuningConfig,
+    "p_tuning": peft.PromptEncoderConfig,
+}
 
 
 def main() -> None:
-    for case, settings in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        settings = CASES[case]
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
         config = CONFIGS[settings["method"]](task_type="CAUSAL_LM", **settings["options"])
@@ -39,7 +45,7 @@ def main() -> None:
 
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the trainable parameters: `embedding.weight` and, with a projection, `transform.0.weight` and so on."""
+    """Return the trainable parameters: `embedding.weight` and those of a network (`transform.0.weight`)."""
     return {
         name.removeprefix("prompt_encoder.default."): parameter
         for name, parameter in model.named_parameters()

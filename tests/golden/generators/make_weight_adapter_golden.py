@@ -58,13 +58,17 @@ def main() -> None:
 
 
 def measure(model: torch.nn.Module, base: str, weight_decay: float = WEIGHT_DECAY) -> dict[str, np.ndarray]:
-    """Return logits, loss, gradients, changed merged parameters of layer 1, and the adapter after some AdamW steps."""
+    """Return logits, loss, gradients, changed merged parameters, and the adapter after some AdamW steps.
+
+    The merged parameters of layer 0 are left out, and an lm_head that is tied to the embedding.
+    """
     input_ids, labels = (torch.from_numpy(array) for array in make_inputs(base))
     before, merged = build(base).state_dict(), copy.deepcopy(model).merge_and_unload().state_dict()
+    tied = ["lm_head.weight"] if model.config.tie_word_embeddings else []
     golden = {
         f"merged:{name}": value.numpy().copy()
         for name, value in merged.items()
-        if ".layers.1." in name and not torch.equal(value, before[name])
+        if ".layers.0." not in name and name not in tied and not torch.equal(value, before[name])
     }
     parameters = list(trained(model).values())
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, eps=EPSILON, weight_decay=weight_decay)

@@ -41,11 +41,13 @@ from paddlenlp_ext.peft.methods.miss import MiSSConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.methods.olora import OLoRAConfig
+from paddlenlp_ext.peft.methods.p_tuning import PTuningConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.shira import SHiRAConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
+from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -66,6 +68,9 @@ ADAPTERS = {
     "prefix": PrefixTuningConfig(num_tokens=5),
     "prefix_projected": PrefixTuningConfig(num_tokens=5, projection=True, projection_hidden_size=7),
     "prompt": PromptTuningConfig(num_tokens=5),
+    "p_tuning": PTuningConfig(num_tokens=5),
+    "p_tuning_lstm": PTuningConfig(num_tokens=3, encoder="lstm", encoder_hidden_size=5),
+    "tokens": TrainableTokensConfig(indices=(3, 50, 90)),
     "adalora": AdaLoRAConfig(init_r=4, target_r=2),
     "sora": SoRAConfig(rank=4),
     "oft": OFTConfig(),

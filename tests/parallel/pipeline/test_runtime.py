@@ -10,6 +10,7 @@ DEEP = {"num_hidden_layers": 4}
 UNTIED = {**DEEP, "tie_word_embeddings": False}
 PIPELINE = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
 VIRTUAL = {**PIPELINE, "virtual_pp_degree": 2}
+BOTH_TABLES = ("embed_tokens", "lm_head")
 
 TWO = [
     Case("sft", PIPELINE, DEEP),
@@ -45,6 +46,9 @@ MORE_ADAPTERS = [
     Case("bottleneck", PIPELINE, DEEP, "adapter", {"size": 8}),
     Case("prefix-projected", PIPELINE, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
     Case("prompt", VIRTUAL, DEEP, "prompt_tuning", {"num_tokens": 3}),
+    Case("p-tuning", PIPELINE, DEEP, "p_tuning", {"num_tokens": 3, "encoder": "lstm", "encoder_dropout": 0.2}),
+    Case("tokens-tied", VIRTUAL, DEEP, "trainable_tokens", {"indices": (5, 40, 7)}),
+    Case("tokens-untied", PIPELINE, UNTIED, "trainable_tokens", {"indices": (5, 7), "target_modules": BOTH_TABLES}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
 ]
 CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE_ADAPTERS)]

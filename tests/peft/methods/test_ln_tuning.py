@@ -26,7 +26,7 @@ def test_ln_tuning_default_targets_are_all_norms_of_hidden_states():
     assert model.get_nb_trainable_parameters()[0] == 5 * 36
 
 
-@pytest.mark.parametrize("target", ["q_proj", "embed_tokens", "q_norm"])
+@pytest.mark.parametrize("target", ["q_proj", "self_attn", "q_norm"])
 def test_ln_tuning_target_that_is_no_norm_raises(target: str):
     with pytest.raises(ValueError, match=f"ln_tuning_target_modules: '{target}' matches no norm of this model"):
         get_peft_model(tiny_model(), LNTuningConfig(target_modules=("norm", target)))

@@ -1,4 +1,4 @@
-"""Compare prefix and prompt tuning with Hugging Face PEFT.
+"""Compare prefix tuning, prompt tuning and p-tuning with Hugging Face PEFT.
 
 The golden files are written by tests/golden/generators/make_prefix_prompt_golden.py.
 """
@@ -12,6 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.peft.methods.p_tuning import PTuningConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
@@ -24,6 +25,10 @@ def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str
     theirs = shared.part_of(golden, kind)
     config, embedding = DecoderConfig.from_dict(shared.MODELS[CASES[case]["base"]]), theirs["embedding.weight"]
     layers = [f"model.layers.{index}.self_attn" for index in range(config.num_hidden_layers)]
+    if CASES[case]["method"] == "p_tuning":
+        own = {name.replace("_head", "").replace(".", "_"): value for name, value in theirs.items()}
+        own["embedding"] = own.pop("embedding_weight")
+        return {f"model.embed_tokens.prompt_encoder.{name}": value for name, value in own.items()}
     if CASES[case]["method"] == "prompt":
         return {"model.embed_tokens.prompt_embeddings": embedding}
     if "transform.0.weight" not in theirs:
@@ -41,16 +46,24 @@ def own_tensors(case: str, golden: dict[str, np.ndarray], kind: str) -> dict[str
     }
 
 
+def has_network(case: str) -> bool:
+    """Return whether a network computes the prefix or prompt."""
+    return CASES[case]["method"] == "p_tuning" or "prefix_projection" in CASES[case]["options"]
+
+
 def trainable_model(case: str, golden: dict[str, np.ndarray]) -> PeftModel:
-    """Build the model of a case, with its projection, which PEFT's files do not contain."""
+    """Build the model of a case, with its network, which PEFT's files do not contain."""
     options = CASES[case]["options"]
-    if "prefix_projection" not in options:
+    if not has_network(case):
         return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), DATA / "adapters" / case)
-    config = PrefixTuningConfig(
-        num_tokens=options["num_virtual_tokens"],
-        projection=True,
-        projection_hidden_size=options["encoder_hidden_size"],
-    )
+    if CASES[case]["method"] == "p_tuning":
+        config = PTuningConfig(**options)
+    else:
+        config = PrefixTuningConfig(
+            num_tokens=options["num_virtual_tokens"],
+            projection=True,
+            projection_hidden_size=options["encoder_hidden_size"],
+        )
     model = get_peft_model(shared.base_model(CASES[case]["base"]), config)
     model.load_tensors(own_tensors(case, golden, "start"), case)
     return model
@@ -90,7 +103,7 @@ def test_prefix_prompt_peft_adapter_round_trips(case: str, tmp_path: Path):
         safe_open(tmp_path / "adapter_model.safetensors", "np") as written,
     ):
         assert list(expected.keys()) == ["prompt_embeddings"]
-        tolerance = shared.TOLERANCE if "prefix_projection" in CASES[case]["options"] else 0
+        tolerance = shared.TOLERANCE if has_network(case) else 0
         np.testing.assert_allclose(
             written.get_tensor("prompt_embeddings"), expected.get_tensor("prompt_embeddings"), rtol=0, atol=tolerance
         )

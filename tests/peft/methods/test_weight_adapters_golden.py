@@ -40,7 +40,7 @@ def test_weight_adapter_merged_weights_and_biases_equal_peft(case: str):
     before = {name: parameter.numpy() for name, parameter in shared.base_model(base).named_parameters()}
     merged = dict(model.merge_and_unload().named_parameters())
     changed = {
-        name for name in before if ".layers.1." in name and not np.array_equal(merged[name].numpy(), before[name])
+        name for name in before if ".layers.0." not in name and not np.array_equal(merged[name].numpy(), before[name])
     }
     assert changed
     shared.check_tensors({name: merged[name] for name in changed}, shared.part_of(golden, "merged"))
@@ -60,7 +60,7 @@ def test_weight_adapter_peft_adapter_round_trips(case: str, tmp_path: Path):
     """Compare keys, bytes of tensors and fields of the config with PEFT's files."""
     theirs = DATA / "adapters" / case
     load(case).save_pretrained(tmp_path)
-    shared.check_same_tensors(tmp_path, theirs)
+    shared.check_same_tensors(tmp_path, theirs, but=CASES[case].get("second_copies", ()))
     lists = "feedforward_modules"  # of IA3; in any order
     written, expected = shared.check_config_fields(tmp_path, theirs, but=("target_modules", "peft_version", lists))
     if lists in written:

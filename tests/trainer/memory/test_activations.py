@@ -20,6 +20,7 @@ from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
 from paddlenlp_ext.trainer.memory.estimate import saved_inputs
+from tests.common.adapters import default_config
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY
 
@@ -47,7 +48,7 @@ def config_of(switch: str) -> PeftConfig:
     """Return a method with its defaults, of rank 8 if it has a rank."""
     method = peft_methods()[switch]
     has_rank = "rank" in {field.name for field in dataclasses.fields(method)}
-    return method(rank=8) if has_rank else method()
+    return default_config(switch, **({"rank": 8} if has_rank else {}))
 
 
 def bytes_saved(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:

@@ -1,0 +1,280 @@
+"""P-tuning: input vectors before every document, computed by a small trained network (Liu et al. 2021).
+
+    prompt = MLP(E)                    mlp: D -> F -> F -> D, ReLU between; the default of Hugging Face PEFT
+    prompt = MLP(LSTM(E))              lstm: bidirectional LSTM of width F, then 2 F -> 2 F -> D
+
+arXiv:2103.10385. E [P, D] is trained too. The prompt enters the model as in prompt tuning (prompt_tuning.py). It does
+not depend on the text, and Hugging Face PEFT stores only the prompt, so training that continues from a PEFT folder
+changes it directly (`encoder` "none").
+
+| tensor | start |
+| --- | --- |
+| E | N(0, 1) |
+| weight and bias of a linear map from `in` features | U(-1/sqrt(in), 1/sqrt(in)) |
+| weights and biases of the LSTM | U(-1/sqrt(F), 1/sqrt(F)) |
+
+Shapes: P prompt vectors, D hidden, F `encoder_hidden_size`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
+from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
+from paddlenlp_ext.peft.methods.prompt_tuning import STORED, PromptModel
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.utils.random import seed_of
+
+ENCODERS = ("mlp", "lstm", "none")
+_PEFT_ENCODERS = {"MLP": "mlp", "LSTM": "lstm"}
+_LAYER = "model.embed_tokens"
+_ENCODER = f"{_LAYER}.prompt_encoder."
+
+
+class PTuningModel(PromptModel):
+    """Model with computed input vectors before every document."""
+
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Return the last hidden states of the tokens, [B, S, D]; arguments as in `PromptModel`."""
+        decoder = self.base_model.model
+        if self.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
+            paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same on all ranks; see `Decoder`
+        return super().hidden_states(*args, **kwargs)
+
+
+@PEFT_METHODS.register("p_tuning")
+@dataclass(kw_only=True)
+class PTuningConfig(PeftConfig):
+    """Options of p-tuning.
+
+    Raises:
+        ValueError: an option is out of range, or has no effect with the chosen encoder.
+    """
+
+    peft_type: ClassVar[str] = "P_TUNING"
+    mergeable: ClassVar[bool] = False
+    model_class: ClassVar[type[TrainableModel] | None] = PTuningModel
+    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        "encoder_hidden_size",
+        "encoder_num_layers",
+        "encoder_dropout",
+    }
+
+    num_tokens: int = option(
+        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
+    )
+    encoder: str = option(
+        "mlp",
+        help="network that computes the vectors: mlp, lstm, or none (they are trained themselves)",
+        choices=ENCODERS,
+        synonyms=_PEFT_ENCODERS,
+        arguments=("encoder_reparameterization_type",),
+    )
+    encoder_hidden_size: int | None = option(
+        None, help="width of the network; unset: the model's hidden size", minimum=1, maximum=65536
+    )
+    encoder_num_layers: int = option(2, help="layers of the LSTM; the mlp always has three", minimum=1, maximum=64)
+    encoder_dropout: float = option(0.0, help="dropout between layers of the LSTM during training", minimum=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.encoder != "lstm" and (self.encoder_num_layers != 2 or self.encoder_dropout):
+            raise ValueError(
+                f"p_tuning_encoder={self.encoder!r} with p_tuning_encoder_num_layers={self.encoder_num_layers}, "
+                f"p_tuning_encoder_dropout={self.encoder_dropout}: both are options of the LSTM; set p_tuning_encoder "
+                "to 'lstm', or leave them out"
+            )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return [_LAYER]
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> ComputedPrompt:
+        assert isinstance(base, Embedding)
+        return ComputedPrompt(base, self, seed, name)
+
+    def warm_start(self, stored: PeftConfig) -> PTuningConfig:
+        assert isinstance(stored, PTuningConfig)
+        dropout = self.encoder_dropout if stored.encoder == "lstm" else 0.0
+        return dataclasses.replace(stored, path=self.path, encoder_dropout=dropout)
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        shape = model.config
+        return {
+            "num_virtual_tokens": self.num_tokens,
+            "num_layers": shape.num_hidden_layers,
+            "num_attention_heads": shape.num_attention_heads,
+            "token_dim": shape.hidden_size,
+            "num_transformer_submodules": 1,
+            "encoder_reparameterization_type": "LSTM" if self.encoder == "lstm" else "MLP",
+            "encoder_hidden_size": self.encoder_hidden_size or shape.hidden_size,
+            "encoder_num_layers": self.encoder_num_layers,
+            "encoder_dropout": self.encoder_dropout,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> PTuningConfig:
+        of_the_encoder = {"encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
+        read = {"num_virtual_tokens", "encoder_reparameterization_type", *of_the_encoder}
+        read |= {"num_layers", "num_attention_heads", "token_dim"}  # given by the tensors and the model
+        if fields.get("num_transformer_submodules") in (None, 1):
+            read.add("num_transformer_submodules")
+        refuse_unread_fields(fields, read)
+        encoder = _PEFT_ENCODERS.get(fields.get("encoder_reparameterization_type", "MLP"))
+        if encoder is None:
+            raise ValueError(
+                f"encoder_reparameterization_type={fields['encoder_reparameterization_type']!r} is not supported; use "
+                "MLP or LSTM"
+            )
+        of_lstm = {"encoder_num_layers": 2, "encoder_dropout": 0.0} if encoder == "lstm" else {}
+        return cls(
+            num_tokens=required_field(fields, "num_virtual_tokens"),
+            encoder=encoder,
+            encoder_hidden_size=fields.get("encoder_hidden_size"),
+            **{name: fields.get(name, default) for name, default in of_lstm.items()},
+        )
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the prompt [P, D], and the tensors of the network, so that training can be continued."""
+        if self.encoder == "none":
+            return {STORED: tensors[f"{_LAYER}.{STORED}"]}
+        own = {name.removeprefix(_ENCODER): tensor.astype("float32") for name, tensor in tensors.items()}
+        return {STORED: compute_prompt(own), **tensors}
+
+    def for_tensors(self, names: Collection[str]) -> PTuningConfig:
+        """Return a config without encoder if the file has only the prompt, as PEFT's files do."""
+        if any(name.startswith(_ENCODER) for name in names):
+            return self
+        return dataclasses.replace(
+            self, encoder="none", encoder_hidden_size=None, encoder_num_layers=2, encoder_dropout=0.0
+        )
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Invert `to_stored`; the prompt that a stored network computes is dropped."""
+        if self.encoder == "none":
+            return {f"{_LAYER}.{name}" if name == STORED else name: value for name, value in tensors.items()}
+        return {name: value for name, value in tensors.items() if name != STORED}
+
+
+PromptEncoderConfig = PTuningConfig  # the name in Hugging Face PEFT
+
+
+class ComputedPrompt(AdapterLayer):
+    """Token embedding that also computes the prompt vectors; the embedding of tokens is unchanged.
+
+    Args:
+        base: token embedding.
+        config: options of the method.
+        seed, name: determine the initial values.
+    """
+
+    def __init__(self, base: Embedding, config: PTuningConfig, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.shape, self.dropout = (config.num_tokens, base.weight.shape[1]), config.encoder_dropout
+        dtype = activation_dtype(base.weight.dtype)
+        if config.encoder == "none":
+            start = generator_for(seed, f"{name}.{STORED}").standard_normal(self.shape, np.float32)
+            self.prompt_embeddings = new_parameter(self, start, dtype)
+        else:
+            self.prompt_encoder = _PromptEncoder(self.shape, config, seed, name, dtype)
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Embedding table of the base, which a tied lm_head shares."""
+        return self.base.weight
+
+    def vectors(self) -> paddle.Tensor:
+        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use them."""
+        if not self.is_on_stage:
+            return paddle.zeros(self.shape, self.own_parameters()[0].dtype)
+        if hasattr(self, STORED):
+            return self.prompt_embeddings
+        return compute_prompt(dict(self.prompt_encoder.named_parameters()), self.dropout if self.training else 0.0)
+
+    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Map input_ids [...] to embeddings [..., D]."""
+        return self.base(input_ids)
+
+
+class _PromptEncoder(nn.Layer):
+    """Parameters of the network, named as PyTorch's, with "_" for "."; `compute_prompt` is its forward pass."""
+
+    def __init__(
+        self, shape: tuple[int, int], config: PTuningConfig, seed: int, name: str, dtype: paddle.dtype | str
+    ) -> None:
+        super().__init__()
+        width = shape[1]
+        hidden = config.encoder_hidden_size or width
+        shapes: dict[str, tuple[tuple[int, ...], int]] = {}  # name -> shape, number of inputs
+        if config.encoder == "lstm":
+            for index in range(config.encoder_num_layers):
+                inputs = width if index == 0 else 2 * hidden
+                for suffix in (f"l{index}", f"l{index}_reverse"):
+                    shapes[f"lstm_weight_ih_{suffix}"] = (4 * hidden, inputs), hidden
+                    shapes[f"lstm_weight_hh_{suffix}"] = (4 * hidden, hidden), hidden
+                    shapes[f"lstm_bias_ih_{suffix}"] = shapes[f"lstm_bias_hh_{suffix}"] = (4 * hidden,), hidden
+            sizes = (2 * hidden, 2 * hidden, width)
+        else:
+            sizes = (width, hidden, hidden, width)
+        for index, (inputs, outputs) in enumerate(pairwise(sizes)):
+            shapes[f"mlp_{2 * index}_weight"] = (outputs, inputs), inputs
+            shapes[f"mlp_{2 * index}_bias"] = (outputs,), inputs
+        start = generator_for(seed, f"{name}.embedding").standard_normal(shape, np.float32)
+        self.embedding = new_parameter(self, start, dtype)
+        for own, (own_shape, inputs) in shapes.items():
+            bound = inputs**-0.5
+            start = generator_for(seed, f"{name}.{own}").uniform(-bound, bound, own_shape).astype(np.float32)
+            setattr(self, own, new_parameter(self, start, dtype))
+
+
+def compute_prompt(tensors: Mapping[str, paddle.Tensor], dropout: float = 0.0) -> paddle.Tensor:
+    """Return the prompt [P, D].
+
+    Args:
+        tensors: the network's tensors by name.
+        dropout: dropout probability between the layers of the LSTM.
+    """
+    x, index = tensors["embedding"], 0
+    while f"lstm_weight_ih_l{index}" in tensors:
+        if index and dropout:
+            x = F.dropout(x, dropout)
+        x = paddle.concat([_lstm(x, tensors, f"l{index}"), _lstm(x.flip(0), tensors, f"l{index}_reverse").flip(0)], 1)
+        index += 1
+    for index in (0, 2, 4):
+        if f"mlp_{index}_weight" in tensors:
+            x = x if index == 0 else F.relu(x)
+            x = paddle.matmul(x, tensors[f"mlp_{index}_weight"], transpose_y=True) + tensors[f"mlp_{index}_bias"]
+    return x
+
+
+def _lstm(x: paddle.Tensor, tensors: Mapping[str, paddle.Tensor], suffix: str) -> paddle.Tensor:
+    """Run one direction of an LSTM layer over x [P, in]; return its hidden states [P, F]."""
+    weight_ih, weight_hh, bias_ih, bias_hh = (
+        tensors[f"lstm_{kind}_{suffix}"] for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    from_inputs = paddle.matmul(x, weight_ih, transpose_y=True) + (bias_ih + bias_hh)
+    hidden = cell = paddle.zeros([1, weight_hh.shape[1]], x.dtype)
+    states = []
+    for step in range(x.shape[0]):
+        gates = from_inputs[step : step + 1] + paddle.matmul(hidden, weight_hh, transpose_y=True)
+        entry, forget, value, output = gates.split(4, axis=1)
+        cell = F.sigmoid(forget) * cell + F.sigmoid(entry) * value.tanh()
+        hidden = F.sigmoid(output) * cell.tanh()
+        states.append(hidden)
+    return paddle.concat(states)

@@ -1,0 +1,165 @@
+"""Trainable tokens: the rows of a few tokens in the embedding, such as chat markers, are trained alone.
+
+    E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], at the start the rows of E
+
+The method of Hugging Face PEFT of this name. If lm_head is tied to the embedding, its rows are replaced too. An lm_head
+of its own is adapted only if `target_modules` names it, with rows of its own. Merging writes the rows into the table.
+
+The embedding looks the replaced rows up. An lm_head needs the full table, so each of its uses copies the table, and the
+backward pass computes a gradient for all of it.
+
+Shapes: V vocabulary, U this rank's rows of it, D hidden, K trained tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
+from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import WeightAdapter, adapter_layers, has_values
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.sharding_spec import shard_of
+
+TARGETS = ("embed_tokens",)
+_KEY = "trainable_tokens_indices"
+
+
+@PEFT_METHODS.register("trainable_tokens")
+@dataclass(kw_only=True)
+class TrainableTokensConfig(PeftConfig):
+    """Options of trainable tokens.
+
+    Raises:
+        ValueError: a token is listed twice, or negative.
+    """
+
+    peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
+    starts_from_weights: ClassVar[bool] = True
+
+    indices: tuple[int, ...] = option(
+        (), help="ids of the tokens to train; required, except with trainable_tokens_path", arguments=("token_indices",)
+    )
+    target_modules: tuple[str, ...] | None = option(
+        TARGETS, help="tables to adapt: embed_tokens, and lm_head where it is not tied to the embedding"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.indices = tuple(self.indices)
+        twice = sorted({index for index in self.indices if self.indices.count(index) > 1})
+        if twice or min(self.indices, default=0) < 0:
+            problem = f"{twice[0]} is listed twice" if twice else f"{min(self.indices)} is negative"
+            raise ValueError(f"{_KEY}: {problem}; list each token id once")
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        if not self.indices:
+            raise ValueError(f"{_KEY} is empty; list the ids of the tokens to train, such as [128002, 128003]")
+        vocab_size = model.config.vocab_size
+        if max(self.indices) >= vocab_size:
+            raise ValueError(
+                f"{_KEY}: {max(self.indices)} is not below the model's vocab_size {vocab_size}; use ids of its tokens"
+            )
+        tables = [name for name, layer in model.named_sublayers() if isinstance(layer, Embedding)]
+        tables += [] if model.lm_head is None else ["lm_head"]
+        return select_targets(tables, self.target_modules, "trainable_tokens_target_modules", "embedding")
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> TrainableTokens:
+        assert isinstance(base, (Embedding, Linear))
+        return TrainableTokens(base, self.indices)
+
+    def warm_start(self, stored: PeftConfig) -> TrainableTokensConfig:
+        assert isinstance(stored, TrainableTokensConfig)
+        return dataclasses.replace(stored, path=self.path)
+
+    def decays(self, parameter_name: str) -> bool:
+        """Return False: weight decay would pull the rows to 0, away from the base's."""
+        return False
+
+    def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        return {
+            "token_indices": list(self.indices),
+            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "init_weights": True,
+        }
+
+    @classmethod
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> TrainableTokensConfig:
+        refuse_unread_fields(fields, {"token_indices", "target_modules", "init_weights"})
+        return cls(indices=tuple(required_field(fields, "token_indices")), target_modules=targets_from_peft(fields))
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Drop the second copy of the rows that PEFT stores for an lm_head tied to the embedding."""
+        is_tied = not any(target.endswith("lm_head") for target in self.target_modules or ())
+        return {name: value for name, value in tensors.items() if not (is_tied and name.startswith("lm_head."))}
+
+
+class TrainableTokens(WeightAdapter):
+    """Embedding or lm_head with trained rows in place of some of the base's.
+
+    Args:
+        base: token embedding, or an lm_head that is not tied to it.
+        indices: ids of the trained tokens, K.
+    """
+
+    base: Embedding | Linear
+    row_of_token: paddle.Tensor
+    indices: paddle.Tensor
+
+    def __init__(self, base: Embedding | Linear, indices: tuple[int, ...]) -> None:
+        super().__init__(base)
+        vocab_size, width = base.weight.shape
+        rows = np.zeros((len(indices), width), np.float32)
+        if has_values(base):
+            rows = paddle.gather(base.weight, paddle.to_tensor(indices)).astype("float32").numpy()
+        self.trainable_tokens_delta = new_parameter(self, rows, activation_dtype(base.weight.dtype))
+        row_of_token = np.full(vocab_size, -1, np.int64)
+        row_of_token[list(indices)] = np.arange(len(indices))
+        self.register_buffer("row_of_token", paddle.to_tensor(row_of_token), persistable=False)
+        self.register_buffer("indices", paddle.to_tensor(indices, dtype="int64"), persistable=False)
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Table [U, D] with the trained rows, for an lm_head; the base's while the adapter is disabled."""
+        if not self.enabled or not has_values(self.base):
+            return self.base.weight
+        table_UD, delta_KD, shard = self.base.weight, self.trainable_tokens_delta, shard_of(self.base.weight)
+        if shard is None:
+            return paddle.scatter(table_UD, self.indices, delta_KD.astype(table_UD.dtype))
+        # Every rank replaces only its own rows; the others go to a row that is dropped, so that all ranks have the same
+        # graph. Each rank computes the gradient of its own rows.
+        assert self.shard_group is not None, "a shard belongs to a group"
+        delta_KD = self.shard_group.copy(delta_KD).astype(table_UD.dtype)
+        is_own = (self.indices >= shard.start) & (self.indices < shard.stop)
+        num_rows = table_UD.shape[0]
+        rows = paddle.where(is_own, self.indices - shard.start, paddle.full_like(self.indices, num_rows))
+        padded = paddle.concat([table_UD, paddle.zeros([1, table_UD.shape[1]], table_UD.dtype)])
+        return paddle.scatter(padded, rows, delta_KD)[:num_rows]
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map ids [...] to embeddings [..., D], or hidden states [..., D] to logits [..., V]."""
+        if isinstance(self.base, Linear):
+            return linear(x, self.weight)
+        vectors = self.base(x)
+        rows = paddle.gather(self.row_of_token, x.flatten())
+        trained = paddle.gather(self.trainable_tokens_delta, paddle.clip(rows, min=0)).astype(vectors.dtype)
+        return paddle.where((rows >= 0).unsqueeze(1), trained, vectors.flatten(0, -2)).reshape(vectors.shape)
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return the table with the trained rows, float32 [V, D]."""
+        table_VD = self.base.weight.astype("float32")
+        return paddle.scatter(table_VD, self.indices, self.trainable_tokens_delta.astype("float32"))
