@@ -14,6 +14,7 @@ Shapes: V vocabulary, U this rank's rows of it, D hidden, K trained tokens.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -51,8 +52,10 @@ class TrainableTokensConfig(PeftConfig):
     peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
     starts_from_weights: ClassVar[bool] = True
 
-    indices: tuple[int, ...] = option(
-        (), help="ids of the tokens to train; required, except with trainable_tokens_path", arguments=("token_indices",)
+    indices: object | None = option(
+        None,
+        help="ids of the tokens to train, such as [3, 7]; required, except with trainable_tokens_path",
+        arguments=("token_indices",),
     )
     target_modules: tuple[str, ...] | None = option(
         TARGETS, help="tables to adapt: embed_tokens, and lm_head where it is not tied to the embedding"
@@ -60,19 +63,19 @@ class TrainableTokensConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.indices = tuple(self.indices)
-        twice = sorted({index for index in self.indices if self.indices.count(index) > 1})
-        if twice or min(self.indices, default=0) < 0:
-            problem = f"{twice[0]} is listed twice" if twice else f"{min(self.indices)} is negative"
+        self.indices = token_ids = _token_ids(self.indices)
+        twice = sorted({token_id for token_id in token_ids if token_ids.count(token_id) > 1})
+        if twice or min(token_ids, default=0) < 0:
+            problem = f"{twice[0]} is listed twice" if twice else f"{min(token_ids)} is negative"
             raise ValueError(f"{_KEY}: {problem}; list each token id once")
 
     def targets(self, model: TrainableModel) -> list[str]:
-        if not self.indices:
+        token_ids, vocab_size = _token_ids(self.indices), model.config.vocab_size
+        if not token_ids:
             raise ValueError(f"{_KEY} is empty; list the ids of the tokens to train, such as [128002, 128003]")
-        vocab_size = model.config.vocab_size
-        if max(self.indices) >= vocab_size:
+        if max(token_ids) >= vocab_size:
             raise ValueError(
-                f"{_KEY}: {max(self.indices)} is not below the model's vocab_size {vocab_size}; use ids of its tokens"
+                f"{_KEY}: {max(token_ids)} is not below the model's vocab_size {vocab_size}; use ids of its tokens"
             )
         tables = [name for name, layer in model.named_sublayers() if isinstance(layer, Embedding)]
         tables += [] if model.lm_head is None else ["lm_head"]
@@ -80,7 +83,7 @@ class TrainableTokensConfig(PeftConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> TrainableTokens:
         assert isinstance(base, (Embedding, Linear))
-        return TrainableTokens(base, self.indices)
+        return TrainableTokens(base, _token_ids(self.indices))
 
     def warm_start(self, stored: PeftConfig) -> TrainableTokensConfig:
         assert isinstance(stored, TrainableTokensConfig)
@@ -92,7 +95,7 @@ class TrainableTokensConfig(PeftConfig):
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "token_indices": list(self.indices),
+            "token_indices": list(_token_ids(self.indices)),
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "init_weights": True,
         }
@@ -106,6 +109,22 @@ class TrainableTokensConfig(PeftConfig):
         """Drop the second copy of the rows that PEFT stores for an lm_head tied to the embedding."""
         is_tied = not any(target.endswith("lm_head") for target in self.target_modules or ())
         return {name: value for name, value in tensors.items() if not (is_tied and name.startswith("lm_head."))}
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    """Return a list of token ids, which the command line writes as `3,7` or `[3, 7]`; None is an empty list.
+
+    Raises:
+        ValueError: it is not a list of whole numbers.
+    """
+    elements: object = value
+    if isinstance(value, str):
+        words = [word.strip() for word in value.strip("[] ").split(",")]
+        elements = [int(word) if re.fullmatch(r"-?\d{1,18}", word) else word for word in words if word]
+    elements = () if elements is None else elements
+    if not isinstance(elements, (list, tuple)) or not all(type(element) is int for element in elements):
+        raise ValueError(f"{_KEY}: expected a list of token ids such as [3, 7], got {value!r}")
+    return tuple(int(element) for element in elements)
 
 
 class TrainableTokens(WeightAdapter):

@@ -25,6 +25,8 @@ IN_INPUT = int(INPUT_IDS[0, 0])
         ({}, "trainable_tokens_indices is empty; list the ids"),
         ({"indices": (3, 61)}, "trainable_tokens_indices: 61 is not below the model's vocab_size 61"),
         ({"indices": (3, 4, 3)}, "trainable_tokens_indices: 3 is listed twice"),
+        ({"indices": "3,x"}, r"trainable_tokens_indices: expected a list of token ids such as \[3, 7\], got '3,x'"),
+        ({"indices": [3, True]}, "expected a list of token ids"),
         ({"indices": (3, -1)}, "trainable_tokens_indices: -1 is negative"),
         ({"indices": (3,), "target_modules": ("q_proj",)}, "'q_proj' matches no embedding of this model"),
     ],
@@ -32,6 +34,11 @@ IN_INPUT = int(INPUT_IDS[0, 0])
 def test_trainable_tokens_invalid_option_raises(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         get_peft_model(tiny_model(), TrainableTokensConfig(**options))
+
+
+@pytest.mark.parametrize("written", [[5, 2], "5,2", "[5, 2]"])
+def test_trainable_tokens_indices_of_file_and_command_line_are_equal(written: object):
+    assert TrainableTokensConfig(indices=written) == TrainableTokensConfig(indices=(5, 2))
 
 
 def test_trainable_tokens_on_tied_lm_head_raises():
