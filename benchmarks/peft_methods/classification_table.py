@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 Result = Mapping[str, Any]
+REFERENCE = "lora_r16"
+"""Method that the others are compared with, seed by seed."""
 _RATIOS = {
     "Precision, macro": "precision_macro",
     "Recall, macro": "recall_macro",
@@ -28,15 +30,31 @@ def write_tables(path: Path, results: Sequence[Result], methods: Sequence[str]) 
 
 
 def averages(groups: Mapping[str, Sequence[Result]]) -> str:
-    """Return a line per method: scores in percent as mean +- standard deviation, and what the method costs."""
+    """Return a line per method: scores in percent as mean +- standard deviation, and what the method costs.
+
+    The difference from the reference is taken between runs of one seed, which have the same order of the rows.
+    """
     rows = []
+    of_reference = {run["seed"]: run["f1_macro"] for run in groups.get(REFERENCE, ())}
     for method, runs in groups.items():
         first = runs[0]
         scores = [spread([100 * run[key] for run in runs]) for key in _RATIOS.values()]
+        differences = [
+            100 * (run["f1_macro"] - of_reference[run["seed"]]) for run in runs if run["seed"] in of_reference
+        ]
+        scores.append(spread(differences, sign="+") if differences and method != REFERENCE else "")
         memory = f"{max(run['peak_memory_gb'] for run in runs):.2f} GB"
         costs = [f"{first['learning_rate']:.2g}", f"{first['trainable_parameters']:,}", memory]
         rows.append([method, str(len(runs)), *scores, *costs])
-    header = ["Method", "Seeds", *_RATIOS, "Learning rate", "Trained parameters", "Peak memory"]
+    header = [
+        "Method",
+        "Seeds",
+        *_RATIOS,
+        f"F1, macro, less that of {REFERENCE}",
+        "Learning rate",
+        "Trained parameters",
+        "Peak memory",
+    ]
     return _markdown(header, rows)
 
 
@@ -50,9 +68,9 @@ def by_label(groups: Mapping[str, Sequence[Result]]) -> str:
     return _markdown(["Label", *groups], rows)
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], sign: str = "-") -> str:
     """Return mean and sample standard deviation with one decimal; of a single value, the value."""
-    mean = f"{statistics.mean(values):.1f}"
+    mean = f"{statistics.mean(values):{sign}.1f}"
     return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 

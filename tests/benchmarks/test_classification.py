@@ -103,18 +103,16 @@ def test_figures_score_the_generated_labels(tmp_path: Path):
 
 
 def test_write_tables_show_mean_and_deviation_over_the_seeds(tmp_path: Path):
-    shared = {"split": "test", "method": "lora_r8", "learning_rate": 6e-4, **FIGURES}
+    shared = {"split": "test", "method": "lora_r16", "learning_rate": 6e-4, **FIGURES}
     scores = {"precision_macro": 0.9, "recall_macro": 0.8, "f1_micro": 0.7, "unknown_labels": 0.0}
     replaced, *runs = (
         shared | scores | {"seed": seed, "f1_macro": f1, "per_label": {"gold": {"f1": f1}}}
         for seed, f1 in ((1, 0.1), (1, 0.82), (2, 0.86))
     )
-    search, full = {**shared, "split": "validation"}, {**runs[0], "method": "full"}
+    search, full = {**shared, "split": "validation"}, {**runs[0], "method": "full", "f1_macro": 0.8}
     results = [search, replaced, *runs, full]
-    lines = write_tables(tmp_path / "table.md", results, ["full", "lora_r8", "sora"]).splitlines()
-    assert lines[2].startswith("| full | 1 | 90.0 | 80.0 | 82.0 |")
-    assert lines[3].startswith(
-        "| lora_r8 | 2 | 90.0 ± 0.0 | 80.0 ± 0.0 | 84.0 ± 2.8 | 70.0 ± 0.0 | 0.0 ± 0.0 | 0.0006 |"
-    )
-    assert lines[-3:] == ["| Label | full | lora_r8 |", "| --- | ---: | ---: |", "| gold | 82 | 84 |"]
+    lines = write_tables(tmp_path / "table.md", results, ["full", "lora_r16", "sora"]).splitlines()
+    assert lines[2].startswith("| full | 1 | 90.0 | 80.0 | 80.0 | 70.0 | 0.0 | -2.0 | 0.0006 |")
+    assert lines[3].startswith("| lora_r16 | 2 | 90.0 ± 0.0 | 80.0 ± 0.0 | 84.0 ± 2.8 | 70.0 ± 0.0 | 0.0 ± 0.0 |  |")
+    assert lines[-3:] == ["| Label | full | lora_r16 |", "| --- | ---: | ---: |", "| gold | 82 | 84 |"]
     assert spread([1.25]) == "1.2"
