@@ -78,7 +78,7 @@ def parse_row(value: Any) -> Conversation:
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {_type_name(value)}; write a JSON object")
-    check_refusals(value)
+    check_refusals(value, turn_labels=not SRC_TGT.missing(value))
     check_row_weights(value)
     complete = [row_format for row_format in _PARSERS if not row_format.missing(value)]
     if len(complete) > 1:

@@ -164,17 +164,20 @@ _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
 _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
 
-def check_refusals(fields: dict[str, Any], path: FieldPath = ()) -> None:
+def check_refusals(fields: dict[str, Any], path: FieldPath = (), turn_labels: bool = False) -> None:
     """Check that no field of a row or message asks for something unsupported.
 
-    A list in `label` of a row with `tgt` is no rating: it has a loss weight for each turn.
+    Args:
+        fields: the row or message.
+        path: its path.
+        turn_labels: accept a list in `label`, which then has a loss weight for each turn instead of a rating.
 
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
     """
     for name, value in fields.items():
         refusal = _REFUSAL_OF.get(name)
-        if name == "label" and isinstance(value, list) and "tgt" in fields:
+        if turn_labels and name == "label" and isinstance(value, list):
             continue
         if refusal is not None and value not in refusal.accepted:
             raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))

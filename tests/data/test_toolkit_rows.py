@@ -211,6 +211,14 @@ def test_parse_text_of_another_toolkit_is_read(row):
     assert parse_text(row) == "q a"
 
 
+def test_parse_row_with_labels_that_would_be_lost_raises():
+    labels = {"src": "q", "tgt": "a", "label": [0]}
+    with pytest.raises(InvalidRowError, match="label is not true"):
+        parse_text(labels)
+    with pytest.raises(InvalidRowError, match="label is not true"):
+        parse_row({"messages": [USER, ANSWER], "tgt": None, "label": [0]})
+
+
 def test_parse_prompt_without_an_answer_takes_the_question():
     for row in ({"query": "q1"}, {"prompt": "q1"}, {"prompt": [USER]}, {"prompt": [USER], "completion": []}):
         prompt = parse_prompt(row)

@@ -17,6 +17,8 @@ from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"
+_READ = ("type", "factor", "original_context_length", "finetuned")
+"""Keys of a scaling that are read; `finetuned` tells only how the model was trained."""
 # The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -47,6 +49,10 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         return _from_divisors(file, head_dim)
     if unscaled:
         return None
+    prefix = file.architecture_key("rope.scaling.")
+    unread = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in _READ)
+    if unread:
+        raise ValueError(f"{file.path}: {', '.join(unread)} of a rotary scaling: not supported; use the model's folder")
     if kind in ("linear", "none"):
         return {"rope_type": "linear", "factor": shortest_decimal(factor)}
     if kind == "yarn":

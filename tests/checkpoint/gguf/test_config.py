@@ -94,6 +94,14 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
         ({"llama.rope.dimension_count": 4}, "partial rotary"),
         ({"llama.attention.value_length": 4}, "value heads of another size"),
         ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.attn_factor": 0.5,
+            },
+            r"llama\.rope\.scaling\.attn_factor of a rotary scaling: not supported",
+        ),
     ],
 )
 def test_config_from_gguf_unsupported_raises(metadata, message, write_gguf, llama_metadata):
