@@ -70,6 +70,7 @@ class PTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = PTuningModel
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    key_prefix: ClassVar[str] = "base_model."
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "encoder_hidden_size",
         "encoder_num_layers",
