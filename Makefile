@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts sanitize coverage lint hooks golden check-peers bench clean
+.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -15,6 +15,10 @@ test-fast: .venv/installed-dev
 
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts
+
+# Put single faults into the code and run the tests near them (docs/mutation.md): make mutants ARGS="--sample 10 data nn"
+mutants: .venv/installed-dev
+	$(BIN)/python -m tests.mutation.run $(ARGS)
 
 # The op tests with a C++ library that AddressSanitizer and UBSan instrument (docs/cpu.md). Paddle is not instrumented:
 # ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs the path of its libraries.

@@ -2,6 +2,7 @@
 
     python -m tests.mutation.run --sample 25 data nn ops        # 25 faults in each package
     python -m tests.mutation.run --only 3f2a91c07b              # one fault again, with the tests' output
+    python -m tests.mutation.run --table                        # outcomes so far, by package
 
 A server imports Paddle once and forks a process for each fault. The child compiles the changed source in place of the
 file, so the working tree stays as it is; programs that a test starts in new processes see the code without the fault.
@@ -23,6 +24,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +40,8 @@ from tests.mutation.mutations import Mutation, mutations_of
 
 ROOT = Path(paddlenlp_ext.__file__).parents[1]
 STATE = ROOT / "build" / "mutation"
+EQUIVALENT = Path(__file__).with_name("equivalent.txt")
+"""Faults that change nothing that a user or caller could notice: key, place and reason, one a line."""
 PACKAGES = ("data", "config", "trainer", "peft", "checkpoint", "nn", "ops", "generation")
 _MARKERS = "not slow and not layouts"
 _SECONDS = 30  # after which no further test file of a fault is started
@@ -50,14 +54,21 @@ class TestMap:
         self._file = STATE / "map.json"
         self._known = json.loads(self._file.read_text()) if self._file.exists() else {}
 
-    def entry(self, test: str) -> dict:
-        """Return {"digest", "seconds", "failures", "lines"} of a test file."""
-        digest = hashlib.sha256((ROOT / test).read_bytes()).hexdigest()[:16]
-        if self._known.get(test, {}).get("digest") != digest:
-            self._known[test] = {"digest": digest, **_measure(test)}
+    def entry(self, test: str, module: str) -> dict:
+        """Return {"digest", "seconds", "failures", "lines", "sources"} of a test file.
+
+        It is measured again if the test or `module` has changed since.
+        """
+        known = self._known.get(test, {"digest": "", "sources": {}})
+        if known["digest"] != _digest(test) or known["sources"].get(module, _digest(module)) != _digest(module):
+            self._known[test] = {"digest": _digest(test), **_measure(test)}
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps(self._known))
         return self._known[test]
+
+
+def _digest(file: str) -> str:
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
 
 
 def tests_near(module: str) -> list[str]:
@@ -74,7 +85,8 @@ def tests_near(module: str) -> list[str]:
     )
     importing = [path for path in every if imports.search(path.read_text())]
     beside = [path for path in every if folder in path.parents]
-    return [str(path) for path in dict.fromkeys([*sorted(mirrored), *importing, *beside])]
+    exports = [Path("tests/test_public_api.py")] if path.name == "__init__.py" else []
+    return [str(path) for path in dict.fromkeys([*sorted(mirrored), *exports, *importing, *beside])]
 
 
 def run_forked(job: Callable[[], int], seconds: float, log: Path) -> int | None:
@@ -135,10 +147,12 @@ def _measure(test: str) -> dict:
     failures = _failed(log)
     if code not in (0, 1, 5) or not result.exists():
         print(f"  {test} does not run without a fault (code {code}); it is left out")
-        return {"seconds": time.monotonic() - begin, "failures": [test], "lines": {}}
+        return {"seconds": time.monotonic() - begin, "failures": [test], "lines": {}, "sources": {}}
     for failure in failures:
         print(f"  {failure} fails without a fault; it is left out")
-    return {"seconds": time.monotonic() - begin, "failures": failures, "lines": json.loads(result.read_text())}
+    lines = json.loads(result.read_text())
+    sources = {module: _digest(module) for module in lines}
+    return {"seconds": time.monotonic() - begin, "failures": failures, "lines": lines, "sources": sources}
 
 
 def _failed(log: Path) -> list[str]:
@@ -165,7 +179,7 @@ def try_mutation(mutation: Mutation, tests: TestMap, extra: list[str]) -> tuple[
     (first, last), executed, begin = mutation.lines, False, time.monotonic()
     log = STATE / "test.log"
     for test in [*extra, *tests_near(mutation.path)]:
-        entry = tests.entry(test)
+        entry = tests.entry(test, mutation.path)
         if not set(range(first, last + 1)) & set(entry["lines"].get(mutation.path, ())):
             continue
         executed = True
@@ -197,6 +211,19 @@ def sample(package: str, count: int, seed: int) -> list[Mutation]:
     return list(chosen.values())[:count]
 
 
+def print_table(results: Path) -> None:
+    """Print the last outcome of every fault, counted by package."""
+    outcomes = {fields["key"]: fields for fields in map(json.loads, results.read_text().splitlines())}
+    by_package: dict[str, Counter[str]] = {}
+    for fields in outcomes.values():
+        by_package.setdefault(fields["package"], Counter())[fields["outcome"]] += 1
+    print("| package | faults | detected | equivalent | not detected |\n|---|---|---|---|---|")
+    for package, counts in [*sorted(by_package.items()), ("all", sum(by_package.values(), Counter()))]:
+        detected = counts["killed"] + counts["timeout"]
+        missed = counts["survived"] + counts["not executed"]
+        print(f"| {package} | {counts.total()} | {detected} | {counts['equivalent']} | {missed} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("packages", nargs="*", default=PACKAGES)
@@ -206,9 +233,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="keys of faults")
     parser.add_argument("--tests", nargs="*", default=[], help="test files to try first")
     parser.add_argument("--list", action="store_true", help="print the sample only")
+    parser.add_argument("--table", action="store_true", help="print the outcomes so far only")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     tests, results = TestMap(), STATE / "results.jsonl"
+    if arguments.table:
+        print_table(results)
+        return
+    equivalent = {line.split()[0] for line in EQUIVALENT.read_text().splitlines() if line}
     for package in arguments.packages:
         chosen = sample(package, 10**9 if arguments.only else arguments.sample, arguments.seed)[arguments.skip :]
         for mutation in chosen:
@@ -218,7 +250,8 @@ def main() -> None:
                 print(mutation)
                 continue
             begin = time.monotonic()
-            outcome, test = try_mutation(mutation, tests, arguments.tests)
+            is_equivalent = mutation.key in equivalent and not arguments.only
+            outcome, test = ("equivalent", "") if is_equivalent else try_mutation(mutation, tests, arguments.tests)
             print(f"{outcome:12} {mutation}  [{time.monotonic() - begin:.0f} s] {test}", flush=True)
             fields = {"package": package, "key": mutation.key, "outcome": outcome, "test": test, "fault": str(mutation)}
             with results.open("a") as file:

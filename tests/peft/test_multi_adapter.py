@@ -46,6 +46,12 @@ def test_set_adapter_gives_each_adapters_own_logits_to_the_bit(folders: dict[str
         assert np.array_equal(logits_of(model), logits_of_adapter(folders[name]))
 
 
+def test_adapter_without_a_name_is_called_default_as_in_peft(folders: dict[str, Path]):
+    built = get_peft_model(tiny_model(), LoRAConfig(rank=2))
+    loaded = PeftModel.from_pretrained(tiny_model(), folders["first"])
+    assert built.active_adapter == loaded.active_adapter == "default"
+
+
 def test_set_adapter_copies_nothing(folders: dict[str, Path]):
     base = tiny_model()
     weights = {id(p) for p in base.parameters()}

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.trainer.build import load_data
+from paddlenlp_ext.trainer import build
+from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.training import make_config
 
@@ -66,3 +67,10 @@ def test_load_data_unreadable_tokenizer_is_an_error(run_folders):
     (run_folders / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="read the tokenizer"):
         load_data(config_for(run_folders))
+
+
+def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_folders, monkeypatch):
+    monkeypatch.setattr(build, "load_shards", lambda *_: pytest.fail("a single process has no shards"))
+    config = config_for(run_folders)
+    built = build_model(load_data(config).source, config)
+    assert built.pipeline is None and built.sharding is None and built.model.model.stage is None

@@ -9,9 +9,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluation_mode
+from paddlenlp_ext.data.collate import build_collate
+from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, evaluation_mode
+from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
-from tests.common.training import Rows, Tokenizer, make_config, make_model
+from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model
 
 ROWS = Rows(13, seed=6)
 
@@ -58,6 +60,8 @@ def test_evaluate_loss_equals_the_metrics_of_single_rows(tmp_path):
     assert accuracy > 0
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     assert (metrics["eval_num_learned"], metrics["eval_num_rows"]) == (count, 13)
+    assert metrics["eval_samples_per_second"] == pytest.approx(13 / metrics["eval_runtime"])
+    assert metrics["eval_tokens_per_second"] == pytest.approx(rows.lengths.sum() / metrics["eval_runtime"])
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
     assert json.loads((tmp_path / "run" / "all_results.json").read_text()) == metrics
 
@@ -136,6 +140,50 @@ def test_evaluate_generation_of_labels_writes_the_score_of_each(tmp_path):
     scores = json.loads((tmp_path / "run" / "label_scores.json").read_text())
     assert sum(score["num_rows"] for score in scores.values()) == 4
     assert all(score.keys() == {"precision", "recall", "f1", "num_rows"} for score in scores.values())
+
+
+def test_evaluate_loss_called_directly_counts_the_batches_of_its_replica(tmp_path):
+    """Compare one process, which is the default, with the second of two replicas: it has batches 1 and 3 of 5."""
+    model, collate = (
+        make_model(),
+        build_collate(ROWS, make_config(tmp_path).data, pad_token_id=0, vocab_size=VOCABULARY),
+    )
+    alone = evaluate_loss(model, ROWS, collate, batch_size=3)
+    assert alone["eval_loss"] == pytest.approx(expected_metrics(model, ROWS.rows)[0], rel=1e-6)
+    assert alone["eval_num_rows"] == 13
+    half = evaluate_loss(model, ROWS, collate, batch_size=3, process_group=SecondOfTwo([]))
+    assert half["eval_num_rows"] == 6
+    assert half["eval_loss"] == pytest.approx(expected_metrics(model, ROWS.rows[3:6] + ROWS.rows[9:12])[0], rel=1e-6)
+
+
+class SecondOfTwo(SingleProcess):
+    """Process group of the second of two replicas; the first one's answers are given."""
+
+    index, size = 1, 2
+
+    def __init__(self, answers_of_first):
+        self.answers_of_first = answers_of_first
+
+    def gather_objects(self, value):
+        return [self.answers_of_first, value]
+
+
+def test_evaluate_generation_on_a_replica_numbers_its_prompts_among_all(tmp_path):
+    """Check that the draws of a prompt follow from its number in the eval split, and not on the replica."""
+    rows, calls = Rows(5, seed=8), []
+    answers = [row.tokens[row.loss_mask].tolist() for row in rows.rows]
+
+    class Recorder:
+        def generate(self, prompts, *, first_row, seed, **options):
+            calls.append((prompts, first_row, seed))
+            return answers[first_row:]
+
+    config, tokenizer = make_config(tmp_path, eval_with_do_generation=True, top_k=0, seed=3), Tokenizer()
+    group = SecondOfTwo([tokenizer.decode(answer) for answer in answers[:2]])
+    file = tmp_path / "answers.json"
+    metrics = evaluate_generation(Recorder(), rows, tokenizer, config, file, group)
+    assert calls == [([prompt for prompt, _, _ in rows.prompts()][2:], 2, 3)]
+    assert metrics["eval_exact_match"] == 1.0 and len(file.read_text().splitlines()) == 5
 
 
 def test_evaluate_loss_without_target_tokens_is_an_error(tmp_path):

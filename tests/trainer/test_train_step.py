@@ -11,6 +11,7 @@ import pytest
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.packing import attention_cost
 from paddlenlp_ext.data.sampler import build_data_order
+from paddlenlp_ext.trainer import train_step
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.process_group import SingleProcess
@@ -136,6 +137,19 @@ def test_optimizer_step_assigns_micro_batches_by_cost(tmp_path):
     alternating = (step_batch.row_indices[::2], step_batch.row_indices[1::2])
     uneven = [largest_over_mean(shares, rows) for shares in (taken, alternating)]
     assert uneven[0] < 1.1 < uneven[1]
+
+
+def test_optimizer_step_seeds_micro_batches_by_their_number_in_the_global_batch(tmp_path, monkeypatch):
+    """Check that two ranks draw what one process draws, and not both the numbers of micro-batches 0 and 1."""
+    rows, config = Rows(8, seed=5), make_config(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    step_batch = next(build_data_order(config, rows, num_ranks=2).step_batches())
+    seeded = []
+    monkeypatch.setattr(train_step, "seed_micro_batch", lambda model, *position: seeded.append(position))
+    for index in range(2):
+        rows_taken_by(RankOf(index, 2), step_batch, rows, config)
+    local = [step_batch.local_micro_batches(index, 2) for index in range(2)]
+    assert seeded == [(0, 0, number) for numbers in local for number in numbers]
+    assert sorted(number for _, _, number in seeded) == [0, 1, 2, 3]
 
 
 def rows_taken_by(process_group, step_batch, rows, config):

@@ -31,6 +31,7 @@ def test_config_from_gguf_plain_llama(write_gguf, llama_metadata):
         "tie_word_embeddings": True,
         "attention_bias": False,
         "mlp_bias": False,
+        "torch_dtype": "float32",
         "eos_token_id": 2,
     }
     assert {key: config[key] for key in expected} == expected

@@ -127,7 +127,7 @@ def test_estimate_memory_cpu_library_holds_little_free():
     """Check the free memory: a sixteenth of the library's blocks, and all of the heap, which has the hidden states."""
     model = make_model(lora=True)
     plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
-    assert plain.allocator_cache == pytest.approx(plain.activations + plain.working + plain.gradients)
+    assert plain.allocator_cache == pytest.approx(1.75 * (plain.activations + plain.working + plain.gradients))
     heap = 4.0 * 1000 * 3 * 32
     assert fast.allocator_cache == pytest.approx(heap + (fast.activations + fast.working - heap) / 16)
 
