@@ -13,6 +13,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.load import load_shards
 from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.parallel.pipeline.stages import assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.shard_parameters import shard_sizes
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, styles_by_name
@@ -21,7 +22,7 @@ from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.peft.replaced_parameters import base_parameters
-from paddlenlp_ext.sharding_spec import full_shape, placement_of, shard_of
+from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 
 BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}
@@ -107,6 +108,26 @@ def test_load_shards_keeps_replaced_parameters_of_a_stored_adapter(tmp_path):
     load_shards(model, Slices(tmp_path / "base" / "model.safetensors"))
     part = model.head_weight()
     assert np.array_equal(part.numpy(), adapted.head_weight().numpy()[shard_of(part).index])
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_apply_tensor_plan_shards_replaced_parameters_of_a_pipeline_stage(is_tied):
+    options = {"trainable_bias": "all", "lora_bias": True, "modules_to_save": ["embed_tokens", "lm_head", "norm"]}
+    own = []
+    for stage in range(2):
+        model = AutoModelForCausalLM.from_config({**BIASED, "tie_word_embeddings": is_tied}, seed=3)
+        plan = plan_stages(model.config, 2)
+        assign_stages(model, plan, stage)
+        adapted = get_peft_model(model, LoRAConfig(rank=2, **options))
+        assign_stages(adapted, plan, stage)
+        apply_tensor_plan(adapted, rank(0))
+        assign_stages(adapted, plan, stage)
+        state = adapted.adapter_state()
+        assert shard_of(state["model.embed_tokens.weight"]) is not None
+        assert not any(tensor.stop_gradient for tensor in state.values())
+        own.append({name for name, tensor in state.items() if is_on_stage(tensor)})
+    assert own[0] | own[1] == state.keys()
+    assert own[0] & own[1] == ({"model.embed_tokens.weight"} if is_tied else set())
 
 
 def test_check_sizes_with_an_indivisible_degree_names_the_largest_that_works():
