@@ -30,6 +30,7 @@ from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
 from paddlenlp_ext.utils.process import run_command
 
 _BF16_WEIGHTS = "--lora false --bf16 true --fp16_opt_level O2"
+_LONG = "--lora true --bf16 true --recompute true"
 _NF4 = "--lora true --weight_quantize_algo nf4 --weight_double_quant true"
 CASES = [
     # documents, length, name, keys
@@ -51,8 +52,8 @@ CASES = [
     (2, 256, "all weights in bf16, fp32 copies", f"{_BF16_WEIGHTS} --master_weight true"),
     (2, 256, "all weights in bf16, stochastic rounding", f"{_BF16_WEIGHTS} --master_weight false"),
     (2, 256, "the same, adamw_8bit", f"{_BF16_WEIGHTS} --master_weight false --optim adamw_8bit"),
-    (1, 8192, "LoRA, recompute", "--lora true --recompute true"),
-    (1, 8192, "LoRA, recompute, inputs in a file", "--lora true --recompute true --offload_recompute_inputs true"),
+    (8, 1024, "LoRA, bf16, recompute", _LONG),
+    (8, 1024, "LoRA, bf16, recompute, inputs in a file", f"{_LONG} --offload_recompute_inputs true"),
     (2, 256, "LoRA over int8", "--lora true --weight_quantize_algo weight_only_int8"),
     (2, 256, "LoRA over int4", "--lora true --weight_quantize_algo weight_only_int4"),
     (2, 256, "LoRA over fp4", "--lora true --weight_quantize_algo fp4"),
