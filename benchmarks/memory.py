@@ -50,7 +50,12 @@ CASES = [
     (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini"),
     (2, 256, "all weights in bf16, fp32 copies", f"{_BF16_WEIGHTS} --master_weight true"),
     (2, 256, "all weights in bf16, stochastic rounding", f"{_BF16_WEIGHTS} --master_weight false"),
-    (2, 256, "the same, adamw_8bit", f"{_BF16_WEIGHTS} --master_weight false --optim adamw_8bit"),
+    (
+        2,
+        256,
+        "all weights in bf16, stochastic rounding, adamw_8bit",
+        f"{_BF16_WEIGHTS} --master_weight false --optim adamw_8bit",
+    ),
     (2, 256, "LoRA over int8", "--lora true --weight_quantize_algo weight_only_int8"),
     (2, 256, "LoRA over int4", "--lora true --weight_quantize_algo weight_only_int4"),
     (2, 256, "LoRA over fp4", "--lora true --weight_quantize_algo fp4"),
