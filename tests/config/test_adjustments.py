@@ -85,4 +85,4 @@ def test_sharding_offload_on_the_cpu_is_dropped(tmp_path, monkeypatch):
     (note,) = config.notes
     assert note.startswith("sharding offload has no effect: on the CPU")
     (found,) = problems(write(tmp_path, SMALLEST | {"sharding": "offload", "device": "cpu"}))
-    assert "names no stages" in found.message
+    assert "names no stages" in found.message and found.key == "sharding"

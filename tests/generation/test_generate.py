@@ -85,6 +85,7 @@ def test_generate_sampling_takes_any_token_by_default():
     model, prompts = tiny_model("qwen3_qk_norm"), random_prompts((4,))
     drawn = [generate(model, prompts, max_new_tokens=8, decode_strategy="sampling", seed=seed)[0] for seed in range(4)]
     assert len(set(map(tuple, drawn))) == 4
+    assert generate(model, prompts, max_new_tokens=8, decode_strategy="sampling") == [drawn[0]]  # the default seed is 0
 
 
 def test_generate_repetition_penalty_breaks_greedy_loop():
