@@ -66,7 +66,6 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's name where PEFT has the method.
-        former_peft_types: names of the method in files of older versions of Hugging Face PEFT.
         mergeable: whether its layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether prompt and answer tokens are treated differently. `hidden_states` then receives
             `prompt_lengths`: for each row of the batch, the number of prompt positions of each document.
@@ -86,7 +85,6 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     """
 
     peft_type: ClassVar[str]
-    former_peft_types: ClassVar[frozenset[str]] = frozenset()
     mergeable: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
     starts_from_weights: ClassVar[bool] = False

@@ -13,6 +13,8 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
 
 CONFIG_FILE = "adapter_config.json"
+_FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
+"""Name of a method in files of older versions of Hugging Face PEFT -> its `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
@@ -59,7 +61,7 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
             return method.from_paddlenlp(fields), fields
     peft_type = fields.get("peft_type")
     methods = [
-        method for _, method in PEFT_METHODS.items() if peft_type in {method.peft_type, *method.former_peft_types}
+        method for _, method in PEFT_METHODS.items() if method.peft_type == _FORMER_TYPES.get(peft_type, peft_type)
     ]
     if not methods:
         known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})

@@ -19,7 +19,7 @@ def own_members(owner: type, base: type) -> set[str]:
 
 def test_peft_config_interface_stays_small():
     hooks = own_members(PeftConfig, object) - {field.name for field in fields(PeftConfig)} - {"from_pretrained"}
-    assert len(hooks) <= 27, sorted(hooks)
+    assert len(hooks) <= 28, sorted(hooks)
 
 
 def test_adapter_layer_interface_stays_small():
@@ -39,5 +39,5 @@ def test_registered_methods_override_only_members_of_the_interface():
         }
         assert required <= overridden[switch], switch
         assert hasattr(method, "peft_type"), switch
-    for hook in allowed - required - {"from_pretrained", "path", "base_model_name_or_path", "peft_type"}:
+    for hook in allowed - required - {field.name for field in fields(PeftConfig)} - {"from_pretrained", "peft_type"}:
         assert any(hook in names for names in overridden.values()), f"no method overrides {hook}"

@@ -49,7 +49,6 @@ class MiSSConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "MISS"
-    former_peft_types: ClassVar[frozenset[str]] = frozenset({"BONE"})
 
     rank: int = option(
         32, help="input features per shard; the rank of the update", minimum=1, maximum=65536, arguments=("r",)

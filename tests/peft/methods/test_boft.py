@@ -110,7 +110,6 @@ def test_boft_shard_through_a_group_of_blocks_raises():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"bias": "boft_only"}, "unsupported fields: bias='boft_only'"),
         ({"fan_in_fan_out": True}, "unsupported fields: fan_in_fan_out=True"),
     ],
 )

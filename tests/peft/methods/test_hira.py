@@ -66,7 +66,6 @@ def test_hira_option_out_of_range_raises(settings: dict, message: str):
     ("fields", "message"),
     [
         ({"fan_in_fan_out": True}, "unsupported fields: fan_in_fan_out=True"),
-        ({"modules_to_save": ["lm_head"]}, "unsupported fields: modules_to_save"),
     ],
 )
 def test_hira_peft_file_with_unsupported_field_raises(fields: dict, message: str, tmp_path: Path):

@@ -146,7 +146,6 @@ def test_miss_reads_bone_of_older_peft(case: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"bias": "all"}, "unsupported fields: bias='all'"),
         ({"init_weights": "orthogonal"}, 'variant: "orthogonal" is not one of: balance, mini, bat'),
         ({"target_modules": None}, "target_modules is missing"),
     ],

@@ -115,7 +115,6 @@ def test_block_size_of_prime_inputs_raises():
     ("fields", "message"),
     [
         ({"coft": True}, "unsupported fields: coft=True"),
-        ({"bias": "oft_only"}, "unsupported fields: bias='oft_only'"),
         ({"use_cayley_neumann": True, "peft_version": "0.17.1"}, "peft_version='0.17.1' with use_cayley_neumann"),
         ({"use_cayley_neumann": True, "peft_version": None}, "peft_version=None with use_cayley_neumann"),
     ],

@@ -90,7 +90,6 @@ def test_shira_position_outside_of_the_weight_raises(value: int, tmp_path: Path)
     ("fields", "message"),
     [
         ({"fan_in_fan_out": True}, "unsupported fields: fan_in_fan_out=True"),
-        ({"modules_to_save": ["lm_head"]}, "unsupported fields: modules_to_save"),
     ],
 )
 def test_shira_peft_file_with_unsupported_field_raises(fields: dict, message: str, tmp_path: Path):
