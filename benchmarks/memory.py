@@ -144,7 +144,7 @@ Peak of one step of LoRA (rank 8) with `bf16` on 8 documents of 1,024 tokens, of
 
     python -m benchmarks.train_step --documents 8 --length 1024 --learned 0.05 --steps 0 --lora true --bf16 true \\
         --recompute true [--offload_recompute_inputs true]
-    2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commit d37c9cf
+    2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commit c7466bc
 
 - `TMPDIR` chooses the folder. It must be on a disk: files of a tmpfs are in main memory, which the log warns of.
 - The file has no name, so nothing is left behind after an error or a killed process. A full disk stops the run with a message.
