@@ -135,16 +135,16 @@ steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,
 `"offload_recompute_inputs": true` keeps them in a temporary file on the CPU, and in pinned host memory with a GPU (two calls of
 Paddle, not run on a GPU). Results have the same bits.
 
-Peak of one step of LoRA (rank 8) with `bf16` on 8 documents of 1,024 tokens, of which 5 % are target tokens:
+Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, of which 5 % are target tokens:
 
-| keys | peak GB |
-|---|---|
-| `recompute` | 1.76 |
-| `recompute`, `offload_recompute_inputs` | 1.36 |
+| keys | peak GB, 8 documents of 1,024 tokens | one document of 8,192 |
+|---|---|---|
+| `recompute` | 1.76 | 1.76 |
+| `recompute`, `offload_recompute_inputs` | 1.36 | 1.40 |
 
     python -m benchmarks.train_step --documents 8 --length 1024 --learned 0.05 --steps 0 --lora true --bf16 true \\
         --recompute true [--offload_recompute_inputs true]
-    2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commit c7466bc
+    2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and b4b3582 (one document)
 
 - `TMPDIR` chooses the folder. It must be on a disk: files of a tmpfs are in main memory, which the log warns of.
 - The file has no name, so nothing is left behind after an error or a killed process. A full disk stops the run with a message.
