@@ -62,6 +62,8 @@ RECOMPUTE = {
     "core_attn": {"recompute_granularity": "core_attn", "no_recompute_layers": "[0]"},
     "refined": {"refined_recompute": "attention_row_ln:-1,mlp_row_ln:1,flash_attn:-1"},
 }
+OF_TINY_VOCABULARY = {"trainable_tokens": {"trainable_tokens_indices": "[3, 5, 40]"}}
+"""Method -> keys whose shipped values are token ids."""
 Jobs = dict[str, tuple[str, str, dict[str, object]]]
 """Family, method and layout's keys of a job, by its name."""
 
@@ -121,6 +123,7 @@ def command_of(family: str, method: str, keys: dict[str, object], model: Path, f
         "load_best_model_at_end": False,
         "src_length": 16,
         "max_length": 32,
+        **OF_TINY_VOCABULARY.get(method, {}),
         **keys,
     }
     options = [word for key, value in values.items() for word in (f"--{key}", str(value))]

@@ -158,16 +158,16 @@ class TrainableTokens(WeightAdapter):
             return self.base.weight
         table_UD, delta_KD, shard = self.base.weight, self.trainable_tokens_delta, shard_of(self.base.weight)
         if shard is None:
-            return paddle.scatter(table_UD, self.indices, delta_KD.astype(table_UD.dtype))
+            return _with_rows(table_UD, self.indices, delta_KD)
         # Every rank replaces only its own rows; the others go to a row that is dropped, so that all ranks have the same
         # graph. Each rank computes the gradient of its own rows.
         assert self.shard_group is not None, "a shard belongs to a group"
-        delta_KD = self.shard_group.copy(delta_KD).astype(table_UD.dtype)
+        delta_KD = self.shard_group.copy(delta_KD)
         is_own = (self.indices >= shard.start) & (self.indices < shard.stop)
         num_rows = table_UD.shape[0]
         rows = paddle.where(is_own, self.indices - shard.start, paddle.full_like(self.indices, num_rows))
         padded = paddle.concat([table_UD, paddle.zeros([1, table_UD.shape[1]], table_UD.dtype)])
-        return paddle.scatter(padded, rows, delta_KD)[:num_rows]
+        return _with_rows(padded, rows, delta_KD)[:num_rows]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map ids [...] to embeddings [..., D], or hidden states [..., D] to logits [..., V]."""
@@ -182,3 +182,11 @@ class TrainableTokens(WeightAdapter):
         """Return the table with the trained rows, float32 [V, D]."""
         table_VD = self.base.weight.astype("float32")
         return paddle.scatter(table_VD, self.indices, self.trainable_tokens_delta.astype("float32"))
+
+
+def _with_rows(table_UD: paddle.Tensor, rows: paddle.Tensor, values_KD: paddle.Tensor) -> paddle.Tensor:
+    """Return a copy of a table with other values in some rows, in the table's dtype."""
+    dtype = table_UD.dtype
+    if dtype == paddle.bfloat16 and table_UD.place.is_cpu_place():  # for which Paddle's scatter has no kernel
+        return paddle.scatter(table_UD.astype("float32"), rows, values_KD.astype("float32")).astype(dtype)
+    return paddle.scatter(table_UD, rows, values_KD.astype(dtype))

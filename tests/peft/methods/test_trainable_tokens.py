@@ -98,3 +98,18 @@ def test_trainable_tokens_generate_uses_the_rows():
     rows.set_value((10 * hidden / (hidden**2).sum()).unsqueeze(0) * 10)
     model.eval()
     assert model.generate([[1, 2]], max_new_tokens=1) == [[7]]
+
+
+def test_trainable_tokens_table_in_bfloat16_has_the_trained_rows_and_returns_their_gradient():
+    """Check the table of a tied lm_head: Paddle's scatter has no bfloat16 on the CPU."""
+    model = AutoModelForCausalLM.from_config(FAMILIES["qwen2"], seed=3).to(dtype="bfloat16")
+    layer = get_peft_model(model, TrainableTokensConfig(indices=(3, 5))).base_model.model.embed_tokens
+    delta = layer.trainable_tokens_delta
+    delta.set_value(delta * 0 + paddle.arange(2, dtype="float32").unsqueeze(1).astype(delta.dtype))
+    table = layer.weight
+    expected = layer.base.weight.astype("float32").numpy()
+    expected[[3, 5]] = [[0.0], [1.0]]
+    assert table.dtype == paddle.bfloat16
+    np.testing.assert_array_equal(table.astype("float32").numpy(), expected)
+    (table.astype("float32") * 2).sum().backward()
+    np.testing.assert_array_equal(delta.grad.astype("float32").numpy(), 2.0)
