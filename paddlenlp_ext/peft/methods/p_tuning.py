@@ -36,7 +36,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
-from paddlenlp_ext.peft.methods.prompt_tuning import STORED, PromptModel
+from paddlenlp_ext.peft.methods.prompt_tuning import STORED, PromptModel, shape_fields
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.random import seed_of
 
@@ -116,15 +116,10 @@ class PTuningConfig(PeftConfig):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        shape = model.config
         return {
-            "num_virtual_tokens": self.num_tokens,
-            "num_layers": shape.num_hidden_layers,
-            "num_attention_heads": shape.num_attention_heads,
-            "token_dim": shape.hidden_size,
-            "num_transformer_submodules": 1,
+            **shape_fields(model, self.num_tokens),
             "encoder_reparameterization_type": "LSTM" if self.encoder == "lstm" else "MLP",
-            "encoder_hidden_size": self.encoder_hidden_size or shape.hidden_size,
+            "encoder_hidden_size": self.encoder_hidden_size or model.config.hidden_size,
             "encoder_num_layers": self.encoder_num_layers,
             "encoder_dropout": self.encoder_dropout,
         }

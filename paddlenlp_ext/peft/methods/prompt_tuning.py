@@ -109,6 +109,18 @@ class PromptTuningModel(PromptModel):
             embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
 
 
+def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
+    """Return the fields of adapter_config.json that describe the shape of a prompt [num_tokens, D] and of its model."""
+    shape = model.config
+    return {
+        "num_virtual_tokens": num_tokens,
+        "num_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "token_dim": shape.hidden_size,
+        "num_transformer_submodules": 1,
+    }
+
+
 @PEFT_METHODS.register("prompt_tuning")
 @dataclass(kw_only=True)
 class PromptTuningConfig(PeftConfig):
@@ -166,13 +178,8 @@ class PromptTuningConfig(PeftConfig):
         return dataclasses.replace(stored, path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        shape = model.config
         return {
-            "num_virtual_tokens": self.num_tokens,
-            "num_layers": shape.num_hidden_layers,
-            "num_attention_heads": shape.num_attention_heads,
-            "token_dim": shape.hidden_size,
-            "num_transformer_submodules": 1,
+            **shape_fields(model, self.num_tokens),
             "prompt_tuning_init": "RANDOM",  # readers overwrite the initial values
         }
 
