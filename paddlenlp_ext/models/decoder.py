@@ -179,6 +179,12 @@ class ShardedLMHead(Protocol):
         """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
         ...
 
+    def token_logprobs(
+        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor
+    ) -> paddle.Tensor:
+        """Compute `ops.linear_cross_entropy.token_logprobs` from this rank's rows of the weight."""
+        ...
+
 
 class CausalLM(TrainableModel):
     """Decoder with an lm_head; parameters have Hugging Face's names.

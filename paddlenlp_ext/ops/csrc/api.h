@@ -198,11 +198,11 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // -- cross entropy ----------------------------------------------------------------------------------------------------
 
-// loss = sum over the rows of logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
+// losses [rows] = logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
 // target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
 // `is_bf16` the gradient is bfloat16 and fills the first half of each row.
 Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, bool wants_gradient, bool is_bf16,
-                     double* loss, i64* num_correct);
+                     float* losses, i64* num_correct);
 
 // Gradients of an lm_head from the logits' gradient [rows, out] as cross_entropy stores it.
 // hidden_gradient [rows, in] = gradient weight.

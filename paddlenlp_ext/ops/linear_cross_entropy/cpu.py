@@ -32,7 +32,7 @@ def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
 def cross_entropy(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, weight_VD: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
-    """Return loss and correct predictions, and overwrite the logits with their gradient in the dtype of the matmuls.
+    """Return losses [R] and correct predictions; the gradient, in the dtype of the matmuls, overwrites the logits.
 
     With a bfloat16 weight the gradient fills the first half of each row's memory; only the functions below can read it.
     """

@@ -9,7 +9,7 @@ import ctypes
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import function, pointer, usable
+from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
@@ -28,7 +28,7 @@ def cross_entropy_reference(
         minus_one_R1 = paddle.full([targets_R.shape[0], 1], -1.0, logits_RV.dtype)
         probabilities_RV = exponentials_RV.multiply_(sums_R1.reciprocal())
         probabilities_RV.put_along_axis_(targets_R.unsqueeze(1), minus_one_R1, axis=1, reduce="add")
-    return (sums_R1.log() + largest_R1).sum() - picked_R.sum(), num_correct
+    return (sums_R1.log() + largest_R1).squeeze(1) - picked_R, num_correct
 
 
 def cross_entropy_cpp(
@@ -42,11 +42,12 @@ def cross_entropy_cpp(
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has {num_columns} tokens")
-    loss, num_correct = ctypes.c_double(), ctypes.c_int64()
+    losses_R, num_correct = empty([num_rows]), ctypes.c_int64()
     sizes = num_rows, num_columns, with_gradient, bf16_gradient
-    results = ctypes.byref(loss), ctypes.byref(num_correct)
-    function("cross_entropy")(pointer(logits_RV), pointer(targets_R), *sizes, *results)
-    return paddle.full([], loss.value), num_correct.value
+    function("cross_entropy")(
+        pointer(logits_RV), pointer(targets_R), *sizes, pointer(losses_R), ctypes.byref(num_correct)
+    )
+    return losses_R, num_correct.value
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
@@ -72,7 +73,7 @@ cross_entropy_op = DispatchedOp("cross_entropy", native=(cross_entropy_cpp, usab
 def cross_entropy_(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
 ) -> tuple[paddle.Tensor, int]:
-    """Return the sum over rows of `logsumexp(logits) - logits[target]`, and how many argmaxes equal the target.
+    """Return `logsumexp(logits) - logits[target]` of each row, and how many argmaxes equal the target.
 
     Args:
         logits_RV: fp32; overwritten with their gradient (softmax minus one at the target) if requested.
@@ -80,7 +81,7 @@ def cross_entropy_(
         with_gradient: whether to compute the gradient; if not, `logits_RV` is left with unspecified values.
 
     Returns:
-        The loss, an fp32 scalar, and the number of correct predictions.
+        The losses, fp32 [R], and the number of correct predictions.
 
     Raises:
         ValueError: a target is outside the vocabulary (C++ backend; Paddle's ops raise their own errors).
