@@ -27,7 +27,7 @@ from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.quantization.hf_config import with_quantization
 from paddlenlp_ext.quantization.model import named_tensors
@@ -102,9 +102,12 @@ class Decoder(nn.Layer):
         position_ids_BS: paddle.Tensor | None = None,
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
+        document_parents: DocumentParents | None = None,
     ) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.forward`."""
-        inputs = self.attention_inputs(input_ids_BS, position_ids_BS, document_lengths, cache)
+        """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.hidden_states`."""
+        inputs = self.attention_inputs(
+            input_ids_BS, position_ids_BS, document_lengths, cache, document_parents=document_parents
+        )
         return self.forward_embeddings(self.embed(input_ids_BS), inputs)
 
     def embed(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
@@ -140,13 +143,15 @@ class Decoder(nn.Layer):
         document_lengths: DocumentLengths | None,
         cache: KeyValueCache | None,
         first_position: int = 0,
+        document_parents: DocumentParents | None = None,
     ) -> AttentionInputs:
         """Build the inputs that all layers share: rotation tables, and either the document layouts or the cache.
 
         `first_position` is added to every position id, given or not.
 
         Raises:
-            ValueError: document lengths together with a cache, or lengths that do not sum to the row length.
+            ValueError: document lengths together with a cache, lengths that do not sum to the row length, or parents
+                that do not match the documents.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
@@ -157,7 +162,9 @@ class Decoder(nn.Layer):
                 position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
             return AttentionInputs(*self.rotary(position_ids_BS + first_position), {}, cache)
         rows = [[length]] * batch if document_lengths is None else document_lengths
-        layouts = {window: AttentionLayout.from_documents(rows, window) for window in set(self.windows)}
+        layouts = {
+            window: AttentionLayout.from_documents(rows, window, document_parents) for window in set(self.windows)
+        }
         layout = next(iter(layouts.values()))
         if len(rows) != batch or layout.row_length != length:
             raise ValueError(f"document_lengths {rows} do not sum to the rows of input_ids of shape {[batch, length]}")
@@ -245,9 +252,19 @@ class CausalLM(TrainableModel):
         position_ids: paddle.Tensor | None = None,
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
+        document_parents: DocumentParents | None = None,
     ) -> paddle.Tensor:
-        """Return the input of lm_head, [B, S, D]; arguments as in `forward`."""
-        return self.model(input_ids, position_ids, document_lengths, cache)
+        """Return the input of lm_head, [B, S, D].
+
+        Args:
+            input_ids, position_ids, document_lengths, cache: as in `forward`.
+            document_parents: for each document of a row, the index in the row of the document that it continues, or
+                None (ops/attention/layout.py). Answers that continue one prompt share its computation.
+
+        Raises:
+            ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
+        """
+        return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""

@@ -3,7 +3,8 @@
     embedding + uniform(-1, 1) * alpha / sqrt(L * D)
 
 L is the length of the token's document and D the hidden size. In a packed batch each document has its own L, so packing
-does not change the size of the noise.
+does not change the size of the noise. A document that continues another counts both; the latter counts its longest
+continuation.
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -18,6 +19,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
+
 _EMBEDDING = "embed_tokens"
 
 
@@ -28,11 +31,11 @@ def token_embedding(model: nn.Layer) -> nn.Layer:
     return found[0]
 
 
-def noise_scale(document_lengths: Sequence[Sequence[int]], hidden_size: int, alpha: float) -> np.ndarray:
+def noise_scale(layout: AttentionLayout, hidden_size: int, alpha: float) -> np.ndarray:
     """Return alpha / sqrt(L * D) for each token, float32 [B, S, 1]; L is the length of the token's document."""
-    rows = [np.repeat(np.asarray(lengths), lengths) for lengths in document_lengths]
-    scale_BS = alpha / np.sqrt(np.stack(rows).astype(np.float64) * hidden_size)
-    return scale_BS[:, :, None].astype(np.float32)
+    _, lengths = layout.documents()
+    scales = alpha / np.sqrt(np.repeat(layout.sequence_lengths(), lengths).astype(np.float64) * hidden_size)
+    return scales.reshape(-1, layout.row_length, 1).astype(np.float32)
 
 
 class EmbeddingNoise:
@@ -40,25 +43,27 @@ class EmbeddingNoise:
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha
-        self._document_lengths: Sequence[Sequence[int]] | None = None
+        self._layout: AttentionLayout | None = None
         self._hook = token_embedding(model).register_forward_post_hook(self._add)
 
     @contextmanager
-    def documents(self, document_lengths: Sequence[Sequence[int]]) -> Iterator[None]:
+    def documents(
+        self, document_lengths: Sequence[Sequence[int]], document_parents: DocumentParents | None = None
+    ) -> Iterator[None]:
         """Add noise to the forward passes inside the block, for a batch of these documents."""
-        self._document_lengths = document_lengths
+        self._layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
         try:
             yield
         finally:
-            self._document_lengths = None
+            self._layout = None
 
     def remove(self) -> None:
         """Remove the hook from the model."""
         self._hook.remove()
 
     def _add(self, layer: nn.Layer, inputs: Any, output_BSD: paddle.Tensor) -> paddle.Tensor | None:
-        if self._document_lengths is None or not layer.training:
+        if self._layout is None or not layer.training:
             return None
-        scale_BS1 = noise_scale(self._document_lengths, output_BSD.shape[-1], self.alpha)
+        scale_BS1 = noise_scale(self._layout, output_BSD.shape[-1], self.alpha)
         noise_BSD = paddle.uniform(output_BSD.shape, dtype="float32", min=-1.0, max=1.0) * paddle.to_tensor(scale_BS1)
         return output_BSD + noise_BSD.astype(output_BSD.dtype)

@@ -11,23 +11,33 @@ IGNORED_LABEL = -100
 
 
 def prompt_lengths_of(
-    labels: np.ndarray, document_lengths: Sequence[Sequence[int]] | None = None
+    labels: np.ndarray,
+    document_lengths: Sequence[Sequence[int]] | None = None,
+    document_parents: Sequence[Sequence[int | None]] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Return the number of positions of each document's prompt, 0 for a document without target tokens.
 
     Args:
         labels: [B, S], the token that each position should predict, or `IGNORED_LABEL`.
         document_lengths: lengths of the documents of each row; None: each row is one document.
+        document_parents: index of the document that each document continues, or None.
 
     Returns:
         For each row, one number per document: the positions up to the one that predicts the first token of its last
-        answer, inclusive.
+        answer, inclusive. Those of a document that continues another count from the start of the latter, whose prompt
+        is that of its longest continuation.
     """
     document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
-    return tuple(
-        tuple(_prompt_length(part) for part in np.split(row, np.cumsum(lengths)[:-1]))
+    prompts = [
+        [_prompt_length(part) for part in np.split(row, np.cumsum(lengths)[:-1])]
         for row, lengths in zip(labels, document_lengths, strict=True)
-    )
+    ]
+    for row, lengths, parents in zip(prompts, document_lengths, document_parents or (), strict=bool(document_parents)):
+        for document, parent in enumerate(parents):
+            if parent is not None and row[document]:
+                row[document] += lengths[parent]
+                row[parent] = max(row[parent], row[document])
+    return tuple(map(tuple, prompts))
 
 
 def _prompt_length(labels: np.ndarray) -> int:

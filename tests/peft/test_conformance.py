@@ -159,6 +159,22 @@ def test_forward_packed_documents_match_single_documents(switch: str, family: st
     np.testing.assert_allclose(together.reshape(logits_of(model).shape), logits_of(model), rtol=0, atol=TOLERANCE)
 
 
+def test_forward_answers_that_continue_one_prompt_match_separate_rows(switch: str, family: str):
+    model = trained(switch, family)
+    ids, answers = paddle.to_tensor(INPUT_IDS), (slice(7, 9), slice(9, 11))
+    reads_prompts = PEFT_METHODS.get(switch).reads_prompts
+    shared, alone = ({"prompt_lengths": [[8] * n] * 2} if reads_prompts else {} for n in (3, 1))
+    with paddle.no_grad():
+        together = model.hidden_states(
+            ids, document_lengths=[[7, 2, 2]] * 2, document_parents=[[None, 0, 0]] * 2, **shared
+        )
+        for answer in answers:
+            row = paddle.concat([ids[:, :7], ids[:, answer]], axis=1)
+            expected = model.hidden_states(row, **alone)
+            np.testing.assert_allclose(together[:, :7].numpy(), expected[:, :7].numpy(), rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(together[:, answer].numpy(), expected[:, 7:].numpy(), rtol=0, atol=TOLERANCE)
+
+
 def test_kv_cache_decoding_matches_full_forward(switch: str, family: str):
     model = trained(switch, family)
     cache = KVCache([0] * len(INPUT_IDS))

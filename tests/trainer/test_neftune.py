@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise, noise_scale, token_embedding
 from tests.common.training import make_model
 
@@ -58,5 +59,11 @@ def test_embedding_noise_follows_the_seed_and_acts_only_in_training():
 
 
 def test_noise_scale_of_batch_rows_follows_document_lengths():
-    scale = noise_scale([(3, 1), (4,)], 2, 1.0)[:, :, 0]
+    scale = noise_scale(AttentionLayout.from_documents([(3, 1), (4,)]), 2, 1.0)[:, :, 0]
     np.testing.assert_allclose(scale, [[6**-0.5] * 3 + [2**-0.5], [8**-0.5] * 4], rtol=1e-6)
+
+
+def test_noise_scale_of_documents_that_continue_another_counts_both():
+    layout = AttentionLayout.from_documents([[3, 1, 6, 2]], document_parents=[[None, 0, 0, None]])
+    scale = noise_scale(layout, 2, 1.0)[0, :, 0]
+    np.testing.assert_allclose(1 / scale**2, 2 * np.repeat([9, 4, 9, 2], [3, 1, 6, 2]), rtol=1e-6)

@@ -12,11 +12,11 @@ import paddle.nn.functional as F
 from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
 from paddlenlp_ext.ops.attention.cpu import attention_cpp
 from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half_precision
 
-__all__ = ["AttentionLayout", "KeyValuePrefix", "attention", "attention_reference"]
+__all__ = ["AttentionLayout", "DocumentParents", "KeyValuePrefix", "attention", "attention_reference"]
 
 
 def masked_attention(
@@ -70,7 +70,7 @@ def attention(
     implementation: str | None = None,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document of `layout` and its sliding window.
+    """Compute causal attention within each document of `layout`, its parent and its sliding window.
 
     Args:
         q_BSNH: queries; N is a multiple of K.

@@ -1,9 +1,9 @@
 """Blockwise attention in plain Paddle; work and memory depend on the lengths of the documents, not of the pack.
 
-Documents of similar length are batched. Their queries are processed one block at a time against the keys visible to
-the block, as one batched matmul per tile. The query heads that share a key-value head are rows of one matmul, so keys
-are never repeated. The backward pass recomputes a tile's probabilities, as FlashAttention does (arXiv:2205.14135);
-here a tile spans full rows of keys, so a plain softmax is enough.
+Documents of similar length are batched, if their parents have equal lengths. Their queries are processed one block at a
+time against the keys visible to the block, as one batched matmul per tile. The query heads that share a key-value head
+are rows of one matmul, so keys are never repeated. The backward pass recomputes a tile's probabilities, as
+FlashAttention does (arXiv:2205.14135); here a tile spans full rows of keys, so a plain softmax is enough.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
 T keys visible to it, H head dimension. "Rows" are positions x heads of the full batch, flattened.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import paddle
@@ -65,17 +65,43 @@ class BlockPlan:
     is_padded: bool
 
 
+@dataclass(frozen=True)
+class _Documents:
+    """Documents of a layout, int64 [M] each.
+
+    Attributes:
+        starts: index of the first token in the batch.
+        lengths: number of tokens.
+        first_positions: position of the first token.
+        parent_starts: index of the parent's first token; 0 without a parent.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+    first_positions: np.ndarray
+    parent_starts: np.ndarray
+
+    @classmethod
+    def of(cls, layout: AttentionLayout) -> _Documents:
+        starts, lengths = layout.documents()
+        parents = layout.parents()
+        return cls(starts, lengths, layout.first_positions(), np.where(parents < 0, 0, starts[parents]))
+
+    def take(self, indices: np.ndarray) -> _Documents:
+        return _Documents(*(getattr(self, item.name)[indices] for item in fields(self)))
+
+
 def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
     """Split a layout into tiles for q with `num_heads` heads and k, v with `num_kv_heads` heads.
 
     The rows of a prefix come first in k and v, and every tile begins with them: P more keys per document.
     """
-    all_starts, all_lengths = layout.documents()
-    num_rows = int(all_lengths.sum()) * num_heads
+    documents = _Documents.of(layout)
+    num_rows = layout.num_positions * num_heads
     tiles = [
-        _make_tile(layout, all_starts[batch], all_lengths[batch], block, (num_heads, num_kv_heads), prefix_length)
-        for batch in _batch_documents(all_lengths, num_heads, prefix_length)
-        for block in _query_blocks(int(all_lengths[batch].max()))
+        _make_tile(layout, batch, block, (num_heads, num_kv_heads), prefix_length)
+        for batch in map(documents.take, _batch_documents(documents, num_heads, prefix_length))
+        for block in _query_blocks(int(batch.lengths.max()))
     ]
     query_rows = np.concatenate([tile.query_rows.numpy() for tile in tiles])
     row_positions = np.empty(num_rows + 1, np.int64)
@@ -83,15 +109,17 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
     return BlockPlan(tuple(tiles), paddle.to_tensor(row_positions[:-1]), bool(query_rows.max() == num_rows))
 
 
-def _batch_documents(lengths: np.ndarray, num_heads: int, prefix_length: int) -> list[np.ndarray]:
-    """Return the indices of the documents that share tiles, longest first."""
+def _batch_documents(documents: _Documents, num_heads: int, prefix_length: int) -> list[np.ndarray]:
+    """Return the indices of the documents that share tiles: the same first position, longest first."""
+    lengths, first_positions = documents.lengths, documents.first_positions
     batches: list[list[int]] = []
-    for document in np.argsort(-lengths, kind="stable"):
+    for document in np.lexsort((-lengths, first_positions)):
         longest = int(lengths[batches[-1][0]]) if batches else 0
-        num_keys = longest + prefix_length
+        num_keys = longest + int(first_positions[document]) + prefix_length
         scores = (len(batches[-1]) + 1) * num_heads * min(longest, QUERY_BLOCK) * num_keys if batches else 0
         is_like = longest <= SHORT or lengths[document] >= MIN_RELATIVE_LENGTH * longest
-        if batches and is_like and scores <= TILE_SCORES:
+        is_aligned = bool(batches) and first_positions[document] == first_positions[batches[-1][0]]
+        if is_aligned and is_like and scores <= TILE_SCORES:
             batches[-1].append(int(document))
         else:
             batches.append([int(document)])
@@ -105,18 +133,20 @@ def _query_blocks(length: int) -> list[tuple[int, int]]:
 
 
 def _make_tile(
-    layout: AttentionLayout,
-    starts_M: np.ndarray,
-    lengths_M: np.ndarray,
-    block: tuple[int, int],
-    heads: tuple[int, int],
-    prefix_length: int,
+    layout: AttentionLayout, batch: _Documents, block: tuple[int, int], heads: tuple[int, int], prefix_length: int
 ) -> Tile:
-    """Build the tile of one block of queries for documents that are batched together."""
-    (first, end), (num_heads, num_kv_heads) = block, heads
+    """Build the tile of one block of queries for documents that are batched together.
+
+    Positions below `offset`, which all documents have in common, are those of a parent; negative ones are the prefix.
+    """
+    (num_heads, num_kv_heads), offset = heads, int(batch.first_positions[0])
+    first, end = block[0] + offset, block[1] + offset
     queries_Q = np.arange(first, end)
     oldest = -prefix_length
     keys_T = np.arange(oldest if layout.window is None else max(oldest, first - layout.window + 1), end)
+    starts_M111, parent_starts_M111, lengths_M111 = (
+        x_M[:, None, None, None] for x_M in (batch.starts, batch.parent_starts, batch.lengths)
+    )
 
     def rows(positions: np.ndarray, heads_per_kv: int, num_before: int) -> np.ndarray:
         """Return the rows [M, K, heads_per_kv, positions] of each position and head in the batch.
@@ -125,14 +155,16 @@ def _make_tile(
         """
         total_heads = num_kv_heads * heads_per_kv
         heads_KG1 = np.arange(total_heads).reshape(num_kv_heads, heads_per_kv, 1)
-        starts_M111 = np.where(positions < 0, 0, starts_M[:, None, None, None])
-        rows_MKGP = (starts_M111 + positions + num_before) * total_heads + heads_KG1
-        is_padding = positions >= lengths_M[:, None, None, None]
+        indices_M11P = np.where(
+            positions < offset, parent_starts_M111 * (positions >= 0) + positions, starts_M111 + positions - offset
+        )
+        rows_MKGP = (indices_M11P + num_before) * total_heads + heads_KG1
+        is_padding = positions - offset >= lengths_M111
         num_rows = (layout.num_positions + num_before) * total_heads
         return np.where(is_padding, num_rows, rows_MKGP)
 
     query_rows, key_rows = rows(queries_Q, num_heads // num_kv_heads, 0), rows(keys_T, 1, prefix_length)
-    num_matmuls = len(starts_M) * num_kv_heads
+    num_matmuls = len(batch.lengths) * num_kv_heads
     mask_QT = np.where(layout.is_visible(queries_Q[:, None], keys_T), np.float32(0), np.float32(-np.inf))
     return Tile(
         query_rows=paddle.to_tensor(query_rows.ravel()),

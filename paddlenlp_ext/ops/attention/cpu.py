@@ -91,9 +91,9 @@ def _forward(
 
 def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> ctypes.Structure:
     """Return the AttentionSizes struct of a layout."""
-    starts, lengths = layout.documents()
+    arrays = (*layout.documents(), layout.first_positions(), layout.parents())
     window = _NO_WINDOW if layout.window is None else layout.window
-    counts = (len(lengths), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
-    sizes = struct("AttentionSizes")(*counts, starts.ctypes.data, lengths.ctypes.data)
-    sizes.arrays = (starts, lengths)  # keeps the memory alive that the addresses point to
+    counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
+    sizes = struct("AttentionSizes")(*counts, *(array.ctypes.data for array in arrays))
+    sizes.arrays = arrays  # keeps the memory alive that the addresses point to
     return sizes

@@ -4,7 +4,8 @@ Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with 
 against the documented signature.
 
 The kernel does not support a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
-This adds P positions per document; the other backends read a single copy.
+This adds P positions per document; the other backends read a single copy. Documents that continue a parent read its
+keys in place. With a prefix, or with a window (whose masks are not one range of queries per key), they get a copy too.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, E positions with the copies, P prefix positions, X heads,
 H head dimension.
@@ -25,10 +26,10 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 
 @dataclass(frozen=True)
 class PrefixedDocuments:
-    """One row of documents that each begin with a copy of the prefix.
+    """One row of documents that each begin with copies of the prefix and of their parent.
 
     Attributes:
-        prefix_length: P.
+        prefix_length: P, which may be 0.
         layout: layout of the longer documents.
         sources: int64 [E], source of each position: one of the P prefix positions, followed by the B * S positions.
         own_positions: int64 [B * S], index of each of the documents' own positions.
@@ -58,12 +59,18 @@ def prefixed_documents(layout: AttentionLayout, prefix_length: int) -> PrefixedD
 
 def _insert_prefixes(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
     starts, lengths = layout.documents()
-    prefix = np.arange(prefix_length)
-    own = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-    sources = np.concatenate([part for positions in own for part in (prefix, prefix_length + positions)])
-    longer = AttentionLayout.from_documents([(lengths + prefix_length).tolist()], layout.window)
-    own_positions = np.flatnonzero(sources >= prefix_length)
-    return PrefixedDocuments(prefix_length, longer, paddle.to_tensor(sources), paddle.to_tensor(own_positions))
+    own = [prefix_length + np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    before = [np.arange(0) if parent < 0 else own[parent] for parent in layout.parents()]
+    sources = [np.concatenate([np.arange(prefix_length), *pair]) for pair in zip(before, own, strict=True)]
+    longer = AttentionLayout.from_documents([[len(positions) for positions in sources]], layout.window)
+    ends = np.cumsum([len(positions) for positions in sources])
+    own_positions = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    return PrefixedDocuments(
+        prefix_length,
+        longer,
+        paddle.to_tensor(np.concatenate(sources)),
+        paddle.to_tensor(np.concatenate(own_positions)),
+    )
 
 
 def flashmask_attention(
@@ -75,10 +82,10 @@ def flashmask_attention(
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
     """Compute causal attention within each document, as `attention_reference` does."""
-    if prefix is not None:
-        prefixed = prefixed_documents(layout, prefix[0].shape[0])
-        q, k = prefixed.insert(q_BSNH, None), prefixed.insert(k_BSKH, prefix[0])
-        v = prefixed.insert(v_BSKH, prefix[1])
+    if prefix is not None or (layout.document_parents is not None and layout.window is not None):
+        k_PKH, v_PKH = (x[0, :0] for x in (k_BSKH, v_BSKH)) if prefix is None else prefix
+        prefixed = prefixed_documents(layout, k_PKH.shape[0])
+        q, k, v = prefixed.insert(q_BSNH, None), prefixed.insert(k_BSKH, k_PKH), prefixed.insert(v_BSKH, v_PKH)
         return prefixed.gather(flashmask_attention(q, k, v, prefixed.layout, scale), q_BSNH.shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
     kernel_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel has no other scale: multiply the queries
@@ -93,9 +100,13 @@ def start_rows(layout: AttentionLayout) -> np.ndarray:
     """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to it.
 
     With `causal`, FlashMask masks a key for all earlier queries, and from the returned query on. The returned query is
-    the end of the key's document, or the first query whose window excludes the key.
+    the end of the key's document and of those that continue it, or the first query whose window excludes the key.
     """
-    ends_BS = np.stack([np.repeat(np.cumsum(row), row) for row in layout.document_lengths])
+    starts, lengths = layout.documents()
+    ends, parents = starts + lengths, layout.parents()
+    np.maximum.at(ends, parents[parents >= 0], (starts + lengths)[parents >= 0])  # branches follow their parent
+    rows_B1 = np.arange(len(layout.document_lengths))[:, None]
+    ends_BS = np.repeat(ends, lengths).reshape([len(rows_B1), layout.row_length]) - rows_B1 * layout.row_length
     if layout.window is not None:
         ends_BS = np.minimum(ends_BS, np.arange(layout.row_length) + layout.window)
     return ends_BS.astype(np.int32)[:, None, :, None]

@@ -9,6 +9,17 @@ A row with documents of 3 and 2 tokens (x = visible):
               a   x x x . .
               b   . . . x .
               b   . . . x x
+
+A document may continue an earlier one, its parent: a branch sees all positions of its parent, and its own positions
+count on from the parent's. Two branches b and c of a parent p do not see each other:
+
+                  key
+                  p p b b c       position
+    query     p   x . . . .       0
+              p   x x . . .       1
+              b   x x x . .       2
+              b   x x x x .       3
+              c   x x . . x       2
 """
 
 from __future__ import annotations
@@ -22,26 +33,41 @@ import paddle
 
 KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
 """Keys and values [P, K, H] at positions -P to -1 of every document; all documents share one copy."""
+DocumentParents = Sequence[Sequence[int | None]]
+"""For each document of a row, the index in the row of the document that it continues, or None."""
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Document lengths of each row of a batch, and the sliding window (None: no window).
+    """Document lengths of each row of a batch, the sliding window (None: no window), and the documents' parents.
 
-    A position sees itself and the earlier positions of its document. With a window it sees only the last `window`
-    positions among them, itself included.
+    A position sees itself and the earlier positions of its document and of the document's parent. With a window it sees
+    only the last `window` positions among them, itself included.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]
     window: int | None = None
+    document_parents: tuple[tuple[int | None, ...], ...] | None = None
     _plans: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def from_documents(cls, document_lengths: Sequence[Sequence[int]], window: int | None = None) -> AttentionLayout:
+    def from_documents(
+        cls,
+        document_lengths: Sequence[Sequence[int]],
+        window: int | None = None,
+        document_parents: DocumentParents | None = None,
+    ) -> AttentionLayout:
         """Build a layout from the document lengths of each row; all rows must have the same sum.
 
+        Args:
+            document_lengths: lengths of the documents of each row.
+            window: positions that a query sees at most, itself included; None: no limit.
+            document_parents: parents of the documents; None: no document continues another. A document continues the
+                last one before it that has no parent.
+
         Raises:
-            ValueError: a length or the window is below 1, or the rows' sums differ.
+            ValueError: a length or the window is below 1, the rows' sums differ, or a document cannot continue the
+                given parent.
         """
         rows = tuple(tuple(int(length) for length in row) for row in document_lengths)
         if window is not None and window < 1:
@@ -50,7 +76,11 @@ class AttentionLayout:
             raise ValueError(f"document lengths {rows}: every row needs documents of at least one token")
         if len({sum(row) for row in rows}) != 1:
             raise ValueError(f"rows of one batch have {[sum(row) for row in rows]} tokens; pad them to one length")
-        return cls(rows, window)
+        if document_parents is None or all(parent is None for row in document_parents for parent in row):
+            return cls(rows, window)
+        parents = tuple(map(tuple, document_parents))
+        _check_parents(rows, parents)
+        return cls(rows, window, parents)
 
     @property
     def row_length(self) -> int:
@@ -67,8 +97,40 @@ class AttentionLayout:
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 
+    def parents(self) -> np.ndarray:
+        """Return the index of each document's parent among all documents, int64; -1 for documents without a parent."""
+        if self.document_parents is None:
+            return np.full(sum(map(len, self.document_lengths)), -1)
+        counts = [len(row) for row in self.document_parents]
+        firsts = np.cumsum([0, *counts[:-1]]).tolist()
+        return np.array(
+            [
+                -1 if parent is None else first + parent
+                for first, row in zip(firsts, self.document_parents, strict=True)
+                for parent in row
+            ],
+            np.int64,
+        )
+
+    def first_positions(self) -> np.ndarray:
+        """Return the position of each document's first token, int64: 0, or the length of the parent."""
+        _, lengths = self.documents()
+        parents = self.parents()
+        return np.where(parents < 0, 0, lengths[parents])
+
+    def sequence_lengths(self) -> np.ndarray:
+        """Return the length of the sequence that each document belongs to, int64: with its parent or longest branch."""
+        _, lengths = self.documents()
+        parents, ends = self.parents(), self.first_positions() + lengths
+        longest = ends.copy()
+        np.maximum.at(longest, parents[parents >= 0], ends[parents >= 0])
+        return longest
+
     def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return whether queries see keys (broadcast); both are positions in one document, negative for the prefix."""
+        """Return whether queries see keys (broadcast); both are positions in one document and its parent.
+
+        Positions of a prefix are negative.
+        """
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
 
@@ -79,14 +141,43 @@ class AttentionLayout:
         return self._plans[key]
 
     def positions(self) -> np.ndarray:
-        """Return the position of each token in its document, int64 [B, S], counting from 0."""
-        return np.stack([np.concatenate([np.arange(length) for length in row]) for row in self.document_lengths])
+        """Return the position of each token, int64 [B, S]: counted from 0 in each document, or on from its parent."""
+        starts, lengths = self.documents()
+        offsets = np.repeat(self.first_positions() - starts, lengths)
+        return (np.arange(self.num_positions) + offsets).reshape(len(self.document_lengths), self.row_length)
 
     def dense_mask(self, prefix_length: int = 0) -> np.ndarray:
         """Return a boolean mask [B, S, P + S] of the keys that each query sees; for tests and short inputs."""
-        documents_BS = np.stack([np.repeat(np.arange(len(row)), row) for row in self.document_lengths])
-        positions_S = np.arange(self.row_length)
-        near_SS = self.is_visible(positions_S[:, None], positions_S)
-        own_BSS = (documents_BS[:, :, None] == documents_BS[:, None, :]) & near_SS
-        prefix_BSP = self.is_visible(self.positions()[:, :, None], np.arange(-prefix_length, 0))
+        _, lengths = self.documents()
+        shape = (len(self.document_lengths), self.row_length)
+        documents_BS = np.repeat(np.arange(len(lengths)), lengths).reshape(shape)
+        parents_BS = np.repeat(self.parents(), lengths).reshape(shape)
+        positions_BS = self.positions()
+        is_own_BSS = documents_BS[:, :, None] == documents_BS[:, None, :]
+        is_parent_BSS = parents_BS[:, :, None] == documents_BS[:, None, :]
+        is_near_BSS = self.is_visible(positions_BS[:, :, None], positions_BS[:, None, :])
+        own_BSS = (is_own_BSS | is_parent_BSS) & is_near_BSS
+        prefix_BSP = self.is_visible(positions_BS[:, :, None], np.arange(-prefix_length, 0))
         return np.concatenate([prefix_BSP, own_BSS], axis=-1)
+
+
+def _check_parents(
+    document_lengths: tuple[tuple[int, ...], ...], document_parents: tuple[tuple[int | None, ...], ...]
+) -> None:
+    """Check that each document continues the last one before it that has no parent.
+
+    Raises:
+        ValueError: it does not, or the numbers of documents differ.
+    """
+    if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
+        raise ValueError(f"document_parents {document_parents} do not match documents of {document_lengths} tokens")
+    for number, row in enumerate(document_parents):
+        root = None
+        for index, parent in enumerate(row):
+            if parent is None:
+                root = index
+            elif parent != root:
+                raise ValueError(
+                    f"document_parents: document {index} of row {number} continues document {parent}; it can only "
+                    f"continue the last one before it that has no parent ({root})"
+                )

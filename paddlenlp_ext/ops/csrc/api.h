@@ -25,10 +25,12 @@ struct AttentionSizes {
     i64 heads;
     i64 kv_heads;
     i64 head_dim;
-    i64 prefix;          // length of the key-value prefix that every document attends to
-    i64 window;          // a query attends to itself and the window - 1 positions before it
-    const i64* starts;   // [documents], first position of each document in the batch
-    const i64* lengths;  // [documents]
+    i64 prefix;                  // length of the key-value prefix that every document attends to
+    i64 window;                  // a query attends to itself and the window - 1 positions before it
+    const i64* starts;           // [documents], index of each document's first token in the batch
+    const i64* lengths;          // [documents]
+    const i64* first_positions;  // [documents], position of the first token: 0, or the parent's length
+    const i64* parents;          // [documents], an earlier document whose keys this one attends to, or -1
 };
 
 // Arguments of attention_backward. Shapes are those of attention_forward; each gradient has the shape of its tensor and

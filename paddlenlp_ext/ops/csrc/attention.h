@@ -63,7 +63,7 @@ struct KeysValues {
     const Element *k_row_major, *v_row_major, *k_col_major, *v_col_major;
     i64 ld_row_major, ld_col_major;
     i64 length;
-    i64 position;  // of the first key in the document: 0, or minus the prefix's length for the prefix
+    i64 position;  // of the first key: 0, the parent's length for a branch, or minus the prefix's length for the prefix
 };
 
 template <class Element>

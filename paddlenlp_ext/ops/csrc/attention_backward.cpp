@@ -167,22 +167,30 @@ class BackwardPass {
         : sizes_(sizes), scale_(scale), tensors_(tensors),
           keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true, true, false}) {}
 
-    // Gradients of a document's keys and values under one head of `to`: one task.
-    void document_keys(i64 document, i64 to_head, const KeyGradients& to) const {
-        const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
-        const KeyGradients own = begin(to, start, length, to_head);
+    // Gradients of the keys and values of documents [first, end), one and those that continue it, under one head of
+    // `to`: one task.
+    void family_keys(const Range& family, i64 to_head, const KeyGradients& to) const {
+        std::vector<KeyGradients> own;
+        for (i64 document = family.first; document < family.end; ++document)
+            own.push_back(begin(to, sizes_.starts[document], sizes_.lengths[document], to_head));
         QueryBlock<Element> block(sizes_, scale_);
         for (i64 head : heads_of(to_head, to))
-            run(block, document, head, keys_.document(document, head / group()), own);
+            for (i64 document = family.first; document < family.end; ++document)
+                for_each_block(block, document, head, true, [&] {
+                    const i64 parent = sizes_.parents[document], kv_head = head / group();
+                    block.attend(keys_.document(document, kv_head), own[document - family.first]);
+                    if (parent >= 0) block.attend(keys_.document(parent, kv_head), own[parent - family.first]);
+                });
     }
 
-    // Gradients of the prefix under one head of `to`: one task. Runs after document_keys, which initializes q_gradient.
+    // Gradients of the prefix under one head of `to`: one task. Runs after family_keys, which initializes q_gradient.
     void prefix(i64 to_head, const KeyGradients& to) const {
         const KeyGradients own = begin(to, 0, sizes_.prefix, to_head);
         QueryBlock<Element> block(sizes_, scale_);
         for (i64 head : heads_of(to_head, to)) {
             const KeysValues<Element> keys = keys_.prefix(head / group());
-            for (i64 document = 0; document < sizes_.documents; ++document) run(block, document, head, keys, own);
+            for (i64 document = 0; document < sizes_.documents; ++document)
+                for_each_block(block, document, head, false, [&] { block.attend(keys, own); });
         }
     }
 
@@ -203,17 +211,19 @@ class BackwardPass {
         return own;
     }
 
-    void run(QueryBlock<Element>& block, i64 document, i64 head, const KeysValues<Element>& keys,
-             const KeyGradients& to) const {
+    // Loads each block of a document's queries and calls attend(); the first time, their gradient is set to zero.
+    template <class Attend>
+    void for_each_block(QueryBlock<Element>& block, i64 document, i64 head, bool is_first_time, Attend&& attend) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
         for (i64 first = 0; first < length; first += BLOCK) {
             const i64 queries = std::min(BLOCK, length - first), ld = sizes_.heads * sizes_.head_dim;
             const i64 at = (start + first) * ld + head * sizes_.head_dim;
             float* const q_gradient = offset_or_null(tensors_.q_gradient, at);
-            if (keys.position == 0) fill_zero(q_gradient, queries, sizes_.head_dim, ld);
+            if (is_first_time) fill_zero(q_gradient, queries, sizes_.head_dim, ld);
             block.load_queries(tensors_.q + at, tensors_.out + at, tensors_.out_gradient + at,
-                               tensors_.log_sums + head * sizes_.positions + start + first, q_gradient, first, queries);
-            block.attend(keys, to);
+                               tensors_.log_sums + head * sizes_.positions + start + first, q_gradient,
+                               sizes_.first_positions[document] + first, queries);
+            attend();
         }
     }
 
@@ -241,16 +251,26 @@ std::unique_ptr<float[]> allocate_parts(const float* sums, i64 size) {
     return std::unique_ptr<float[]>(sums == nullptr ? nullptr : new float[size]);
 }
 
-// Calls task(document, head, destination) for all documents and key heads, whose gradients are accumulated in place. If
-// these are too few tasks for the threads, each query head gets a task and a destination of its own, which are summed
+// The documents that continue none, each with those that continue it, which follow it.
+std::vector<Range> all_families(const AttentionSizes& sizes) {
+    std::vector<Range> families;
+    for (i64 document = 0; document < sizes.documents; ++document) {
+        if (sizes.parents[document] < 0) families.push_back({document, document});
+        families.back().end = document + 1;
+    }
+    return families;
+}
+
+// Calls task(item, head, destination) for all items and key heads, whose gradients are accumulated in place. If these
+// are too few tasks for the threads, each query head gets a task and a destination of its own, which are summed
 // afterwards.
 template <class Task>
-void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 documents, const KeyGradients& sums,
+void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 items, const KeyGradients& sums,
                               Task&& task) {
     const auto run = [&](const KeyGradients& to) {
-        parallel_tasks(documents * to.heads, [&](i64 number) { task(number / to.heads, number % to.heads, to); });
+        parallel_tasks(items * to.heads, [&](i64 number) { task(number / to.heads, number % to.heads, to); });
     };
-    if (sizes.heads == sums.heads || documents * sums.heads >= FEW_TASKS) return run(sums);
+    if (sizes.heads == sums.heads || items * sums.heads >= FEW_TASKS) return run(sums);
     const i64 size = positions * sizes.heads * sizes.head_dim;
     const auto k_parts = allocate_parts(sums.k, size), v_parts = allocate_parts(sums.v, size);
     run({k_parts.get(), v_parts.get(), sizes.heads});
@@ -262,9 +282,10 @@ template <class Element>
 void run_all(const AttentionSizes& sizes, float scale, const AttentionTensors& tensors) {
     const BackwardPass<Element> pass(sizes, scale, tensors);
     const KeyGradients own{tensors.k_gradient, tensors.v_gradient, sizes.kv_heads};
+    const std::vector<Range> families = all_families(sizes);
     accumulate_key_gradients(
-        sizes, sizes.positions, sizes.documents, own,
-        [&](i64 document, i64 head, const KeyGradients& to) { pass.document_keys(document, head, to); });
+        sizes, sizes.positions, families.size(), own,
+        [&](i64 family, i64 head, const KeyGradients& to) { pass.family_keys(families[family], head, to); });
     if (sizes.prefix == 0) return;
     const KeyGradients before{tensors.prefix_k_gradient, tensors.prefix_v_gradient, sizes.kv_heads};
     accumulate_key_gradients(sizes, sizes.prefix, 1, before,

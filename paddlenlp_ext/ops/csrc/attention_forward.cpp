@@ -12,7 +12,7 @@ namespace {
 
 using namespace attention;
 
-// 64 queries of one head, with their running maximum score and the sums relative to it.
+// 64 queries of one head from position `first` on, with their running maximum score and the sums relative to it.
 template <class Element>
 class QueryBlock {
   public:
@@ -133,8 +133,10 @@ void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
         const i64 kv_head = head / (sizes.heads / sizes.kv_heads), start = sizes.starts[document];
         const i64 at = ((start + first) * sizes.heads + head) * sizes.head_dim;
         const i64 queries = std::min(BLOCK, sizes.lengths[document] - first);
-        QueryBlock<Element> block(sizes, tensors.q + at, first, queries, scale, tensors.out + at);
+        const i64 parent = sizes.parents[document], position = sizes.first_positions[document] + first;
+        QueryBlock<Element> block(sizes, tensors.q + at, position, queries, scale, tensors.out + at);
         block.attend(keys.document(document, kv_head));
+        if (parent >= 0) block.attend(keys.document(parent, kv_head));
         if (sizes.prefix > 0) block.attend(keys.prefix(kv_head));
         block.finish(tensors.log_sums + head * sizes.positions + start + first);
     });

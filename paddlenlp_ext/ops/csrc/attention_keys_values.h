@@ -25,7 +25,7 @@ class KeyValueStore<float> {
 
     KeysValues<float> document(i64 document, i64 kv_head) const {
         const i64 at = (sizes_.starts[document] * sizes_.kv_heads + kv_head) * sizes_.head_dim;
-        return view(k_ + at, v_ + at, sizes_.lengths[document], 0);
+        return view(k_ + at, v_ + at, sizes_.lengths[document], sizes_.first_positions[document]);
     }
     KeysValues<float> prefix(i64 kv_head) const {
         const i64 at = kv_head * sizes_.head_dim;
@@ -70,7 +70,9 @@ class KeyValueStore<PackedPair> {
         });
     }
 
-    KeysValues<PackedPair> document(i64 document, i64 kv_head) const { return view(document, kv_head, 0); }
+    KeysValues<PackedPair> document(i64 document, i64 kv_head) const {
+        return view(document, kv_head, sizes_.first_positions[document]);
+    }
     KeysValues<PackedPair> prefix(i64 kv_head) const { return view(sizes_.documents, kv_head, -sizes_.prefix); }
 
   private:

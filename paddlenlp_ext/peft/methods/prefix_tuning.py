@@ -92,15 +92,18 @@ class PrefixModel(PeftModel):
         position_ids: paddle.Tensor | None = None,
         document_lengths: Any = None,
         cache: Any = None,
+        document_parents: Any = None,
     ) -> paddle.Tensor:
         """Return the last hidden states [B, S, D]; arguments as in the base model, positions without the prefix."""
         if not self.adapter_enabled:
-            return super().hidden_states(input_ids, position_ids, document_lengths, cache)
+            return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:
             layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in layers})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
-        inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache, first_position=num_tokens)
+        inputs = decoder.attention_inputs(
+            input_ids, position_ids, document_lengths, cache, num_tokens, document_parents
+        )
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:

@@ -29,6 +29,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
@@ -57,6 +58,7 @@ class PromptModel(PeftModel):
         position_ids: paddle.Tensor | None = None,
         document_lengths: Any = None,
         cache: Any = None,
+        document_parents: Any = None,
     ) -> paddle.Tensor:
         """Return the last hidden states of the tokens, [B, S, D].
 
@@ -66,7 +68,7 @@ class PromptModel(PeftModel):
             ValueError: the document lengths do not add up to the row lengths.
         """
         if not self.adapter_enabled:
-            return super().hidden_states(input_ids, position_ids, document_lengths, cache)
+            return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         decoder = self.base_model.model
         prompt_PD = decoder.embed_tokens.vectors()
         num_prompt = prompt_PD.shape[0]
@@ -81,10 +83,17 @@ class PromptModel(PeftModel):
         rows = [[length]] * batch if document_lengths is None else document_lengths
         if [sum(row) for row in rows] != [length] * batch:
             raise ValueError(f"document_lengths {rows} do not add up to input_ids of shape {[batch, length]}")
-        documents = [document for row in rows for document in row]
-        inputs = decoder.attention_inputs(input_ids.reshape([1, -1]), None, [documents], None)
+        layout = AttentionLayout.from_documents(rows, document_parents=document_parents)
+        documents, parents = layout.documents()[1], layout.parents()
+        inputs = decoder.attention_inputs(
+            input_ids.reshape([1, -1]),
+            None,
+            [documents.tolist()],
+            None,
+            document_parents=[[None if parent < 0 else parent for parent in parents.tolist()]],
+        )
         if position_ids is None:
-            position_ids = paddle.to_tensor(next(iter(inputs.layouts.values())).positions())
+            position_ids = paddle.to_tensor(layout.positions())
         positions_1T = position_ids.reshape([1, -1]) + num_prompt
         # One call for all positions: with some RoPE scalings the angles depend on the largest one.
         cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))

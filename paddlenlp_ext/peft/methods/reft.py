@@ -36,6 +36,7 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.methods._reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
@@ -89,27 +90,36 @@ def parse_positions(text: str) -> PositionSpec:
 
 
 def packed_documents(
-    document_lengths: Sequence[Sequence[int]], prompt_lengths: Sequence[Sequence[int]] | None
+    document_lengths: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[Sequence[int]] | None,
+    document_parents: DocumentParents | None = None,
 ) -> list[Document]:
     """Return the documents of a pass without a cache.
 
     Args:
         document_lengths: lengths of the documents in each row of the batch.
-        prompt_lengths: prompt length of each document, 0 to change nothing; None: each document is all prompt.
+        prompt_lengths: prompt length of each document, 0 to change nothing; None: each document is all prompt. It
+            counts the parent's positions, and for a parent also those of the prompt that lie in its branches.
+        document_parents: documents that each document continues.
 
     Raises:
-        ValueError: the prompt lengths do not match the documents.
+        ValueError: the prompt lengths do not match the documents, or are missing where documents continue others.
     """
-    prompts = document_lengths if prompt_lengths is None else prompt_lengths
-    lengths = [length for row in document_lengths for length in row]
-    flat_prompts = [length for row in prompts for length in row]
-    if [len(row) for row in prompts] != [len(row) for row in document_lengths] or any(
-        not 0 <= prompt <= length for prompt, length in zip(flat_prompts, lengths, strict=True)
+    layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
+    starts, lengths = (x.tolist() for x in layout.documents())
+    begins = layout.first_positions().tolist()
+    ends = [begin + length for begin, length in zip(begins, lengths, strict=True)]
+    if prompt_lengths is None and layout.document_parents is not None:
+        raise ValueError("documents that continue another need prompt_lengths; pass the prompt length of each document")
+    rows = document_lengths if prompt_lengths is None else prompt_lengths
+    prompts = [length for row in rows for length in row]
+    if [len(row) for row in rows] != [len(row) for row in document_lengths] or any(
+        not 0 <= prompt <= length for prompt, length in zip(prompts, layout.sequence_lengths(), strict=True)
     ):
-        raise ValueError(f"prompt_lengths {prompts} do not match documents of {document_lengths} tokens")
-    origins = np.cumsum([0, *lengths[:-1]]).tolist()
+        raise ValueError(f"prompt_lengths {rows} do not match documents of {document_lengths} tokens")
     return [
-        Document(origin, 0, end, prompt) for origin, end, prompt in zip(origins, lengths, flat_prompts, strict=True)
+        Document(start - begin, begin, end, prompt)
+        for start, begin, end, prompt in zip(starts, begins, ends, prompts, strict=True)
     ]
 
 
@@ -161,11 +171,12 @@ class ReftModel(PeftModel):
         document_lengths: Sequence[Sequence[int]] | None = None,
         cache: Any = None,
         prompt_lengths: Sequence[Sequence[int]] | None = None,
+        document_parents: DocumentParents | None = None,
     ) -> paddle.Tensor:
         """Return the last hidden states [B, S, D].
 
         Args:
-            input_ids, position_ids, document_lengths, cache: as in the base model.
+            input_ids, position_ids, document_lengths, cache, document_parents: as in the base model.
             prompt_lengths: prompt length of each document, for each row of the batch; None: the full document or,
                 with a cache, the positions before its `prompt_end`.
 
@@ -174,7 +185,8 @@ class ReftModel(PeftModel):
         """
         num_rows, row_length = input_ids.shape
         if cache is None:
-            documents = packed_documents(document_lengths or [[row_length]] * num_rows, prompt_lengths)
+            rows = document_lengths or [[row_length]] * num_rows
+            documents = packed_documents(rows, prompt_lengths, document_parents)
         elif prompt_lengths is not None:
             raise ValueError(
                 "prompt_lengths and cache exclude each other; leave out prompt_lengths, which a cache records"
@@ -187,7 +199,9 @@ class ReftModel(PeftModel):
         indices = selected_indices(documents, parse_positions(self.peft_config.position))
         chosen = SelectedPositions(paddle.to_tensor(indices) if len(indices) else None)
         decoder = self.base_model.model
-        inputs = decoder.attention_inputs(input_ids, position_ids, document_lengths, cache)
+        inputs = decoder.attention_inputs(
+            input_ids, position_ids, document_lengths, cache, document_parents=document_parents
+        )
         inputs = dataclasses.replace(inputs, adapter_inputs=chosen)
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
