@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -117,7 +118,9 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
         table.add_row("steps per epoch", f"{len(first_epoch):,}")
         epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
         table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
-    if data.eval_rows is not None:
+    if isinstance(data.eval_rows, Mapping):
+        table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
+    elif data.eval_rows is not None:
         table.add_row("eval rows", f"{len(data.eval_rows):,}")
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
     table.add_row("output_dir", str(config.train.output_dir))

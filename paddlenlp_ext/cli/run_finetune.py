@@ -37,10 +37,8 @@ def run_finetune(argv: Sequence[str]) -> None:
 
 def _preview_data(config: RunConfig) -> None:
     data = load_data(config)
-    rows = data.train_rows or data.eval_rows
-    assert rows is not None, "validation requires do_train or do_eval"
     if is_main_rank():
-        preview_rows(rows, data.tokenizer, config.command.preview_data)
+        preview_rows(data.any_rows, data.tokenizer, config.command.preview_data)
 
 
 def _dry_run(config: RunConfig) -> None:

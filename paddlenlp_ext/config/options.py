@@ -177,7 +177,7 @@ class OptionGroup:
     def __post_init__(self) -> None:
         for option_ in declared_options(type(self)):
             value = getattr(self, option_.attribute)
-            if tuple in option_.kinds and value is not None:
+            if tuple in option_.kinds and value is not None and not isinstance(value, Mapping):
                 object.__setattr__(self, option_.attribute, (value,) if isinstance(value, str) else tuple(value))
             elif isinstance(value, str):
                 object.__setattr__(self, option_.attribute, option_.synonyms.get(value, value))
@@ -283,7 +283,7 @@ def type_words(option: Option) -> str:
     if not option.kinds.isdisjoint((list, tuple)):
         words.append("a list of strings")
     if Mapping in option.kinds:
-        words.append("an object {pattern: string or null}")
+        words.append("an object {name: string or null}")
     return " or ".join(words)
 
 
@@ -337,11 +337,11 @@ def _from_word(option: Option, word: str) -> Any:
         return int(word)
     if float in kinds and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", word) and math.isfinite(float(word)):
         return float(word)
+    if Mapping in kinds and word.startswith("{"):
+        return _json_word(option, word)
     if not kinds.isdisjoint((list, tuple)):
         # `a,b`, or a JSON list, whose elements may contain commas
         return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
-    if Mapping in kinds and word.startswith("{"):
-        return _json_word(option, word)
     return word if str in kinds or object in kinds else _NO_VALUE
 
 

@@ -43,7 +43,7 @@ SECTION_KEYS = (
     *_keys("not yet", None, False, "use_long_sequence_strategies", _STRETCHING),
     *_keys("not yet", None, None, "strategy_type strategy_name", _STRETCHING, "use_long_sequence_strategies"),
     *_keys("not yet", None, 1.0, "rope_scaling_factor", _STRETCHING, "use_long_sequence_strategies"),
-    *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit"), "optim", "the optimizer is not implemented"),
+    *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit", "muon"), "optim", "the optimizer is not implemented"),
     *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
     *_keys("not yet", None, _DEGREES, "expert_parallel_degree", _EXPERTS),
 )
@@ -64,9 +64,6 @@ _TRAINING = (
     *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not supported; use a folder"),
     *_keys("not yet", bool, False, "save_to_aistudio", "AI Studio's hub is not supported"),
     *_keys("not yet", float, 0.5, "num_cycles", "the cosine schedule has half a wave"),
-    *_keys("not yet", bool, False, "early_stopping", "a run makes all its steps; set load_best_model_at_end"),
-    *_keys("not yet", int, 4, "early_stopping_patience", "early stopping is not implemented", "early_stopping"),
-    *_keys("not yet", float, 0.0, "early_stopping_threshold", "early stopping is not implemented", "early_stopping"),
 )
 
 _ELSEWHERE = (

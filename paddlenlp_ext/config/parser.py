@@ -14,11 +14,12 @@ from typing import Any
 
 from paddlenlp_ext.config.adjustments import adjust
 from paddlenlp_ext.config.command_line import print_help, read_command_line
+from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
-from paddlenlp_ext.config.sections import PrecisionConfig, TrainConfig
+from paddlenlp_ext.config.sections import DataConfig, PrecisionConfig, TrainConfig
 from paddlenlp_ext.config.settings import ParseState, Setting, read_file
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.rules import AdapterChoice
@@ -179,18 +180,19 @@ def _derive_defaults(sections: dict[str, Any]) -> None:
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)
-    sections["train"] = _derive_train_defaults(sections["train"])
+    sections["train"] = _derive_train_defaults(sections["train"], sections["data"])
     sections["precision"] = _derive_device(precision)
 
 
-def _derive_train_defaults(train: TrainConfig) -> TrainConfig:
+def _derive_train_defaults(train: TrainConfig, data: DataConfig) -> TrainConfig:
     resume = train.resume_from_checkpoint or None
+    best = best_metric(train, dev_set_names(data))
     return replace(
         train,
         output_dir=None if train.output_dir is None else expanduser(train.output_dir),
         eval_steps=train.eval_steps or train.logging_steps,
-        metric_for_best_model=train.best_metric,
-        greater_is_better=train.best_metric_is_greatest,
+        metric_for_best_model=best.name,
+        greater_is_better=best.greater_is_better,
         resume_from_checkpoint=expanduser(resume) if isinstance(resume, str) else resume,
         report_to=tuple(name for name in train.report_to if name != "none"),
     )

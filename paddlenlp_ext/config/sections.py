@@ -31,6 +31,11 @@ class DataConfig(OptionGroup):
         help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name",
     )
     task_name: str | None = option(None, help="subset of a built-in dataset")
+    eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
+        None,
+        aliases=("eval_dataset",),
+        help="dev sets in place of the dataset's own: a file or folder, several, or an object {name: path}",
+    )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
     truncation: str = option(
@@ -66,6 +71,11 @@ class DataConfig(OptionGroup):
 class GenerationConfig(OptionGroup):
     """`config.generation`: how answers are generated during evaluation."""
 
+    compute_metrics: str | None = option(
+        None,
+        help="with eval_with_do_generation: dotted path of a function that computes further metrics; its module is "
+        "imported, which runs its code",
+    )
     eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
     eval_labels: bool = option(
         False, help="with eval_with_do_generation: answers are class labels (precision, recall, F1; label_scores.json)"
@@ -147,8 +157,15 @@ class OptimConfig(OptionGroup):
     decay_steps: int = option(0, minimum=0, help="step at which the decay ends; 0: the last step")
     optim: str = option(
         "adamw",
-        choices=("adamw", "adamw_mini", "adamw_8bit", "adafactor", "adamw_custom", "adamw_16bit_moment"),
-        help="optimizer; adamw_mini stores one second moment per row, adamw_8bit both moments in 8 bits",
+        choices=("adamw", "adamw_mini", "adamw_8bit", "muon", "adafactor", "adamw_custom", "adamw_16bit_moment"),
+        help="optimizer; adamw_mini stores one second moment per row, adamw_8bit both moments in 8 bits, "
+        "muon one moment per weight of a matrix",
+    )
+    muon_momentum: float = option(0.95, minimum=0, below=1, help="with muon: decay rate of the momentum")
+    muon_scale: str = option(
+        "match_rms_adamw",
+        choices=("match_rms_adamw", "original"),
+        help="with muon: scale of updates; match_rms_adamw takes AdamW's learning rates, original Muon's, about 0.02",
     )
     offload_optim: bool = option(
         False, help="keep optimizer state in host memory between steps (GPUs; experimental, not run on a GPU)"
@@ -262,9 +279,6 @@ LABEL_METRICS = (
     "unknown_labels",
 )
 METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS)
-METRIC_SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
-_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
-_METRIC_NAMES = (*METRICS, *METRIC_SPELLINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,11 +312,20 @@ class TrainConfig(OptionGroup):
     load_best_model_at_end: bool = option(False, help="load the weights of the best evaluation after training")
     metric_for_best_model: str | None = option(
         None,
-        choices=(*_METRIC_NAMES, *(f"eval_{name}" for name in _METRIC_NAMES if name != "no")),
-        help="metric that selects the best evaluation; unset: loss",
+        help=f"metric that selects the best evaluation; unset: loss; {', '.join(METRICS)}, or one of compute_metrics; "
+        "with several dev sets <name>_<metric>, else the first one's",
     )
     greater_is_better: bool | None = option(
         None, help="whether a greater metric is better; unset: true except for loss and perplexity"
+    )
+    early_stopping: bool | None = option(
+        None, help="stop when evaluations no longer improve the metric; unset: if early_stopping_patience is set"
+    )
+    early_stopping_patience: int | None = option(
+        None, minimum=1, help="evaluations in a row without improvement that stop the run; unset: 4"
+    )
+    early_stopping_threshold: float = option(
+        0.0, minimum=0, help="an improvement counts for early stopping if it is larger than this"
     )
     seed: int = option(
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
@@ -331,14 +354,8 @@ class TrainConfig(OptionGroup):
     )
 
     @property
-    def best_metric(self) -> str:
-        """Return the metric of the best evaluation by its name in METRICS."""
-        name = (self.metric_for_best_model or "no").removeprefix("eval_")
-        return METRIC_SPELLINGS.get(name, name)
-
-    @property
-    def best_metric_is_greatest(self) -> bool:
-        """Return whether a greater value of the metric is better."""
-        if self.greater_is_better is not None:
-            return self.greater_is_better
-        return self.best_metric not in _LOWER_IS_BETTER
+    def patience(self) -> int | None:
+        """Return the number of evaluations in a row without improvement that stop the run; None: never."""
+        if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):
+            return None
+        return self.early_stopping_patience or 4

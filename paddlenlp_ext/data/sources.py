@@ -30,13 +30,15 @@ ADVERTISE_GEN = "AdvertiseGen"
 
 
 def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the files of one split, in the order of their names.
+    """Return the files of one split, in the order of their names; a file is a dev split of its own.
 
     Raises:
         ValueError: the directory does not exist, lacks the split, or holds it twice.
     """
     assert split in SPLITS, split
     folder = _find_folder(dataset_name_or_path)
+    if split == "dev" and folder.is_file() and folder.suffix in SUFFIXES:
+        return [folder]
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "is neither a directory nor a built-in dataset"
         known = f"; built in: {', '.join(builtin_names)}" if builtin_names else ""

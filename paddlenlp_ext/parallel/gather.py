@@ -24,7 +24,7 @@ from paddlenlp_ext.parallel.collectives import all_gather_cat
 from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.shard_parameters import shard_sizes
-from paddlenlp_ext.sharding_spec import full_shape, is_materialized, shard_of
+from paddlenlp_ext.sharding_spec import Shard, full_shape, is_materialized, shard_of
 
 _MAIN, _DONE = 0, -1
 
@@ -85,7 +85,8 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
     """Return the full tensor as a NumPy array on the main process; all processes take part, so none times out."""
     _broadcast_number(mesh, number)
     if source.holder == _MAIN:
-        return _gather_shards(mesh, own).numpy() if shard_of(own) is not None else as_lazy(own).read()
+        shard = shard_of(own)
+        return as_lazy(own).read() if shard is None else gather_shards(mesh, own, shard).numpy()
     return _broadcast(mesh, source, None).numpy()
 
 
@@ -93,7 +94,8 @@ def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
     """Take part in gathering one tensor, on a process that is not the main one."""
     full = None
     if source.holder in mesh.tensor.ranks:
-        full = own if shard_of(own) is None else _gather_shards(mesh, own)
+        shard = shard_of(own)
+        full = own if shard is None else gather_shards(mesh, own, shard)
     if source.holder != _MAIN:
         _broadcast(mesh, source, full if source.holder == mesh.world.index else None)
 
@@ -109,10 +111,8 @@ def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) ->
     return values
 
 
-def _gather_shards(mesh: Mesh, part: paddle.Tensor) -> paddle.Tensor:
-    """Return the full tensor from the shards of the tensor-parallel ranks."""
-    shard = shard_of(part)
-    assert shard is not None
+def gather_shards(mesh: Mesh, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+    """Return the full tensor from the shards of the tensor-parallel ranks; collective, not differentiable."""
     return all_gather_cat(part.detach(), shard.axis, shard_sizes(shard.size, mesh.tensor.size), mesh.tensor.group)
 
 

@@ -12,12 +12,12 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
-from paddlenlp_ext.parallel.gather import save_gathered
+from paddlenlp_ext.parallel.gather import gather_shards, save_gathered
 from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.stages import is_counted_here, sum_shared_gradients
 from paddlenlp_ext.parallel.zero import Sharding
-from paddlenlp_ext.sharding_spec import placement_of
+from paddlenlp_ext.sharding_spec import Shard, placement_of
 
 
 class DistributedProcesses:
@@ -89,6 +89,17 @@ class DistributedProcesses:
         by_process: list[set[str]] = []
         dist.all_gather_object(by_process, names, group=self.mesh.world.group)
         return set().union(*by_process)
+
+    def from_main(self, value: Any) -> Any:
+        """Return the main process's value on every process."""
+        gloo_barrier()
+        values: list[Any] = []
+        dist.all_gather_object(values, value if self.is_main else None, group=self.mesh.world.group)
+        return values[0]
+
+    def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+        """Return the full tensor from the shards of the tensor-parallel ranks."""
+        return gather_shards(self.mesh, part, shard)
 
     def barrier(self) -> None:
         """Wait for all processes of the run, without a timeout."""

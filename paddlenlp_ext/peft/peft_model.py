@@ -77,6 +77,7 @@ class PeftModel(TrainableModel):
         self.base_model = model
         self.peft_config = peft_config
         self.reads_prompts = peft_config.reads_prompts
+        self.tables = model.tables | peft_config.tables
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")
 
@@ -195,9 +196,7 @@ class PeftModel(TrainableModel):
             ValueError: the name is taken, or see `from_pretrained`; nothing has changed.
         """
         self.adapters.add(
-            self,
-            adapter_name,
-            lambda: PeftModel.from_pretrained(self.base_model, folder, is_trainable=is_trainable),
+            self, adapter_name, lambda: PeftModel.from_pretrained(self.base_model, folder, is_trainable=is_trainable)
         )
 
     def set_adapter(self, adapter_name: str) -> None:

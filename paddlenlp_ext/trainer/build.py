@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import paddle
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.dev_sets import dev_sets
+from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, tokenizer_fingerprint
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import build_skeleton, load_values
@@ -33,6 +35,7 @@ from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
+from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
@@ -48,30 +51,50 @@ class RunData:
         source: the resolved model.
         tokenizer: a Hugging Face tokenizer.
         template: the chat template.
-        train_rows, eval_rows: tokenized rows; None for a split that the run does not use.
+        train_rows: tokenized rows; None if the run does not train.
+        eval_rows: tokenized rows, or those of several dev sets by name; None without evaluation.
+        compute_metrics: function that `compute_metrics` names; None without the key.
     """
 
     source: ModelSource
     tokenizer: Any
     template: Any
     train_rows: TokenizedDataset | None
-    eval_rows: TokenizedDataset | None
+    eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None
+    compute_metrics: ComputeMetrics | None = None
+
+    @property
+    def any_rows(self) -> TokenizedDataset:
+        """The training rows; without training, those of the first dev set."""
+        rows = self.train_rows if self.train_rows is not None else self.eval_rows
+        assert rows is not None, "validation requires do_train or do_eval"
+        return next(iter(rows.values())) if isinstance(rows, Mapping) else rows
 
 
 def load_data(config: RunConfig) -> RunData:
     """Resolve the model, load tokenizer and chat template, and tokenize the splits that the run uses.
 
     Raises:
-        ValueError: no such model, template or dataset, an unsupported model family, or invalid rows.
+        ValueError: no such model, template, dataset or `compute_metrics`, an unsupported model family, or invalid rows.
     """
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
+    compute_metrics = load_compute_metrics(config.generation.compute_metrics)
     tokenizer = load_tokenizer(source.tokenizer_path)
     template = load_template(config.data.chat_template, tokenizer)
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
     train_rows = load_dataset(config.data, "train", *shared) if config.train.do_train else None
-    eval_rows = load_dataset(config.data, "dev", *shared) if config.train.do_eval else None
-    return RunData(source, tokenizer, template, train_rows, eval_rows)
+    eval_rows = _load_dev_sets(config.data, *shared) if config.train.do_eval else None
+    return RunData(source, tokenizer, template, train_rows, eval_rows, compute_metrics)
+
+
+def _load_dev_sets(data: DataConfig, *shared: Any) -> TokenizedDataset | dict[str, TokenizedDataset]:
+    """Tokenize the dev sets; return a single one without a dict."""
+    sets = {
+        name: load_dataset(replace(data, dataset_name_or_path=path), "dev", *shared)
+        for name, path in dev_sets(data).items()
+    }
+    return sets.get("", sets)
 
 
 @dataclass(frozen=True)
@@ -230,7 +253,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     """Build the model on the configured device and mesh, and the trainer around it."""
     paddle.set_device(config.precision.device)
     mesh = Mesh.from_config(config.parallel)
-    built = build_model(data.source, config, mesh, data.train_rows or data.eval_rows)
+    built = build_model(data.source, config, mesh, data.any_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     process_group = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
     forward_backward = build_forward_backward(built.model, built.pipeline)
@@ -240,6 +263,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
         config,
         *rows,
         data.tokenizer,
+        compute_metrics=data.compute_metrics,
         callbacks=callbacks,
         process_group=process_group,
         forward_backward=forward_backward,

@@ -11,31 +11,53 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import paddle
 
+from paddlenlp_ext.config.dev_sets import best_metric
 from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.label_metrics import label_report
+from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, own_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.text_metrics import text_metrics
 from paddlenlp_ext.utils.files import write_text
 
 
 class BestMetricTracker:
-    """Comparison of evaluations by the metric that `metric_for_best_model` names."""
+    """Comparison of evaluations by the metric that `metric_for_best_model` names.
 
-    def __init__(self, train: TrainConfig) -> None:
-        self.name, self.greater_is_better = train.best_metric, train.best_metric_is_greatest
+    Args:
+        train: `config.train`.
+        names: names of the dev sets; "" for a single one.
+        has_own_metrics: whether evaluations compute metrics of the user's own.
+
+    Raises:
+        ValueError: an evaluation computes no such metric.
+    """
+
+    def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_own_metrics: bool = False) -> None:
+        best = best_metric(train, names)
+        if train.evaluation_strategy != "no":
+            best.require_known(has_own_metrics)
+        self.name, self.greater_is_better = best.name, best.greater_is_better
+        self._threshold = train.early_stopping_threshold
 
     def value(self, metrics: dict[str, float]) -> float:
-        """Return the value of the metric in the metrics of an evaluation."""
+        """Return the value of the metric in the metrics of an evaluation.
+
+        Raises:
+            ValueError: the evaluation has no such metric; the message names those that it has.
+        """
+        if f"eval_{self.name}" not in metrics:
+            names = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise ValueError(f"metric_for_best_model: the evaluation has no metric {self.name!r}; it has {names}")
         return metrics[f"eval_{self.name}"]
 
     def improves(self, value: float, best: float | None) -> bool:
@@ -45,6 +67,10 @@ class BestMetricTracker:
         if best is None:
             return True
         return value > best if self.greater_is_better else value < best
+
+    def improves_enough(self, value: float, best: float | None) -> bool:
+        """Return whether an improvement is larger than `early_stopping_threshold`; the first evaluation's always is."""
+        return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
 
 
 @contextmanager
@@ -140,6 +166,11 @@ def evaluate_loss(
     }
 
 
+def with_dev_set(metrics: dict[str, float], name: str) -> dict[str, float]:
+    """Return metrics under the names of a dev set, such as eval_math_loss; unchanged for a single one, named ""."""
+    return {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in metrics.items()} if name else metrics
+
+
 def evaluate_generation(
     model: Any,
     rows: Any,
@@ -148,6 +179,7 @@ def evaluate_generation(
     output_file: Path | None,
     process_group: ProcessGroup | None = None,
     labels_file: Path | None = None,
+    compute_metrics: ComputeMetrics | None = None,
 ) -> dict[str, float]:
     """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, the metrics of labels as well.
 
@@ -161,6 +193,10 @@ def evaluate_generation(
         output_file: file for JSON lines with the keys src, tgt and output; None: not written.
         process_group: processes of the run; None: a single process.
         labels_file: JSON file for the score of each label; None: not written.
+        compute_metrics: function that computes further metrics, called on the main process (own_metrics.py).
+
+    Raises:
+        ValueError: `compute_metrics` does not return metrics.
     """
     process_group = process_group or SingleProcess()
     options, train = config.generation, config.train
@@ -183,12 +219,12 @@ def evaluate_generation(
     )
     answers = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generated]
     outputs = list(itertools.chain.from_iterable(process_group.gather_objects(answers)))
+    answered = [
+        {"src": src, "tgt": reference, "output": output}
+        for (_, reference, src), output in zip(prompts, outputs, strict=True)
+    ]
     if output_file is not None:
-        lines = [
-            json.dumps({"src": src, "tgt": reference, "output": output}, ensure_ascii=False)
-            for (_, reference, src), output in zip(prompts, outputs, strict=True)
-        ]
-        write_text(output_file, "".join(f"{line}\n" for line in lines))
+        write_text(output_file, "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in answered))
     references = [reference for _, reference, _ in prompts]
     metrics = text_metrics(outputs, references)
     if options.eval_labels:
@@ -196,5 +232,8 @@ def evaluate_generation(
         metrics |= report.metrics()
         if labels_file is not None:
             write_text(labels_file, json.dumps(report.scores(), indent=2, ensure_ascii=False) + "\n")
+    if compute_metrics is not None:
+        own = own_metrics(compute_metrics, answered) if process_group.is_main else None
+        metrics |= process_group.from_main(own)
     seconds = time.perf_counter() - started
     return {**{f"eval_{name}": value for name, value in metrics.items()}, "eval_generation_runtime": seconds}

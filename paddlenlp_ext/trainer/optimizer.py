@@ -1,4 +1,4 @@
-"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101), variants with small state.
+"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101), its variants, and Muon.
 
 Weight decay acts on matrices only. Vectors, which are norm weights and biases, are excluded, as is usual in the field;
 PaddleNLP decays them too, so its runs with `weight_decay` above 0 differ. An adapter method can exclude parameters
@@ -8,7 +8,8 @@ PaddleNLP decays them too, so its runs with `weight_decay` above 0 differ. An ad
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -20,10 +21,11 @@ from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
-from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
+from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, is_updated_here, shard_of
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
 from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
+from paddlenlp_ext.trainer.optimizers.muon import GatherShards, Muon, is_muon_matrix
 from paddlenlp_ext.trainer.optimizers.offload import OffloadedOptimizer, require_gpu
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
@@ -109,11 +111,22 @@ def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int)
     return StochasticRounding(seed, parameters) if is_half and not precision.master_weight else None
 
 
-def build_optimizer(model: TrainableModel, options: OptimConfig, rounding: StochasticRounding | None = None) -> Any:
+def build_optimizer(
+    model: TrainableModel,
+    options: OptimConfig,
+    rounding: StochasticRounding | None = None,
+    gather: GatherShards | None = None,
+) -> Any:
     """Build the optimizer that `optim` names, over the model's trained parameters.
 
     Parameters in half precision get fp32 copies ("master weights"), or with `rounding` are rounded stochastically. The
     learning rate is set before every step (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
+
+    Args:
+        model: the model.
+        options: `config.optim`.
+        rounding: stochastic rounding of parameters in half precision; None: fp32 copies.
+        gather: function that gathers the shards of a tensor; None if no parameter is sharded.
 
     Raises:
         ValueError: no parameter trains.
@@ -123,7 +136,23 @@ def build_optimizer(model: TrainableModel, options: OptimConfig, rounding: Stoch
         raise ValueError(
             "no parameter of the model trains, as all are frozen; choose an adapter, or unfreeze parameters"
         )
-    return _BUILDERS[options.optim](model, parameter_groups(model, options.weight_decay), options, rounding)
+    groups = parameter_groups(model, options.weight_decay)
+    return _BUILDERS[options.optim](_Request(model, groups, options, rounding, gather or _no_shards))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Arguments of an optimizer's builder: those of `build_optimizer`, and the groups of `parameter_groups`."""
+
+    model: TrainableModel
+    groups: list[dict[str, Any]]
+    options: OptimConfig
+    rounding: StochasticRounding | None
+    gather: GatherShards
+
+
+def _no_shards(part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+    raise AssertionError(f"{part.name} is sharded, and no function gathers it")
 
 
 def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
@@ -137,9 +166,9 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
     return OffloadedOptimizer(optimizer, lambda: optimizer_state(optimizer, parameters).values())
 
 
-def _adamw(
-    model: TrainableModel, groups: Any, options: OptimConfig, rounding: StochasticRounding | None
-) -> paddle.optimizer.AdamW:
+def _adamw(request: _Request) -> paddle.optimizer.AdamW:
+    options, rounding = request.options, request.rounding
+    groups: Any = request.groups
     if not groups:  # all trained parameters are on other stages, and Paddle's optimizer needs at least one
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     parameters = [parameter for group in groups for parameter in group["params"]]
@@ -164,23 +193,33 @@ def _is_bf16_on_cpu(parameter: paddle.Tensor) -> bool:
     return parameter.dtype == paddle.bfloat16 and parameter.place.is_cpu_place()
 
 
-def _adamw_mini(
-    model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None
-) -> AdamWMini:
+def _adamw_mini(request: _Request) -> AdamWMini:
     blocks = {
-        parameter.name: num_blocks(name, parameter.shape, model.config.head_dim)
-        for name, parameter in trainable_parameters(model).items()
+        parameter.name: num_blocks(name, parameter.shape, request.model.config.head_dim)
+        for name, parameter in trainable_parameters(request.model).items()
     }
-    return AdamWMini(groups, options, rounding, blocks)
+    return AdamWMini(request.groups, request.options, request.rounding, blocks)
 
 
-def _adamw_8bit(
-    model: TrainableModel, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None
-) -> AdamW8Bit:
-    return AdamW8Bit(groups, options, rounding)
+def _adamw_8bit(request: _Request) -> AdamW8Bit:
+    return AdamW8Bit(request.groups, request.options, request.rounding)
 
 
-_BUILDERS = {"adamw": _adamw, "adamw_mini": _adamw_mini, "adamw_8bit": _adamw_8bit}
+def _muon(request: _Request) -> Muon:
+    matrices = {
+        parameter.name: shard_of(parameter)
+        for name, parameter in trainable_parameters(request.model).items()
+        if is_muon_matrix(request.model, name, full_shape(parameter))
+    }
+    return Muon(request.groups, request.options, request.rounding, matrices, request.gather)
+
+
+_BUILDERS: dict[str, Callable[[_Request], Any]] = {
+    "adamw": _adamw,
+    "adamw_mini": _adamw_mini,
+    "adamw_8bit": _adamw_8bit,
+    "muon": _muon,
+}
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:

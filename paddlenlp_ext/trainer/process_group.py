@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import paddle
 
+from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.trainer.optimizer import global_norm
 
 
@@ -49,6 +50,14 @@ class ProcessGroup(Protocol):
 
     def union(self, names: set[str]) -> set[str]:
         """Return the union of all processes' names."""
+        ...
+
+    def from_main(self, value: Any) -> Any:
+        """Return the main process's value on every process."""
+        ...
+
+    def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+        """Return the full tensor from the shards of the tensor-parallel ranks; collective, not differentiable."""
         ...
 
     def barrier(self) -> None:
@@ -117,6 +126,14 @@ class SingleProcess:
     def union(self, names: set[str]) -> set[str]:
         """Return `names` unchanged."""
         return names
+
+    def from_main(self, value: Any) -> Any:
+        """Return `value` unchanged."""
+        return value
+
+    def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+        """Return `part`, which is a full tensor."""
+        return part
 
     def barrier(self) -> None:
         """Do nothing: there is no other process."""

@@ -69,6 +69,7 @@ class TrainerState:
         train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
         train_seconds: time spent in steps, over all runs that led to this state.
         best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
+        num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
         evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
         data_order: facts that determine the order of the data; a resumed run must match them (data/sampler.py).
         interval: sums for the next log entry.
@@ -88,6 +89,7 @@ class TrainerState:
     best_name: str | None = None
     best_metric: float | None = None
     best_step: int | None = None
+    num_not_improved: int = 0
     evaluation_due: bool = False
     data_order: dict[str, Any] = field(default_factory=dict)
     interval: Interval = field(default_factory=Interval)
@@ -112,6 +114,7 @@ class TrainerState:
     def forget_best(self) -> None:
         """Reset the best evaluation."""
         self.best_name = self.best_metric = self.best_step = None
+        self.num_not_improved = 0
 
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
         """Return a log entry for the steps since the last entry, and start a new interval; `loss` is their mean."""

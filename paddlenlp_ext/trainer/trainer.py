@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
 from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished
-from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss
+from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, with_dev_set
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
@@ -33,6 +33,7 @@ from paddlenlp_ext.trainer.output_dir import (
     is_inside,
     prune_checkpoints,
 )
+from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.state import TrainerState
@@ -56,8 +57,11 @@ class Trainer:
         model: model to train; parameters with `stop_gradient` are frozen.
         config: the run's configuration.
         train_rows: tokenized rows of the train split; None if only `evaluate` is called.
-        eval_rows: tokenized rows of the eval split (dev.json); None without evaluation.
+        eval_rows: tokenized rows of the eval split (dev.json), or of several dev sets by name, whose metrics are then
+            `eval_<name>_loss` and so on; None without evaluation.
         tokenizer: decodes generated text, and is saved next to the weights.
+        compute_metrics: function that computes further metrics of generated answers (own_metrics.py); None: the one
+            that the configuration names.
         callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: sequential.
@@ -74,16 +78,20 @@ class Trainer:
         model: TrainableModel,
         config: RunConfig,
         train_rows: TokenizedDataset | None,
-        eval_rows: TokenizedDataset | None,
+        eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
         tokenizer: Any,
         *,
+        compute_metrics: ComputeMetrics | None = None,
         callbacks: Iterable[Callback] = (),
         process_group: ProcessGroup | None = None,
         forward_backward: ForwardBackward | None = None,
     ) -> None:
         check_trainer_config(config)
         self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.train_rows, self.eval_rows = train_rows, eval_rows
+        self.train_rows = train_rows
+        dev_sets = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
+        self.dev_sets = {name: rows for name, rows in dev_sets.items() if rows is not None}
+        self._own_metrics = compute_metrics or load_compute_metrics(config.generation.compute_metrics)
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
@@ -91,13 +99,13 @@ class Trainer:
         self.state = TrainerState()
         self._last_saved: tuple[int, bool] | None = None
         self._last_metrics: tuple[int, dict[str, float]] | None = None
-        self.best = BestMetricTracker(config.train)
+        self.best = BestMetricTracker(config.train, tuple(self.dev_sets) or ("",), self._own_metrics is not None)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
         pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
         vocab_size = model.config.vocab_size
         self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
-        if eval_rows is None and (self._evaluates or config.train.load_best_model_at_end):
+        if not self.dev_sets and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs eval rows; set do_eval: true and provide a dev split")
 
     # -- public methods -----------------------------------------------------------------------------------------------
@@ -186,7 +194,7 @@ class Trainer:
 
         self.model.train()
         rounding = build_rounding(self.model, config.precision, train.seed)
-        self.optimizer = build_optimizer(self.model, config.optim, rounding)
+        self.optimizer = build_optimizer(self.model, config.optim, rounding, self.process_group.gather_shards)
         if config.optim.offload_optim or "offload" in config.parallel.sharding.split():
             self.optimizer = offload_state(self.model, self.optimizer)
         options = StepOptions(
@@ -250,6 +258,8 @@ class Trainer:
             if signals.received is not None:
                 self._stop(signals.received)
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
+            if self._stops_early():
+                return
             try:
                 report = step.run(step_batch, state.step, self.schedule(state.step))
             except NonFiniteError as error:
@@ -276,6 +286,21 @@ class Trainer:
         if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch):
             self._save()
 
+    def _stops_early(self) -> bool:
+        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
+        state, patience = self.state, self.config.train.patience
+        if patience is None or state.num_not_improved < patience:
+            return False
+        best = "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}"
+        logger.info(
+            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
+            state.step,
+            state.num_not_improved,
+            self.best.name,
+            best,
+        )
+        return True
+
     def _is_due(self, strategy: str, every: int, step_batch: StepBatch) -> bool:
         if strategy == "epoch":
             return step_batch.is_last or self.state.step == self.state.total_steps
@@ -297,13 +322,20 @@ class Trainer:
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _compute_metrics(self) -> dict[str, float]:
-        """Compute all metrics on the eval rows."""
-        assert self.eval_rows is not None, "a trainer without eval_rows cannot evaluate"
+        """Compute all metrics on all dev sets; all processes return those of the main one, to decide alike."""
+        assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
+        metrics: dict[str, float] = {}
+        for name, rows in self.dev_sets.items():
+            metrics |= with_dev_set(self._evaluate_rows(name, rows), name)
+        return self.process_group.from_main(metrics)
+
+    def _evaluate_rows(self, name: str, rows: TokenizedDataset) -> dict[str, float]:
+        """Compute the metrics of a dev set, without its name."""
         train, generation = self.config.train, self.config.generation
         metrics = evaluate_loss(
             self.model,
-            self.eval_rows,
-            self._collate(self.eval_rows),
+            rows,
+            self._collate(rows),
             batch_size=train.per_device_eval_batch_size,
             max_batches=train.max_evaluate_steps,
             process_group=self.process_group,
@@ -311,18 +343,18 @@ class Trainer:
             forward_backward=self.forward_backward,
         )
         if generation.eval_with_do_generation:
-            is_main = self.process_group.is_main
-            output_file = self.output_dir / "generated_output.json" if generation.save_generation_output else None
-            labels_file = self.output_dir / "label_scores.json" if generation.eval_labels else None
+            is_main, suffix = self.process_group.is_main, f"_{name}" if name else ""
+            writes_output, writes_labels = generation.save_generation_output, generation.eval_labels
             with self.process_group.gathered_parameters():
                 metrics |= evaluate_generation(
                     self.model,
-                    self.eval_rows,
+                    rows,
                     self.tokenizer,
                     self.config,
-                    output_file if is_main else None,
+                    self.output_dir / f"generated_output{suffix}.json" if is_main and writes_output else None,
                     self.process_group,
-                    labels_file if is_main else None,
+                    self.output_dir / f"label_scores{suffix}.json" if is_main and writes_labels else None,
+                    self._own_metrics,
                 )
         return metrics
 
@@ -339,6 +371,8 @@ class Trainer:
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
         self.callbacks.on_evaluate(state, metrics)
         value = self.best.value(metrics)
+        is_better = self.best.improves_enough(value, state.best_metric)
+        state.num_not_improved = 0 if is_better else state.num_not_improved + 1
         if self.best.improves(value, state.best_metric):
             state.best_name, state.best_metric, state.best_step = self.best.name, value, state.step
             if self.config.train.load_best_model_at_end:

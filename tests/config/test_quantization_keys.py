@@ -33,7 +33,7 @@ def test_weight_blocksize_spellings_are_one_key(tmp_path):
     [
         ("nf5", "not one of: weight_only_int8"),
         ({"q_proj": "nf5"}, "not one of: weight_only_int8"),
-        ({"q_proj": 4}, "expected a string or an object {pattern: string or null}"),
+        ({"q_proj": 4}, "expected a string or an object {name: string or null}"),
         (["nf4"], "expected a string or an object"),
         ("llm.int8", "use weight_only_int8"),
         ("a8w8", "use weight_only_int8"),

@@ -25,6 +25,7 @@ MODELS = [
     Case("sft-biased-recomputed", {**TENSOR, "recompute": True}, BIASED),
     Case("sft-qwen3-clipped", {**TENSOR, "max_grad_norm": 0.5}, QWEN3),
     Case("sft-noise", {**TENSOR, "neftune": True}),
+    Case("sft-muon", {**TENSOR, "optim": "muon", "weight_decay": 0.1}, BIASED),
 ]
 ADAPTERS = [
     Case("adalora", TENSOR, switch="adalora", peft={"tinit": 2, "tfinal": 4}),

@@ -24,6 +24,7 @@ MORE_RUNS = [
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
     Case("sft-recomputed", {"recompute": True, "gradient_accumulation_steps": 2}, UNTIED),
     Case("dora", {}, BIASED, "use_dora", {"rank": 4}),
+    Case("muon", {"optim": "muon"}, {}, "lora", {"rank": 4}),
     Case("prompt", {"neftune": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
 ]
 FIRST_IS_BEST = {

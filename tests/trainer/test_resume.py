@@ -45,6 +45,7 @@ RECIPES = {
     "full": ({}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}),
     "full with noise, packed": ({}, {**PACKED, "neftune": True}),
     "full, Adam-mini": ({}, {"optim": "adamw_mini", "weight_decay": 0.1}),
+    "full, Muon": ({}, {"optim": "muon", "weight_decay": 0.1}),
     "LoRA, 8-bit moments": ({**LORA, "rank": 40}, {"optim": "adamw_8bit", "weight_decay": 0.1}),
 }
 TIMES = ("per_second", "runtime", "seconds", "peak_memory")

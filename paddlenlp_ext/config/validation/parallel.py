@@ -31,10 +31,10 @@ def _layout_fits_processes(
             "sharding_parallel_degree",
         )
     _check_adapter(parallel, adapter, degrees, processes, report)
-    if degrees.tensor > 1 and optim.optim != "adamw":
+    if degrees.tensor > 1 and optim.optim not in ("adamw", "muon"):
         report.error(
             f"optim {optim.optim} needs unsharded parameters, and tensor_parallel_degree {degrees.tensor} shards them; "
-            "use optim adamw, or sharding in place of tensor parallelism",
+            "use optim adamw or muon, or sharding in place of tensor parallelism",
             "optim",
             "tensor_parallel_degree",
         )

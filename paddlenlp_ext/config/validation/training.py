@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names, dev_sets
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
@@ -34,9 +35,10 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
     if not on:
         report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
         return
+    dev_rows = data.dataset_name_or_path or data.eval_dataset_path
     needed = {
         "model_name_or_path": model.model_name_or_path,
-        "dataset_name_or_path": data.dataset_name_or_path,
+        "dataset_name_or_path": data.dataset_name_or_path if on[0] == "do_train" else dev_rows,
         "output_dir": train.output_dir,
     }
     for key, value in needed.items():
@@ -137,29 +139,59 @@ def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, re
 
 
 @rules("metric_for_best_model", "eval_with_do_generation", "evaluation_strategy")
-def _generation_metric_needs_generation(train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+def _generation_metric_needs_generation(
+    data: DataConfig, train: TrainConfig, generation: GenerationConfig, report: Report
+) -> None:
     if train.evaluation_strategy == "no":  # nothing is compared
         return
-    if train.best_metric in GENERATION_METRICS and not generation.eval_with_do_generation:
+    metric = best_metric(train, dev_set_names(data)).metric
+    if metric in GENERATION_METRICS and not generation.eval_with_do_generation:
         report.error(
-            f"metric_for_best_model {train.best_metric} is measured on generated answers and needs "
-            "eval_with_do_generation: true",
+            f"metric_for_best_model {metric} is measured on generated answers and needs eval_with_do_generation: true",
             "metric_for_best_model",
             "eval_with_do_generation",
         )
 
 
 @rules("metric_for_best_model", "eval_labels", "eval_with_do_generation", "evaluation_strategy")
-def _label_metric_needs_labels(train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+def _label_metric_needs_labels(
+    data: DataConfig, train: TrainConfig, generation: GenerationConfig, report: Report
+) -> None:
     if train.evaluation_strategy == "no":
         return
-    if train.best_metric in LABEL_METRICS and not (generation.eval_labels and generation.eval_with_do_generation):
+    metric = best_metric(train, dev_set_names(data)).metric
+    if metric in LABEL_METRICS and not (generation.eval_labels and generation.eval_with_do_generation):
         report.error(
-            f"metric_for_best_model {train.best_metric} is measured on generated labels and needs "
+            f"metric_for_best_model {metric} is measured on generated labels and needs "
             "eval_with_do_generation: true and eval_labels: true",
             "metric_for_best_model",
             "eval_labels",
         )
+
+
+@rules("eval_dataset_path")
+def _dev_sets_have_names_and_paths(data: DataConfig, report: Report) -> None:
+    try:
+        dev_sets(data)
+    except ValueError as error:
+        report.error(str(error), "eval_dataset_path")
+
+
+@run_rules("metric_for_best_model", "compute_metrics", "eval_dataset_path", "eval_with_do_generation")
+def _best_metric_is_known(data: DataConfig, train: TrainConfig, generation: GenerationConfig, report: Report) -> None:
+    try:
+        has_own = generation.compute_metrics is not None and generation.eval_with_do_generation
+        best_metric(train, dev_set_names(data)).require_known(has_own)
+    except ValueError as error:
+        report.error(str(error), "metric_for_best_model")
+
+
+@rules("early_stopping", "early_stopping_patience", "evaluation_strategy")
+def _early_stopping_needs_evaluations(train: TrainConfig, report: Report) -> None:
+    if train.patience is not None and train.evaluation_strategy == "no":
+        switch = "early_stopping_patience" if train.early_stopping is None else "early_stopping"
+        message = f"{switch} needs evaluation_strategy steps or epoch, not no"
+        report.error(message, switch, "evaluation_strategy")
 
 
 @rules("report_to")
@@ -205,7 +237,7 @@ _SAMPLING = ("top_k", "top_p", "temperature")
 # (idle keys, the key that makes them idle, its values that do, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (
-        ("eval_labels", "save_generation_output", "max_new_tokens", *_SAMPLING),
+        ("eval_labels", "save_generation_output", "compute_metrics", "max_new_tokens", *_SAMPLING),
         "eval_with_do_generation",
         (False,),
         "eval_with_do_generation is false",
@@ -214,6 +246,13 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (("greedy_zero_padding",), "zero_padding", (False,), "zero_padding is false"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("metric_for_best_model", "greater_is_better"), "evaluation_strategy", ("no",), "evaluation_strategy is no"),
+    (
+        ("early_stopping_patience", "early_stopping_threshold"),
+        "early_stopping",
+        (False,),
+        "early_stopping is false",
+    ),
+    (("eval_dataset_path",), "do_eval", (False,), "do_eval is false"),
     (("save_steps",), "save_strategy", ("no", "epoch"), "save_strategy is not steps"),
     (("sequence_parallel",), "tensor_parallel_degree", (-1, 0, 1), "tensor_parallel_degree is off"),
     (
@@ -224,6 +263,12 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     ),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
     (BLOCKWISE_KEYS, "weight_quantize_algo", (None,), "weight_quantize_algo is off"),
+    (
+        ("muon_momentum", "muon_scale"),
+        "optim",
+        ("adamw", "adamw_mini", "adamw_8bit"),
+        "optim is not muon",
+    ),
     (BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),
 )
 
@@ -233,11 +278,12 @@ def _note_idle_keys(
     model: ModelConfig,
     data: DataConfig,
     train: TrainConfig,
+    optim: OptimConfig,
     generation: GenerationConfig,
     parallel: ParallelConfig,
     report: Report,
 ) -> None:
-    written, defaults = _values_by_key(model, data, train, generation, parallel)
+    written, defaults = _values_by_key(model, data, train, optim, generation, parallel)
     noted: set[str] = set()
     for keys, switch, values, reason in _IDLE:
         for key in keys:
@@ -245,6 +291,13 @@ def _note_idle_keys(
             if is_changed and written[switch] in values and (noted | report.invalid_keys).isdisjoint((key, switch)):
                 report.note(f"{key} has no effect: {reason}", key)
                 noted.add(key)
+
+
+@idle_rules()
+def _note_unused_threshold(train: TrainConfig, report: Report) -> None:
+    key = "early_stopping_threshold"
+    if train.patience is None and train.early_stopping is None and report.is_set(key):
+        report.note(f"{key} has no effect: early_stopping is off", key)
 
 
 def _values_by_key(*sections: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -53,6 +53,7 @@ class HRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "HRA"
+    tables: ClassVar[frozenset[str]] = frozenset({"hra_u"})
 
     rank: int = option(
         8,

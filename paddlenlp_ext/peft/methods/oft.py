@@ -48,6 +48,7 @@ class OFTConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "OFT"
+    tables: ClassVar[frozenset[str]] = frozenset({"oft_R"})
 
     block_size: int | None = option(
         None, help="features per rotation block, rounded to a divisor of in_features; unset: 32", minimum=2

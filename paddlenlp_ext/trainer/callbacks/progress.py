@@ -24,7 +24,7 @@ def build_progress(disable_tqdm: bool) -> Callback:
 def describe(entry: dict[str, Any], total_steps: int) -> str:
     """Return one line for a log entry of training or evaluation."""
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
-    if "eval_loss" in entry:
+    if "loss" not in entry:
         return f"{head}: evaluation: {describe_metrics(entry)}"
     return (
         f"{head}: loss {entry['loss']:.4f}, lr {entry['learning_rate']:.3g}, grad norm {entry['grad_norm']:.3f}, "
@@ -37,7 +37,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
     shown = {
         key.removeprefix("eval_"): value
         for key, value in metrics.items()
-        if key.startswith("eval_") and not key.endswith(("_second", "runtime")) and "num_" not in key
+        if key.startswith("eval_") and not key.endswith(("_second", "_runtime", "_num_rows", "_num_learned"))
     }
     return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
@@ -112,7 +112,7 @@ class ProgressBar(Callback):
         self._bar.update(self._task, completed=state.step, numbers=numbers)
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
-        if "eval_loss" in entry and self._bar is not None:
+        if "loss" not in entry and self._bar is not None:
             self._bar.console.print(describe(entry, state.total_steps), highlight=False)
 
     def on_train_end(self, state: TrainerState) -> None:

@@ -97,10 +97,19 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
     return result
 
 
+_EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
+
+
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     """Plot the losses of a log history; an empty history writes no file."""
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
-    evaluations = [(entry["step"], entry["eval_loss"]) for entry in log_history if "eval_loss" in entry]
+    evaluations: dict[str, list[tuple[int, float]]] = {}
+    for entry in log_history:
+        for name, value in entry.items():
+            if name.startswith("eval_") and name.endswith("_loss"):
+                evaluations.setdefault(name.removeprefix("eval").removesuffix("_loss"), []).append(
+                    (entry["step"], value)
+                )
     if not train and not evaluations:
         return
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
@@ -115,9 +124,14 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
         axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="training")
         if len(train) > 2:
             axes.plot(steps, smoothed(losses), color="#08519c", linewidth=1.8, label="training, smoothed")
-    if evaluations:
+    for number, (name, points) in enumerate(evaluations.items()):
         axes.plot(
-            *zip(*evaluations, strict=True), color="#d94801", marker="o", markersize=4, linewidth=1, label="evaluation"
+            *zip(*points, strict=True),
+            color=_EVALUATION_COLORS[number % len(_EVALUATION_COLORS)],
+            marker="o",
+            markersize=4,
+            linewidth=1,
+            label=f"evaluation{name.replace('_', ' ', 1)}",
         )
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per target token)")

@@ -32,7 +32,7 @@ from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics, SavedInputs
 from paddlenlp_ext.trainer.memory.adapters import saved_activations
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
-from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini
+from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 
 _DROPOUT = 1.25
 """fp32 elements that dropout saves per input element: its result, and one byte of mask."""
@@ -336,11 +336,13 @@ def _update_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool)
 
     The optimizers with small state widen a gradient in half precision, and the parameter if it has no fp32 copy.
     """
-    copies = 2 if optim == "adamw_mini" else 0
     sizes = []
-    for parameter in trainable_parameters(model).values():
+    for name, parameter in trainable_parameters(model).items():
         widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
-        sizes.append((copies + widened) * 4.0 * math.prod(parameter.shape))
+        copied = 8.0 * math.prod(parameter.shape) if optim == "adamw_mini" else 0.0
+        if optim == "muon" and muon.is_muon_matrix(model, name, parameter.shape):
+            copied = muon.update_bytes(parameter.shape)
+        sizes.append(copied + widened * 4.0 * math.prod(parameter.shape))
     return max(sizes)
 
 
@@ -363,6 +365,8 @@ def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) 
             total += adamw_mini.moment_bytes(name, parameter.shape, model.config.head_dim)
         elif optim == "adamw_8bit":
             total += adamw_8bit.moment_bytes(parameter.shape)
+        elif optim == "muon":
+            total += muon.moment_bytes(parameter.shape, muon.is_muon_matrix(model, name, parameter.shape))
         else:
             total += 8.0 * math.prod(parameter.shape)
         if master_weight and stored.is_half(parameter):

@@ -49,6 +49,10 @@ CONTRADICTIONS = [
     ({"dataset_name_or_path": None, "do_train": None, "do_eval": True}, "do_eval needs dataset_name_or_path"),
     ({"resume_from_checkpoint": True, "do_train": False, "do_eval": True}, "resume_from_checkpoint needs do_train"),
     ({"refined_recompute": "mlp_ln:5", "recompute": True}, "unknown region 'mlp_ln'"),
+    ({"early_stopping_patience": 3}, "early_stopping_patience needs evaluation_strategy steps or epoch, not no"),
+    ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),
+    ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
+    ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
     ({"report_to": "wandb"}, "report_to: wandb is not available yet"),
 ]
 
@@ -132,6 +136,11 @@ IDLE = [
     ({"evaluation_strategy": "epoch"}, "do_eval is on"),
     ({"save_generation_output": True}, "eval_with_do_generation is false"),
     ({"eval_labels": True}, "eval_with_do_generation is false"),
+    ({"compute_metrics": "a.b"}, "compute_metrics has no effect: eval_with_do_generation is false"),
+    ({"eval_dataset_path": "dev.json"}, "eval_dataset_path has no effect: do_eval is false"),
+    ({"early_stopping": False, "early_stopping_patience": 3}, "early_stopping_patience has no effect"),
+    ({"early_stopping_threshold": 0.1}, "early_stopping_threshold has no effect: early_stopping is off"),
+    ({"muon_momentum": 0.9}, "muon_momentum has no effect: optim is not muon"),
     ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
 ]
 

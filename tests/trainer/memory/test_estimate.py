@@ -71,7 +71,7 @@ def test_estimate_memory_cpu_stores_only_frozen_matrices_in_half():
     assert estimate.optimizer == 8.0 * trained
 
 
-@pytest.mark.parametrize("optim", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw", "adamw_8bit", "muon"])
 @pytest.mark.parametrize("master_weight", [True, False])
 def test_estimate_memory_counts_trained_bf16_matrices_as_stored(tmp_path, optim, master_weight):
     """Compare with the tensors of a model in bfloat16: weights, optimizer state, and gradients."""

@@ -1,17 +1,14 @@
-"""Adam-mini and 8-bit AdamW against formulas in NumPy and against bitsandbytes; half precision and saved state.
+"""Adam-mini and 8-bit AdamW against formulas in NumPy and bitsandbytes; half precision and state of all small states.
 
 tests/trainer/test_resume.py checks that a run resumes with the same bits.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops import adamw_8bit
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
@@ -19,9 +16,18 @@ from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameter
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_mini import num_blocks
 from tests.golden import DATA
+from tests.trainer.optimizers.toy import (
+    BETA1,
+    BETA2,
+    HEAD_DIM,
+    RATE,
+    Toy,
+    adam_step,
+    options,
+    set_random_gradients,
+    values_of,
+)
 
-BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2
-HEAD_DIM = 4
 # (name, shape, elements that share a second moment in Adam-mini)
 PARAMETERS = [
     ("embed_tokens.weight", [11, 6], 6),
@@ -34,55 +40,6 @@ PARAMETERS = [
     ("oft_blocks", [2, 5, 3], 3),
     ("norm.weight", [6], 6),
 ]
-
-
-class Toy(TrainableModel):
-    """Model with the given parameters; those named lora_B have four times the learning rate."""
-
-    def __init__(self, parameters: dict[str, list[int]], dtype: str = "float32", seed: int = 0) -> None:
-        super().__init__()
-        generator = np.random.default_rng(seed)
-        self.config = SimpleNamespace(head_dim=HEAD_DIM)
-        for name, shape in parameters.items():
-            parameter = self.create_parameter(shape, dtype="float32")
-            parameter.set_value(generator.standard_normal(shape).astype("float32"))
-            self.add_parameter(name.replace(".", "/"), parameter)
-        self.to(dtype=dtype)
-
-    def named_parameters(self, *args, **kwargs):
-        return [(name.replace("/", "."), parameter) for name, parameter in super().named_parameters(*args, **kwargs)]
-
-    def learning_rate_scale(self, name: str) -> float:
-        return 4.0 if name.endswith("lora_B") else 1.0
-
-
-def options(optim: str, **changes):
-    values = {
-        "learning_rate": RATE,
-        "weight_decay": DECAY,
-        "adam_beta1": BETA1,
-        "adam_beta2": BETA2,
-        "adam_epsilon": EPSILON,
-    }
-    return SimpleNamespace(optim=optim, **{**values, **changes})
-
-
-def set_random_gradients(model: Toy, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    gradients = {}
-    for name, parameter in trainable_parameters(model).items():
-        gradients[name] = generator.standard_normal(parameter.shape).astype("float32")
-        parameter.grad = paddle.to_tensor(gradients[name]).astype(parameter.dtype)
-    return gradients
-
-
-def values_of(model: Toy) -> dict[str, np.ndarray]:
-    return {name: parameter.astype("float32").numpy().astype("float64") for name, parameter in model.named_parameters()}
-
-
-def adam_step(value, first, second, step, rate, decays=True):
-    """Return AdamW's update for moments that include this step's gradient (arXiv:1711.05101)."""
-    value = value * (1 - rate * DECAY) if decays else value
-    return value - rate * (first / (1 - BETA1**step)) / (np.sqrt(second / (1 - BETA2**step)) + EPSILON)
 
 
 def test_adamw_mini_steps_follow_the_formula():
@@ -194,7 +151,7 @@ def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(mon
     assert state["weight.moment1"].dtype == paddle.uint8 and num_bytes == 17 * (2 * 256 + 2 * 4)
 
 
-@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit", "muon"])
 def test_small_state_optimizer_half_precision_updates_an_fp32_copy(optim: str):
     single, half = Toy({"weight": [64, 65]}), Toy({"weight": [64, 65]}, dtype="bfloat16")
     single.named_parameters()[0][1].set_value(half.named_parameters()[0][1].astype("float32"))
@@ -212,7 +169,7 @@ def test_small_state_optimizer_half_precision_updates_an_fp32_copy(optim: str):
     assert np.array_equal(got.astype("float32").numpy(), want.astype("bfloat16").astype("float32").numpy())
 
 
-@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit", "muon"])
 def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim: str):
     shapes = {"weight": [64, 65], "q_proj.weight": [8, 6], "norm.weight": [6]}
 
@@ -239,7 +196,7 @@ def test_small_state_optimizer_restored_state_continues_with_the_same_bits(optim
         )
 
 
-@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit"])
+@pytest.mark.parametrize("optim", ["adamw_mini", "adamw_8bit", "muon"])
 def test_small_state_optimizer_parameter_without_gradient_is_unchanged(optim: str):
     model = Toy({"weight": [8, 6], "other": [8, 6]})
     optimizer, before = build_optimizer(model, options(optim)), values_of(model)

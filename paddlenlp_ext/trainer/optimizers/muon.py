@@ -1,0 +1,120 @@
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum orthogonalized by Newton-Schulz steps.
+
+For the gradient G of a matrix W [m, n],
+
+    M = momentum M + G
+    O = orthogonalize(G + momentum M)               near U V^T, for the singular value decomposition U S V^T
+    W = (1 - rate decay) W - rate scale(m, n) O
+
+| `muon_scale` | scale(m, n) | learning rate |
+|---|---|---|
+| match_rms_adamw | 0.2 sqrt(max(m, n)) | AdamW's, as updates have its root mean square (arXiv:2502.16982) |
+| original | sqrt(max(1, m / n)) | Muon's own, about 0.02 |
+
+Embeddings, lm_head, vectors and stacks of matrices are updated by AdamW (`is_muon_matrix`). An adapter's factors are
+matrices of their own: Muon orthogonalizes the momentum of LoRA's A and of its B, not that of their product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.adamw_8bit import AdamStep
+from paddlenlp_ext.ops.gradients import sum_of_squares
+from paddlenlp_ext.sharding_spec import Shard
+from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
+
+GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
+"""Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
+
+_NUM_STEPS = 5
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_SMALLEST_NORM = 1e-7
+
+
+def is_muon_matrix(model: TrainableModel, name: str, shape: Sequence[int]) -> bool:
+    """Return whether Muon updates the parameter `name` of the unsharded `shape`; AdamW updates all others."""
+    return len(shape) == 2 and min(shape) > 1 and model.tables.isdisjoint(name.split("."))
+
+
+def moment_bytes(shape: Sequence[int], is_matrix: bool) -> int:
+    """Return the bytes of the moments of a parameter."""
+    return (4 if is_matrix else 8) * math.prod(shape)
+
+
+def update_bytes(shape: Sequence[int]) -> int:
+    """Return the temporary bytes of a matrix's update: three matrices of its shape, and two Gram matrices."""
+    return 4 * (3 * math.prod(shape) + 2 * min(shape) ** 2)
+
+
+def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
+    """Return a matrix with the singular vectors of `matrix_MN` and singular values near 1, between 0.7 and 1.2.
+
+    Five Newton-Schulz steps X = a X + b (X X^T) X + c (X X^T)^2 X from the matrix divided by its Frobenius norm. The
+    coefficients are Jordan's: they raise small singular values quickly, and do not converge to exactly 1.
+    """
+    a, b, c = _COEFFICIENTS
+    is_tall = matrix_MN.shape[0] > matrix_MN.shape[1]
+    x = matrix_MN.t() if is_tall else matrix_MN  # X X^T is then the smaller one of the two Gram matrices
+    x = x / max(math.sqrt(sum_of_squares([matrix_MN])), _SMALLEST_NORM)
+    for _ in range(_NUM_STEPS):
+        gram = paddle.matmul(x, x, transpose_y=True)
+        x = paddle.addmm(x, paddle.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
+    return x.t() if is_tall else x
+
+
+class Muon(SmallStateOptimizer):
+    """Muon with decoupled weight decay for matrices, and AdamW for all other parameters."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        options: OptimConfig,
+        rounding: StochasticRounding | None,
+        matrices: Mapping[str, Shard | None],
+        gather: GatherShards,
+    ) -> None:
+        """Initialize the base class.
+
+        Args:
+            groups: as in the base class.
+            options: `config.optim`.
+            rounding: as in the base class.
+            matrices: Paddle's name of each parameter that Muon updates -> its shard, None if it is not sharded.
+            gather: function that gathers the shards of a tensor.
+        """
+        super().__init__(groups, options, rounding)
+        self._momentum, self._scale = options.muon_momentum, options.muon_scale
+        self._matrices, self._gather = matrices, gather
+
+    def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        names = ("momentum",) if parameter.name in self._matrices else ("moment1", "moment2")
+        return {name: paddle.zeros(parameter.shape, "float32") for name in names}
+
+    def _update_parameter(
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
+    ) -> None:
+        if name not in self._matrices:
+            step.accumulate(state["moment1"], state["moment2"], gradient)
+            value.subtract_(step.quotient(state["moment1"], state["moment2"]).scale_(step.rate))
+            return
+        momentum, shard = state["momentum"], self._matrices[name]
+        momentum.scale_(self._momentum).add_(gradient)
+        direction = gradient + momentum * self._momentum
+        if shard is not None:  # all ranks orthogonalize the full matrix, whose singular vectors no shard has
+            direction = self._gather(direction, shard)
+        update = orthogonalize(direction) * (step.rate * self._scale_of(direction.shape))
+        value.subtract_(update if shard is None else update[shard.index])
+
+    def _scale_of(self, shape: Sequence[int]) -> float:
+        rows, columns = shape
+        if self._scale == "original":
+            return math.sqrt(max(1.0, rows / columns))
+        return 0.2 * math.sqrt(max(rows, columns))

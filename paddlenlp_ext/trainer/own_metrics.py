@@ -1,0 +1,83 @@
+"""Metrics of the user's own: a function that `compute_metrics` names by its dotted path.
+
+    def length(rows):                                  # my_metrics.py
+        return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
+
+    "compute_metrics": "my_metrics.length"        ->   eval_words in the log, metrics.jsonl and eval_results.json
+
+A row is a dict with the texts `src`, `tgt` and `output`, as in generated_output.json.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from numbers import Real
+
+from paddlenlp_ext.config.sections import METRICS
+
+ComputeMetrics = Callable[[list[dict[str, str]]], Mapping[str, float]]
+_NAME = re.compile(r"[\w.-]+")
+_COUNTS = ("num_rows", "num_learned", "runtime", "samples_per_second", "tokens_per_second", "generation_runtime")
+_TAKEN = {*METRICS, *_COUNTS}
+
+
+def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
+    """Import the function that a dotted path names; None for None.
+
+    The module is found on Python's path or in the current folder. Importing it runs its code.
+
+    Raises:
+        ValueError: the module cannot be imported, or has no such function.
+    """
+    if path is None:
+        return None
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not name:
+        raise ValueError(f"compute_metrics: {path!r} is not a dotted path; write module.function")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the user's module may raise anything
+        raise ValueError(
+            f"compute_metrics: {module_name} cannot be imported ({type(error).__name__}: {error}); put "
+            f"{module_name}.py into the current folder or on PYTHONPATH, and check that it runs"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        what = "is not a function" if hasattr(module, name) else "does not exist"
+        raise ValueError(f"compute_metrics: {name} {what} in {module.__file__}; define it there")
+    return function
+
+
+def own_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict[str, float]:
+    """Return the metrics that the function computes of the answered rows.
+
+    Args:
+        function: the user's function; its own errors are not caught.
+        rows: texts by the names src, tgt and output.
+
+    Raises:
+        ValueError: the result is no mapping from new names to numbers.
+    """
+    result = function(rows)
+    if not isinstance(result, Mapping):
+        raise ValueError(f"compute_metrics returned {_kind(result)}; return a dict of names and numbers")
+    for name, value in result.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ValueError(
+                f"compute_metrics returned the name {name!r}; use strings of letters, digits, '_', '-' and '.'"
+            )
+        if name in _TAKEN:
+            raise ValueError(f"compute_metrics returned {name!r}, which is the name of another metric; rename it")
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise ValueError(f"compute_metrics returned {_kind(value)} for {name!r}; return a number")
+    return {name: float(value) for name, value in result.items()}
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a value of type {type(value).__name__}"
