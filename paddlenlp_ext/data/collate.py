@@ -48,6 +48,9 @@ class PackedBatch:
             more document.
         row_indices: dataset rows of the batch, in order.
         num_tokens: positions that hold a token of the data; B x S minus padding.
+        document_parents: for each document of a batch row, the index in that row of the document that it continues
+            and whose positions it attends to as well; None: it continues no document. None in place of all rows: no
+            document of the batch continues another.
     """
 
     input_ids: np.ndarray
@@ -56,6 +59,7 @@ class PackedBatch:
     document_lengths: tuple[tuple[int, ...], ...]
     row_indices: tuple[int, ...]
     num_tokens: int
+    document_parents: tuple[tuple[int | None, ...], ...] | None = None
 
     @property
     def num_positions(self) -> int:
@@ -73,7 +77,7 @@ class PackedBatch:
 
         As in generation, the prompt ends with the position that predicts the first token of the answer.
         """
-        return prompt_lengths_of(self.labels, self.document_lengths)
+        return prompt_lengths_of(self.labels, self.document_lengths, self.document_parents)
 
 
 def collate(

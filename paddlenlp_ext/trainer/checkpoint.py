@@ -2,7 +2,7 @@
 
 checkpoint-100/
     model.safetensors or adapter_model.safetensors, their config, tokenizer files
-    training_state.*      optimizer state, and the training state of the adapter method
+    training_state.*      optimizer state, and the training state of the adapter method and of the objective
     trainer_state.json    progress
     run_config.json       flat configuration
 """
@@ -18,6 +18,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.trainer.objective import Objective
 from paddlenlp_ext.trainer.optimizer import updated_parameters
 from paddlenlp_ext.trainer.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
@@ -25,7 +26,8 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
-_HOOKS = "hooks/"  # prefix of the names of the model's training state
+# Prefixes of the names of the model's and of the objective's training state.
+_HOOKS, _OBJECTIVE = "hooks/", "objective/"
 # Prefix of the names of the model's tensors while they are gathered; removed before they are written.
 _WEIGHTS = "weights/"
 
@@ -35,6 +37,7 @@ def save_checkpoint(
     model: TrainableModel,
     tokenizer: Any,
     optimizer: Optimizer,
+    objective: Objective,
     state: TrainerState,
     config: RunConfig,
     process_group: ProcessGroup,
@@ -43,6 +46,7 @@ def save_checkpoint(
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
     tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.training_state().items()}
+    tensors |= {f"{_OBJECTIVE}{name}": tensor for name, tensor in objective.training_state().items()}
 
     def write(full: Mapping[str, Any]) -> None:
         weights = _weights_of(full)
@@ -81,15 +85,23 @@ def read_state(folder: Path) -> TrainerState:
     return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
 
 
-def restore_checkpoint(folder: Path, model: TrainableModel, optimizer: Optimizer, process_group: ProcessGroup) -> None:
-    """Restore weights, optimizer state and the model's training state bit for bit, from any parallel layout.
+def restore_checkpoint(
+    folder: Path, model: TrainableModel, optimizer: Optimizer, objective: Objective, process_group: ProcessGroup
+) -> None:
+    """Restore weights, optimizer state and the training state of the model and the objective bit for bit.
+
+    The parallel layout may differ from that of the checkpoint's run.
 
     Raises:
-        ValueError: the checkpoint's weights or optimizer state belong to another model.
+        ValueError: the checkpoint's weights, optimizer state or objective are those of another run.
     """
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)
     saved = tensors.mapped()
-    hooks = {name.removeprefix(_HOOKS): np.array(saved.pop(name)) for name in list(saved) if name.startswith(_HOOKS)}
+    hooks, objective_state = (
+        {name.removeprefix(prefix): np.array(saved.pop(name)) for name in list(saved) if name.startswith(prefix)}
+        for prefix in (_HOOKS, _OBJECTIVE)
+    )
     restore_optimizer_state(optimizer, updated_parameters(model), saved, process_group.union)
     model.restore_training_state(hooks)
+    objective.restore_training_state(objective_state)

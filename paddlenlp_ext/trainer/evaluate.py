@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.config.dev_sets import best_metric
@@ -24,6 +25,7 @@ from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.label_metrics import label_report
+from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, own_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.text_metrics import text_metrics
@@ -96,8 +98,9 @@ def evaluate_loss(
     process_group: ProcessGroup | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     forward_backward: ForwardBackward | None = None,
+    objective: Objective | None = None,
 ) -> dict[str, float]:
-    """Compute loss, accuracy and perplexity of the model on dataset rows.
+    """Compute the loss of the model on dataset rows, and the metrics of the objective.
 
     The replicas divide the batches among themselves, and all return the same result.
 
@@ -110,54 +113,59 @@ def evaluate_loss(
         process_group: processes of the run; None: a single process.
         autocast: returns the mixed-precision context of a forward pass.
         forward_backward: schedule of the forward passes; None: sequential.
+        objective: objective of the run; None: cross entropy.
 
     Returns:
         | key | value |
         |---|---|
-        | eval_loss | mean over the target tokens |
+        | eval_loss | mean over the target tokens, or over the pairs |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
+        | eval_rewards/chosen, ... | metrics of preferences, instead of the two above (preference/metrics.py) |
         | eval_num_rows, eval_num_learned | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
     Raises:
-        ValueError: the rows have no target token.
+        ValueError: the rows have no unit of the loss.
     """
     batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
         batches = batches[:max_batches]
     process_group = process_group or SingleProcess()
     forward_backward = forward_backward or SequentialSchedule(model)
+    objective = objective or CrossEntropy()
     started = time.perf_counter()
-    losses: list[float] = []
-    num_correct = num_target_tokens = num_rows = num_tokens = 0
+    losses, local_sums = [0.0], np.zeros(objective.num_sums)
+    num_units = num_target_tokens = num_rows = num_tokens = 0
     with evaluation_mode(model):
         local = batches[process_group.index :: process_group.size]
         num_passes = math.ceil(len(batches) / process_group.size) if process_group.forward_is_collective else len(local)
         for number in range(num_passes):
             batch = collate_rows(local[number] if number < len(local) else batches[0])
             with autocast():
-                loss, correct = forward_backward.evaluate(batch)
+                measured = forward_backward.forward(objective.prepare([batch]), objective.measure)[0]
             if number >= len(local):
                 break  # dummy batch, so that all ranks issue the same ZeRO-3 collectives
-            losses.append(loss)
-            num_correct += correct
+            if measured is not None:
+                losses.append(float(measured[0]))
+                local_sums += measured[1]
+            num_units += objective.num_units(batch)
             num_target_tokens += batch.num_target_tokens
             num_tokens += batch.num_tokens
             num_rows += len(batch.row_indices)
     process_group.barrier()
     # Release gathered parameters: their owners may update them before the next forward pass.
     process_group.after_micro_batch()
-    measured = process_group.sum_stages([math.fsum(losses), num_correct])
-    total, *counts = process_group.sum_numbers([*measured, num_target_tokens, num_tokens, num_rows])
-    num_correct, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
-    if num_target_tokens == 0:
-        raise ValueError("the eval rows have no target token; add rows with answers to dev.json")
-    mean, seconds = total / num_target_tokens, time.perf_counter() - started
+    total, *sums = process_group.sum_numbers(process_group.sum_stages([math.fsum(losses), *local_sums.tolist()]))
+    counts = process_group.sum_numbers([num_units, num_target_tokens, num_tokens, num_rows])
+    num_units, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
+    if num_units == 0:
+        raise ValueError(f"the eval rows have no {objective.unit}; add rows with answers to dev.json")
+    mean, seconds = total / num_units, time.perf_counter() - started
+    metrics = objective.eval_metrics(mean, np.array(sums), num_units)
     return {
         "eval_loss": mean,
-        "eval_accuracy": num_correct / num_target_tokens,
-        "eval_perplexity": math.exp(mean) if mean < 700 else math.inf,
+        **{f"eval_{name}": value for name, value in metrics.items()},
         "eval_num_rows": num_rows,
         "eval_num_learned": num_target_tokens,
         "eval_runtime": seconds,

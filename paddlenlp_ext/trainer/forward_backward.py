@@ -10,12 +10,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.data.collate import PackedBatch
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
+from paddlenlp_ext.trainer.objective import CrossEntropy
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,14 @@ class ScaledBatch:
     context: Callable[[], AbstractContextManager[Any]]
 
 
-def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
+Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
+"""Function from the model, hidden states [B, S, D] and their batch to the loss and sums of metrics; see `Objective`."""
+
+
+def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy summed over the target tokens of a batch, and the number of correct predictions."""
-    return loss_of_hidden(model, hidden_states(model, batch), batch)
+    loss, sums = CrossEntropy().measure(model, hidden_states(model, batch), batch)
+    return loss, int(sums[0])
 
 
 def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
@@ -44,38 +50,35 @@ def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
         paddle.to_tensor(batch.input_ids),
         position_ids=paddle.to_tensor(batch.position_ids),
         document_lengths=batch.document_lengths,
+        document_parents=batch.document_parents,
         **({"prompt_lengths": batch.prompt_lengths} if model.reads_prompts else {}),
     )
-
-
-def loss_of_hidden(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch) -> tuple[paddle.Tensor, Any]:
-    """Return the result of `loss_sum`, given the hidden states.
-
-    The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
-    """
-    hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
-    labels_T = paddle.to_tensor(batch.labels).reshape([-1])
-    cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
-    return cross_entropy(hidden_TD, model.head_weight(), labels_T)
 
 
 class ForwardBackward(Protocol):
     """Schedule of the micro-batches of one process."""
 
-    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
+    def run(
+        self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
+    ) -> tuple[paddle.Tensor, np.ndarray | float]:
         """Accumulate the gradients of the micro-batches.
 
         Args:
             micro_batches: the micro-batches, with their scales.
+            measure: the objective's loss.
             after_micro_batch: called after the forward and backward pass of a micro-batch.
 
         Returns:
-            The sum of the unscaled losses that this process computed; 0 on a pipeline stage without lm_head.
+            The sums of the unscaled losses and of the metrics that this process computed; both are 0 on a pipeline
+            stage without lm_head.
         """
         ...
 
-    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return the loss sum and the number of correct predictions of a batch, both 0 if another process has them."""
+    def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
+        """Return function(model, hidden states, batch) of each batch, without gradients.
+
+        The results are None on a pipeline stage without lm_head, which continues with other work in the meantime.
+        """
         ...
 
 
@@ -85,22 +88,25 @@ class SequentialSchedule:
     def __init__(self, model: TrainableModel) -> None:
         self.model = model
 
-    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
+    def run(
+        self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
+    ) -> tuple[paddle.Tensor, np.ndarray | float]:
         """Accumulate the gradients of the micro-batches; see `ForwardBackward.run`."""
-        total = paddle.zeros([], "float32")
+        total, total_sums = paddle.zeros([], "float32"), 0.0
         for micro_batch in micro_batches:
             with micro_batch.context():
-                loss, _ = loss_sum(self.model, micro_batch.batch)
+                loss, sums = measure(self.model, hidden_states(self.model, micro_batch.batch), micro_batch.batch)
             (loss * micro_batch.scale).backward()
             after_micro_batch()
             if micro_batch.scale:
                 total += loss.detach()
-        return total
+                total_sums = total_sums + sums
+        return total, total_sums
 
-    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return the loss sum and the number of correct predictions of a batch."""
-        loss, num_correct = loss_sum(self.model, batch)
-        return float(loss), int(num_correct)
+    @paddle.no_grad()
+    def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
+        """Return function(model, hidden states, batch) of each batch, without gradients."""
+        return [function(self.model, hidden_states(self.model, batch), batch) for batch in batches]
 
 
 class PipelineSchedule:
@@ -114,41 +120,40 @@ class PipelineSchedule:
     def __init__(self, model: TrainableModel, pipeline: Pipeline) -> None:
         self.model, self.pipeline = model, pipeline
 
-    def run(self, micro_batches: Sequence[ScaledBatch], after_micro_batch: Callable[[], None]) -> paddle.Tensor:
+    def run(
+        self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
+    ) -> tuple[paddle.Tensor, np.ndarray | float]:
         """Accumulate the gradients of the micro-batches; `after_micro_batch` is called once, after all of them."""
-        total = paddle.zeros([], "float32")
+        total, total_sums = paddle.zeros([], "float32"), 0.0
 
         def forward(number: int, is_last_chunk: bool) -> paddle.Tensor | None:
-            nonlocal total
+            nonlocal total, total_sums
             micro_batch = micro_batches[number]
             with micro_batch.context():
                 hidden_BSD = hidden_states(self.model, micro_batch.batch)
                 if not is_last_chunk:
                     return None
-                loss, _ = loss_of_hidden(self.model, hidden_BSD, micro_batch.batch)
-            total = total + loss.detach()
+                loss, sums = measure(self.model, hidden_BSD, micro_batch.batch)
+            if micro_batch.scale:
+                total, total_sums = total + loss.detach(), total_sums + sums
             return loss * micro_batch.scale
 
         self.pipeline.run(self._shapes([micro_batch.batch for micro_batch in micro_batches]), forward, training=True)
         after_micro_batch()
-        return total
+        return total, total_sums
 
-    def evaluate(self, batch: PackedBatch) -> tuple[float, int]:
-        """Return the loss sum and the number of correct predictions; both are 0 on all stages but the last.
-
-        Earlier stages continue with the next batch in the meantime.
-        """
-        measured = (0.0, 0)
+    @paddle.no_grad()
+    def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
+        """Return function(model, hidden states, batch) of each batch on the last stage, and None on the others."""
+        results: list[Any] = [None] * len(batches)
 
         def forward(number: int, is_last_chunk: bool) -> None:
-            nonlocal measured
-            hidden_BSD = hidden_states(self.model, batch)
+            hidden_BSD = hidden_states(self.model, batches[number])
             if is_last_chunk:
-                loss, num_correct = loss_of_hidden(self.model, hidden_BSD, batch)
-                measured = (float(loss), int(num_correct))
+                results[number] = function(self.model, hidden_BSD, batches[number])
 
-        self.pipeline.run(self._shapes([batch]), forward, training=False)
-        return measured
+        self.pipeline.run(self._shapes(batches), forward, training=False)
+        return results
 
     def _shapes(self, batches: Sequence[PackedBatch]) -> list[list[int]]:
         return [self.model.hidden_states_shape(*batch.input_ids.shape) for batch in batches]

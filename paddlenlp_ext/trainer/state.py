@@ -17,13 +17,14 @@ class StepReport:
     """Measurements of one optimizer step.
 
     Attributes:
-        loss: mean over the target tokens of the global batch.
+        loss: mean over the target tokens of the global batch, or over its pairs.
         grad_norm: norm of all gradients together, before clipping.
         learning_rate: learning rate of the step.
         num_tokens: tokens of the global batch without padding.
         num_target_tokens: tokens of the global batch that the loss counts.
         num_rows: dataset rows of the global batch.
         seconds: wall-clock time from collation to the update of the parameters.
+        metrics: metrics of the objective beside its loss.
     """
 
     loss: float
@@ -33,11 +34,15 @@ class StepReport:
     num_target_tokens: int
     num_rows: int
     seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Interval:
-    """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step."""
+    """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step.
+
+    `metrics` has the sum and the number of the values of each metric: not every step has all of them.
+    """
 
     num_steps: int = 0
     loss: float = 0.0
@@ -45,6 +50,7 @@ class Interval:
     num_tokens: int = 0
     num_target_tokens: int = 0
     seconds: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, report: StepReport) -> None:
         """Add one optimizer step."""
@@ -54,6 +60,9 @@ class Interval:
         self.num_tokens += report.num_tokens
         self.num_target_tokens += report.num_target_tokens
         self.seconds += report.seconds
+        for name, value in report.metrics.items():
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = [total + value, count + 1]
 
 
 @dataclass
@@ -127,6 +136,7 @@ class TrainerState:
             "loss": interval.loss / interval.num_steps,
             "learning_rate": learning_rate,
             "grad_norm": interval.grad_norm,
+            **{name: total / count for name, (total, count) in interval.metrics.items()},
             "tokens_per_second": interval.num_tokens / seconds,
             "learned_tokens_per_second": interval.num_target_tokens / seconds,
             "num_tokens": self.num_tokens,

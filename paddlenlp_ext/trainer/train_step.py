@@ -1,8 +1,8 @@
 """One optimizer step: forward and backward of a global batch, gradient reduction, clipping, update.
 
-The loss of a step is the sum over the target tokens of the global batch (all micro-batches of all ranks) divided by
-their number. The loss sum of each micro-batch is divided by this number before its backward pass, so gradients are
-summed, never averaged, and the update does not depend on how the global batch is split.
+The loss of a step is the sum over the units (target tokens, say) of the global batch (all micro-batches of all ranks)
+divided by their number. The loss sum of each micro-batch is divided by this number before its backward pass, so
+gradients are summed, never averaged, and the update does not depend on how the global batch is split.
 
 Random numbers are a function of the position in the run, so a resumed run draws the same ones without saving any
 generator state.
@@ -14,10 +14,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.config.sections import PrecisionConfig
@@ -27,6 +28,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import Optimizer
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
@@ -73,10 +75,12 @@ class OptimizerStep:
         process_group: ProcessGroup,
         options: StepOptions,
         forward_backward: ForwardBackward | None = None,
+        objective: Objective | None = None,
     ) -> None:
         self.model, self.optimizer = model, optimizer
         self.collate_rows, self.process_group, self.options = collate_rows, process_group, options
         self.forward_backward = forward_backward or SequentialSchedule(model)
+        self.objective = objective or CrossEntropy()
         self.parameters = list(trainable_parameters(model).values())
         model.plan_steps(options.total_steps)
 
@@ -90,31 +94,38 @@ class OptimizerStep:
 
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
-            ValueError: the global batch has no target token.
+            ValueError: the global batch has no unit of the loss.
         """
         started = time.perf_counter()
-        # All local micro-batches are collated first: their losses are divided by the global number of target tokens.
+        # All local micro-batches are collated first: their losses are divided by the global number of units.
         micro_batches = self._collate_local(step_batch)
-        num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
-        if num_target_tokens == 0:
-            raise ValueError(f"optimizer step {step + 1} has no target token: every label of its batch is masked")
+        num_units, num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
+        if num_units == 0:
+            raise ValueError(
+                f"optimizer step {step + 1} has no {self.objective.unit}: every label of its batch is masked"
+            )
 
-        local_loss = self._run_micro_batches(micro_batches, step_batch, step, num_target_tokens)
+        local_loss, local_sums = self._run_micro_batches(micro_batches, step_batch, step, num_units)
         # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
         # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
         # Only the last pipeline stage computes the loss, each stage a part of the auxiliary loss: sum over the stages.
-        replica_loss, auxiliary = self.process_group.sum_stages([local_loss, self._backward_auxiliary()])
+        replica_loss, auxiliary, *sums = self.process_group.sum_stages(
+            [local_loss, self._backward_auxiliary(), *local_sums]
+        )
         # Over the replicas (data-parallel and sharding ranks): sum all gradients and the loss.
         self.process_group.sum_gradients(self.parameters)
-        loss = self.process_group.sum_numbers([replica_loss])[0] / num_target_tokens + auxiliary
+        total, *sums = self.process_group.sum_numbers([replica_loss, *sums])
+        loss = total / num_units + auxiliary
 
         grad_norm = self._clip(loss)
         self._update(step, learning_rate)
         self.model.after_step(step + 1, self.options.total_steps, learning_rate)
+        self.objective.after_step(step + 1)
         self._clear_gradients()
         seconds = time.perf_counter() - started
-        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds)
+        metrics = self.objective.step_metrics(np.array(sums))
+        return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds, metrics)
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
         """Let an adapter method read gradients of the first batches before a new run; the gradients are then dropped.
@@ -126,8 +137,8 @@ class OptimizerStep:
 
         def run_batch() -> None:
             number, batch = next(batches)
-            scale = 1.0 / max(1, batch.num_target_tokens)
-            self.forward_backward.run([self._scaled(batch, scale, 0, number)], lambda: None)
+            scale = 1.0 / max(1, self.objective.num_units(batch))
+            self._accumulate([self._scaled(batch, scale, 0, number)], lambda: None)
 
         with self.process_group.gathered_parameters():
             self.model.before_training(run_batch)
@@ -139,35 +150,45 @@ class OptimizerStep:
         local = step_batch.local_micro_batches(self.process_group.index, self.process_group.size)
         return {index: self.collate_rows(packs) for index, packs in local.items()}
 
-    def _count_global(self, batches: Collection[PackedBatch]) -> tuple[int, int, int]:
-        """Return target tokens, tokens and rows of the global batch, summed over the replicas."""
+    def _count_global(self, batches: Collection[PackedBatch]) -> tuple[int, int, int, int]:
+        """Return units, target tokens, tokens and rows of the global batch, summed over the replicas."""
         local = [
+            sum(self.objective.num_units(batch) for batch in batches),
             sum(batch.num_target_tokens for batch in batches),
             sum(batch.num_tokens for batch in batches),
             sum(len(batch.row_indices) for batch in batches),
         ]
-        targets, tokens, rows = self.process_group.sum_numbers([float(count) for count in local])
-        return int(targets), int(tokens), int(rows)
+        units, targets, tokens, rows = self.process_group.sum_numbers([float(count) for count in local])
+        return int(units), int(targets), int(tokens), int(rows)
 
     def _run_micro_batches(
-        self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, num_target_tokens: int
-    ) -> float:
-        """Accumulate the gradients of the local micro-batches; return the sum of their losses on this process.
+        self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, num_units: int
+    ) -> tuple[float, list[float]]:
+        """Accumulate the gradients of the local micro-batches; return the sums of loss and metrics on this process.
 
         With ZeRO-3 every forward and backward pass gathers parameters, so all ranks must run equally many. A rank with
         fewer micro-batches runs a dummy micro-batch of scale 0: the collectives match, and its gradients do not count.
         """
-        scale = 1.0 / num_target_tokens
+        scale = 1.0 / num_units
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
         num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
         if self.process_group.forward_is_collective and num_missing:
             dummy = self.collate_rows(step_batch.micro_batches[0])
             scaled.append(self._scaled(dummy, 0.0, step, 0))
             num_missing = 0
-        loss = self.forward_backward.run(scaled, self.process_group.after_micro_batch)
+        result = self._accumulate(scaled, self.process_group.after_micro_batch)
         for _ in range(num_missing):  # without a forward pass, the gradient reduction after it is still collective
             self.process_group.after_micro_batch()
-        return float(loss)
+        return result
+
+    def _accumulate(
+        self, scaled: list[ScaledBatch], after_micro_batch: Callable[[], None]
+    ) -> tuple[float, list[float]]:
+        """Run forward and backward passes; return the sums of loss and metrics on this process."""
+        batches = self.objective.prepare([micro_batch.batch for micro_batch in scaled])
+        scaled = [replace(one, batch=batch) for one, batch in zip(scaled, batches, strict=True)]
+        loss, sums = self.forward_backward.run(scaled, self.objective.measure, after_micro_batch)
+        return float(loss), (np.zeros(self.objective.num_sums) + sums).tolist()
 
     def _scaled(self, batch: PackedBatch, scale: float, step: int, micro_batch: int) -> ScaledBatch:
         """Return a micro-batch with its loss scale and the context of its forward pass."""
@@ -176,10 +197,13 @@ class OptimizerStep:
     @contextmanager
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
         """Run the block, a forward pass, with the micro-batch's random seed, number format and noise."""
-        noise = self.options.noise
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
-        with self.options.autocast(), nullcontext() if noise is None else noise.documents(batch.document_lengths):
+        with self.options.autocast(), self._noise_of(batch):
             yield
+
+    def _noise_of(self, batch: PackedBatch) -> AbstractContextManager[None]:
+        noise = self.options.noise
+        return nullcontext() if noise is None else noise.documents(batch.document_lengths, batch.document_parents)
 
     def _backward_auxiliary(self) -> float:
         """Add the gradients of the adapter's auxiliary loss; return the part of the loss on this stage.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.validation import check_trainer_config
-from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -23,6 +22,7 @@ from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generatio
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, offload_state
 from paddlenlp_ext.trainer.output_dir import (
     check_output_dir,
@@ -65,6 +65,7 @@ class Trainer:
         callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: sequential.
+        objective: loss and metrics of the run; None: cross entropy of the target tokens.
 
     Attributes:
         state: progress of the run.
@@ -85,6 +86,7 @@ class Trainer:
         callbacks: Iterable[Callback] = (),
         process_group: ProcessGroup | None = None,
         forward_backward: ForwardBackward | None = None,
+        objective: Objective | None = None,
     ) -> None:
         check_trainer_config(config)
         self.model, self.config, self.tokenizer = model, config, tokenizer
@@ -94,6 +96,7 @@ class Trainer:
         self._own_metrics = compute_metrics or load_compute_metrics(config.generation.compute_metrics)
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
+        self.objective = objective or CrossEntropy(config)
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
@@ -102,9 +105,8 @@ class Trainer:
         self.best = BestMetricTracker(config.train, tuple(self.dev_sets) or ("",), self._own_metrics is not None)
         self._extra_callbacks = list(callbacks)
         self._autocast = partial(autocast, config.precision)
-        pad_token_id = getattr(tokenizer, "pad_token_id", None) or 0
-        vocab_size = model.config.vocab_size
-        self._collate = partial(build_collate, data=config.data, pad_token_id=pad_token_id, vocab_size=vocab_size)
+        pad, vocab_size = getattr(tokenizer, "pad_token_id", None) or 0, model.config.vocab_size
+        self._collate = cache(partial(self.objective.build_collate, pad_token_id=pad, vocab_size=vocab_size))
         if not self.dev_sets and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs eval rows; set do_eval: true and provide a dev split")
 
@@ -205,14 +207,15 @@ class Trainer:
             rounding=rounding,
             autocast=self._autocast,
         )
-        collate_rows = self._collate(rows)
+        collate_rows, *_ = map(self._collate, (rows, *self.dev_sets.values()))
         step = OptimizerStep(
-            self.model, self.optimizer, collate_rows, self.process_group, options, self.forward_backward
+            self.model, self.optimizer, collate_rows, self.process_group, options, self.forward_backward, self.objective
         )
-        if checkpoint is not None:
-            restore_checkpoint(checkpoint, self.model, self.optimizer, self.process_group)
-        else:
+        if checkpoint is None:
             step.prepare_adapter(order.step_batches())
+        self.objective.begin()
+        if checkpoint is not None:
+            restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
         reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
         return order, step
@@ -260,12 +263,11 @@ class Trainer:
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
             if self._stops_early():
                 return
+            rate = self.schedule(state.step)
             try:
-                report = step.run(step_batch, state.step, self.schedule(state.step))
+                report = step.run(step_batch, state.step, rate)
             except NonFiniteError as error:
-                raise describe_non_finite_step(
-                    error, step_batch, self.train_rows, state.step, self.schedule(state.step)
-                ) from error
+                raise describe_non_finite_step(error, step_batch, self.train_rows, state.step, rate) from error
             state.add(report)
             state.move_to(step_batch)
             self.callbacks.on_step_end(state, report)
@@ -341,6 +343,7 @@ class Trainer:
             process_group=self.process_group,
             autocast=self._autocast,
             forward_backward=self.forward_backward,
+            objective=self.objective,
         )
         if generation.eval_with_do_generation:
             is_main, suffix = self.process_group.is_main, f"_{name}" if name else ""
@@ -387,7 +390,9 @@ class Trainer:
         if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
         folder = checkpoint_folder(self.output_dir, state.step)
-        save_checkpoint(folder, self.model, self.tokenizer, self.optimizer, state, self.config, self.process_group)
+        save_checkpoint(
+            folder, self.model, self.tokenizer, self.optimizer, self.objective, state, self.config, self.process_group
+        )
         if self.process_group.is_main:
             prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
         self._last_saved = (state.step, state.evaluation_due)

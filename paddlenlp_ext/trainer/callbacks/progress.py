@@ -13,6 +13,7 @@ from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
+_SHOWN = ("rewards/margins", "rewards/accuracies")  # metrics of training that a log line has
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 
@@ -26,9 +27,11 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
     if "loss" not in entry:
         return f"{head}: evaluation: {describe_metrics(entry)}"
+    rewards = "".join(f", {name} {entry[name]:.3f}" for name in _SHOWN if name in entry)
     return (
-        f"{head}: loss {entry['loss']:.4f}, lr {entry['learning_rate']:.3g}, grad norm {entry['grad_norm']:.3f}, "
-        f"{entry['tokens_per_second']:,.0f} tokens/s ({entry['learned_tokens_per_second']:,.0f} target)"
+        f"{head}: loss {entry['loss']:.4f}{rewards}, lr {entry['learning_rate']:.3g}, "
+        f"grad norm {entry['grad_norm']:.3f}, {entry['tokens_per_second']:,.0f} tokens/s "
+        f"({entry['learned_tokens_per_second']:,.0f} target)"
     )
 
 

@@ -134,7 +134,8 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
             label=f"evaluation{name.replace('_', ' ', 1)}",
         )
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per target token)")
+    is_per_token = not any("rewards/chosen" in entry for entry in log_history)
+    axes.set_ylabel("loss (nats per target token)" if is_per_token else "loss")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
