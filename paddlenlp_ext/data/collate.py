@@ -27,6 +27,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
+
+RowT = TypeVar("RowT", bound=EncodedRow)
 
 
 @dataclass(frozen=True)
@@ -100,47 +103,68 @@ def collate(
         ValueError: a pack has more positions than `pad_to_length`.
     """
     assert packs and all(packs), "a micro-batch and each of its packs hold at least one row"
-    if pad_to_length is None:
-        batch_rows = [[row for pack in packs for row in pack]]
-        num_positions = sum(row.length for row in batch_rows[0])
-    else:
-        batch_rows = [list(pack) for pack in packs]
-        num_positions = pad_to_length
+    batch_rows = batch_rows_of(packs, pad_to_length)
+    num_positions = pad_to_length or sum(row.length for row in batch_rows[0])
     if pad_to_multiple_of is not None:
         num_positions = -(-num_positions // pad_to_multiple_of) * pad_to_multiple_of
     return _fill(batch_rows, num_positions, pad_token_id)
 
 
-def _fill(batch_rows: list[list[EncodedRow]], num_positions: int, pad_token_id: int) -> PackedBatch:
+def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) -> list[list[RowT]]:
+    """Return the rows of each batch row: of one pack if packs are padded to a length, else of all packs."""
+    if pad_to_length is None:
+        return [list(itertools.chain.from_iterable(packs))]
+    return [list(pack) for pack in packs]
+
+
+def _fill(batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_token_id: int) -> PackedBatch:
     shape = (len(batch_rows), num_positions)
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
     position_ids = np.zeros(shape, dtype=np.int64)
     all_lengths: list[tuple[int, ...]] = []
+    all_parents: list[tuple[int | None, ...]] = []
     num_tokens = 0
     for batch_index, rows in enumerate(batch_rows):
-        lengths = [row.length for row in rows]
-        used = sum(lengths)
+        used = sum(row.length for row in rows)
         if used > num_positions:
             named = ", ".join(str(row.row_index) for row in rows)
             raise ValueError(
                 f"rows {named} take {used} positions, more than the {num_positions} to pad to; lower max_length"
             )
+        lengths: list[int] = []
+        parents: list[int | None] = []
         start = 0
         for row in rows:
             assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens, none to predict"
-            end = start + row.length
-            input_ids[batch_index, start:end] = row.tokens[:-1]
-            labels[batch_index, start:end] = np.where(row.loss_mask[1:], row.tokens[1:], IGNORED_LABEL)
-            position_ids[batch_index, start:end] = np.arange(row.length)
-            start = end
+            first = len(lengths)
+            for document in row.documents:
+                end = start + len(document.input_ids)
+                input_ids[batch_index, start:end] = document.input_ids
+                labels[batch_index, start:end] = document.labels
+                position_ids[batch_index, start:end] = document.first_position + np.arange(end - start)
+                lengths.append(end - start)
+                parents.append(None if document.parent is None else first + document.parent)
+                start = end
+        assert start == used, f"the documents of the rows take {start} positions, their lengths sum to {used}"
         if used < num_positions:
             position_ids[batch_index, used:] = np.arange(num_positions - used)
             lengths.append(num_positions - used)
+            parents.append(None)
         all_lengths.append(tuple(lengths))
+        all_parents.append(tuple(parents))
         num_tokens += used
     row_indices = tuple(row.row_index for rows in batch_rows for row in rows)
-    return PackedBatch(input_ids, labels, position_ids, tuple(all_lengths), row_indices, num_tokens)
+    continues = any(parent is not None for parents in all_parents for parent in parents)
+    return PackedBatch(
+        input_ids,
+        labels,
+        position_ids,
+        tuple(all_lengths),
+        row_indices,
+        num_tokens,
+        tuple(all_parents) if continues else None,
+    )
 
 
 Collate = Callable[[Sequence[Sequence[int]]], PackedBatch]
@@ -161,9 +185,7 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
 
     def collate_rows(micro_batch: Sequence[Sequence[int]]) -> PackedBatch:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
-        for row in itertools.chain.from_iterable(packs):
-            if (largest := int(row.tokens.max())) >= vocab_size:
-                raise ValueError(_token_out_of_vocab(rows, row.row_index, largest, vocab_size))
+        check_tokens(rows, packs, vocab_size)
         return collate(
             packs,
             pad_to_multiple_of=data.pad_to_multiple_of,
@@ -174,9 +196,16 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
     return collate_rows
 
 
-def _token_out_of_vocab(rows: TokenizedDataset, index: int, token: int, vocab_size: int) -> str:
-    file, line = rows.source(index)
-    return (
-        f"{file}:{line}: row {index} has the token id {token}, but the model's vocabulary has {vocab_size} tokens; use "
-        "the tokenizer of the model, or add the tokens to the model's embedding"
-    )
+def check_tokens(rows: TokenizedDataset, packs: Sequence[Sequence[EncodedRow]], vocab_size: int) -> None:
+    """Check that the model's vocabulary has all tokens of a micro-batch.
+
+    Raises:
+        ValueError: it lacks a token; the message names the row's file and line.
+    """
+    for row in itertools.chain.from_iterable(packs):
+        if (largest := int(row.tokens.max())) >= vocab_size:
+            file, line = rows.source(row.row_index)
+            raise ValueError(
+                f"{file}:{line}: row {row.row_index} has the token id {largest}, but the model's vocabulary has "
+                f"{vocab_size} tokens; use the tokenizer of the model, or add the tokens to the model's embedding"
+            )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.utils.json_reader import Location
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 _STORED_KEYS = {
     "num_untruncated": "num_kept",
@@ -68,6 +69,26 @@ class Conversation:
 
 
 @dataclass(frozen=True)
+class Document:
+    """Positions that a row occupies next to each other in a batch.
+
+    Attributes:
+        input_ids: int [T].
+        labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
+        first_position: position id of the first token; the others follow without a gap.
+        parent: index, among the documents of the row, of the document that this one continues: its tokens are visible
+            too, as if they preceded this document. None: no other document is visible.
+        answer: index, among the answers of the row, of the answer that the labels belong to; -1: none.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    first_position: int = 0
+    parent: int | None = None
+    answer: int = -1
+
+
+@dataclass(frozen=True)
 class EncodedRow:
     """Tokenized row.
 
@@ -85,6 +106,12 @@ class EncodedRow:
     def length(self) -> int:
         """Number of positions that the row takes in a batch: one less than its tokens."""
         return len(self.tokens) - 1
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """Documents of the row, in the order of their positions."""
+        labels = np.where(self.loss_mask[1:], self.tokens[1:], IGNORED_LABEL)
+        return (Document(self.tokens[:-1], labels),)
 
 
 class InvalidRowError(ValueError):

@@ -1,0 +1,1 @@
+"""Preference data: rows with answers that are compared or rated, and their batches."""

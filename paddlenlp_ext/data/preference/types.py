@@ -1,0 +1,97 @@
+"""Tokenized row of preference data: a prompt and one or two answers.
+
+Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these positions:
+
+    sharing the prompt                     as separate rows
+
+    document           0   | 1     | 2     0             | 1
+    parent             -   | 0     | 0     -             | -
+    input_ids          p q | s c d | s r   p q s c d     | p q s r
+    labels             - - | c d e | r t   - - c d e     | - - r t
+    position_ids       0 1 | 2 3 4 | 2 3   0 1 2 3 4     | 0 1 2 3
+    answer             - - | 0 0 0 | 1 1   - - 0 0 0     | - - 1 1
+
+The last token of the prompt predicts the first token of both answers, and a position has one label. So it belongs to
+the answers, and the document that they share ends before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.data.types import Document, EncodedRow
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
+
+
+@dataclass(frozen=True)
+class EncodedPreference(EncodedRow):
+    """Tokenized row of preference data.
+
+    Attributes:
+        tokens: int32 [L], the prompt, then the tokens of every answer.
+        loss_mask: bool [L], true for target tokens, which are tokens of answers.
+        answer_starts: index of the first token of each answer; at least 1.
+        is_desirable: for each answer, True if it is chosen or rated as good. A pair is (True, False).
+        share_prompt: compute the prompt of a pair once; False: once for each answer.
+    """
+
+    answer_starts: tuple[int, ...]
+    is_desirable: tuple[bool, ...]
+    share_prompt: bool = True
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """Tokens before the answers, int32 [P]."""
+        return self.tokens[: self.answer_starts[0]]
+
+    @property
+    def answers(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Tokens and loss mask of each answer."""
+        ends = (*self.answer_starts[1:], len(self.tokens))
+        spans = [slice(start, end) for start, end in zip(self.answer_starts, ends, strict=True)]
+        return [(self.tokens[span], self.loss_mask[span]) for span in spans]
+
+    @property
+    def length(self) -> int:
+        """Number of positions that the row takes in a batch."""
+        return num_positions(self.answer_starts[0], len(self.tokens), len(self.answer_starts), self.share_prompt)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """Documents of the row, in the order of their positions."""
+        if self.share_prompt and len(self.answer_starts) > 1:
+            return self._branches()
+        return tuple(answer_document(self.prompt, *answer, number) for number, answer in enumerate(self.answers))
+
+    def _branches(self) -> tuple[Document, ...]:
+        shared = self.prompt[:-1]
+        documents = []
+        if len(shared):
+            documents.append(Document(shared, np.full(len(shared), IGNORED_LABEL, np.int64)))
+        for number, answer in enumerate(self.answers):
+            branch = answer_document(self.prompt[-1:], *answer, number)
+            parent = 0 if len(shared) else None
+            documents.append(Document(branch.input_ids, branch.labels, len(shared), parent, number))
+        return tuple(documents)
+
+
+def answer_document(prompt: np.ndarray, tokens: np.ndarray, loss_mask: np.ndarray, answer: int) -> Document:
+    """Return a document with a prompt of at least one token, and the answer `tokens` to it."""
+    labels = np.full(len(prompt) + len(tokens) - 1, IGNORED_LABEL, np.int64)
+    labels[len(prompt) - 1 :] = np.where(loss_mask, tokens, IGNORED_LABEL)
+    return Document(np.concatenate([prompt, tokens[:-1]]), labels, answer=answer)
+
+
+def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_prompt: bool) -> int:
+    """Return the positions of a row in a batch.
+
+    Args:
+        prompt_length: tokens of the prompt.
+        num_tokens: tokens of the prompt and of all answers.
+        num_answers: number of answers.
+        share_prompt: the prompt is computed once.
+    """
+    num_prompts = 1 if share_prompt else num_answers
+    return num_tokens - prompt_length + num_prompts * (prompt_length - 1)
