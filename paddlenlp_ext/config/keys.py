@@ -46,10 +46,12 @@ class KnownKeys(OptionTable):
     """Options of a run.
 
     Attributes:
+        sections: name -> class of every section.
         methods: switch -> config class of every adapter method.
         method_keys: key of an adapter method -> switches of the methods that have it.
     """
 
+    sections: Mapping[str, type] = field(default_factory=dict)
     methods: Mapping[str, type] = field(default_factory=dict)
     method_keys: dict[str, list[str]] = field(default_factory=dict)
 
@@ -61,10 +63,15 @@ def program_options(options: Iterable[Option], compat: Iterable[CompatKey] = ())
     return OptionTable({option.key: option for option in all_options}, {entry.key: entry for entry in compat})
 
 
-def known_keys(methods: Mapping[str, type]) -> KnownKeys:
-    """Return the options of a run with the given adapter methods (switch -> config class)."""
+def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTIONS) -> KnownKeys:
+    """Return the options of a run.
+
+    Args:
+        methods: switch -> config class of every adapter method.
+        sections: name -> class of every section of the program.
+    """
     options: dict[str, Option] = {}
-    for section, section_class in SECTIONS.items():
+    for section, section_class in sections.items():
         for option in options_of(section_class, section):
             assert option.key not in options, f"two sections have the key {option.key}"
             options[option.key] = option
@@ -77,7 +84,9 @@ def known_keys(methods: Mapping[str, type]) -> KnownKeys:
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    claimed = {spelling for option in options.values() if option.section in methods for spelling in option.spellings}
+    # Keys of methods, and of sections that only some programs have, replace entries about the other programs.
+    shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
+    claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
         if entry.kind is None:
             compat[entry.key] = entry
@@ -85,7 +94,7 @@ def known_keys(methods: Mapping[str, type]) -> KnownKeys:
             assert entry.key not in options, f"{entry.key} is a section's key: its entry must not have a type"
             compat[entry.key] = entry
             options[entry.key] = entry.option()
-    return KnownKeys(options, compat, methods, method_keys)
+    return KnownKeys(options, compat, sections, methods, method_keys)
 
 
 def _switch_option(switch: str, method: type) -> Option:

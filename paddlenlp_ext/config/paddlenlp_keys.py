@@ -182,21 +182,25 @@ _LAYOUT_STAYS = (
     *_keys("no effect", int, _DEGREES, "expert_tensor_parallel_degree", _EXPERTS),
 )
 
-_PREFERENCE = "preference training (DPO, KTO, reward models) is not implemented"
+_PREFERENCE = "it is for preference training, llm/run_dpo.py"
+_REWARDS = "training of reward models is not implemented"
 
 _PREFERENCE_TRAINING = (
-    *_keys("not yet", str, None, "train_dataset_path dev_dataset_path train_datasets eval_datasets", _PREFERENCE),
-    *_keys("not yet", str, None, "loss_type normalizer_type placeholder_token reward_tokens", _PREFERENCE),
-    *_keys("not yet", int, None, "max_seq_len", f"{_PREFERENCE}; for fine-tuning set max_length"),
-    *_keys("not yet", int, None, "max_prompt_len", f"{_PREFERENCE}; for fine-tuning set src_length"),
-    *_keys("not yet", float, 0.1, "beta", _PREFERENCE),
-    *_keys("not yet", float, 0.5, "simpo_gamma", _PREFERENCE),
-    *_keys("not yet", float, 0.0, "label_smoothing sft_loss_ratio regularization", _PREFERENCE),
-    *_keys("not yet", float, 1.0, "pref_loss_ratio desirable_weight undesirable_weight", _PREFERENCE),
-    *_keys("not yet", float, 50.0, "dpop_lambda", _PREFERENCE),
-    *_keys("not yet", float, None, "normalizer_momentum", _PREFERENCE),
-    *_keys("not yet", int, -1, "ref_model_update_steps", _PREFERENCE),
-    *_keys("not yet", bool, False, "reference_free normalize_score_during_training process_reward", _PREFERENCE),
+    *_keys("not here", str, None, "train_dataset_path dev_dataset_path loss_type", _PREFERENCE),
+    *_keys("not here", int, None, "max_seq_len", f"{_PREFERENCE}; for fine-tuning set max_length"),
+    *_keys("not here", int, None, "max_prompt_len", f"{_PREFERENCE}; for fine-tuning set src_length"),
+    *_keys("not here", float, 0.1, "beta", _PREFERENCE),
+    *_keys("not here", float, 0.5, "simpo_gamma", _PREFERENCE),
+    *_keys("not here", float, 0.0, "label_smoothing sft_loss_ratio", _PREFERENCE),
+    *_keys("not here", float, 1.0, "pref_loss_ratio desirable_weight undesirable_weight", _PREFERENCE),
+    *_keys("not here", float, 50.0, "dpop_lambda", _PREFERENCE),
+    *_keys("not here", int, -1, "ref_model_update_steps", _PREFERENCE),
+    *_keys("not here", bool, False, "reference_free", _PREFERENCE),
+    *_keys("not yet", str, None, "train_datasets eval_datasets normalizer_type", _REWARDS),
+    *_keys("not yet", str, None, "placeholder_token reward_tokens", _REWARDS),
+    *_keys("not yet", float, 0.0, "regularization", _REWARDS),
+    *_keys("not yet", float, None, "normalizer_momentum", _REWARDS),
+    *_keys("not yet", bool, False, "normalize_score_during_training process_reward", _REWARDS),
 )
 
 _REINFORCEMENT = "reinforcement learning (PPO, GRPO) is not implemented"

@@ -25,26 +25,33 @@ from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
-USAGE = "run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
+USAGE = "{} CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
 
 
-def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> RunConfig:
+def load_run_config(
+    argv: Sequence[str],
+    peft_methods: Mapping[str, type],
+    sections: Mapping[str, type] = SECTIONS,
+    program: str = "run_finetune.py",
+) -> RunConfig:
     """Parse JSON files and `--key value` settings.
 
     Args:
         argv: the arguments after the script's name.
         peft_methods: JSON switch -> config class of every adapter method.
+        sections: the sections of the program: `SECTIONS`, or `PREFERENCE_SECTIONS`.
+        program: name of the script, for its usage.
 
     Raises:
         ConfigError: all problems, each with its location.
         SystemExit: after `--help`.
     """
-    known = known_keys(peft_methods)
+    known, usage = known_keys(peft_methods, sections), USAGE.format(program)
     line = read_command_line(argv, known)
     if line.wants_help:
-        print_help(known, USAGE)
+        print_help(known, usage)
     if not argv:
-        raise ConfigError([Problem("", f"no arguments; usage: {USAGE}", ArgumentLocation())])
+        raise ConfigError([Problem("", f"no arguments; usage: {usage}", ArgumentLocation())])
     state = ParseState(known)
     state.report.problems += line.problems
     state.report.invalid_keys.update(problem.key for problem in line.problems)
@@ -52,7 +59,10 @@ def load_run_config(argv: Sequence[str], peft_methods: Mapping[str, type]) -> Ru
 
 
 def run_config_from(
-    config: Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any], peft_methods: Mapping[str, type]
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    overrides: Mapping[str, Any],
+    peft_methods: Mapping[str, type],
+    sections: Mapping[str, type] = SECTIONS,
 ) -> RunConfig:
     """Build the configuration of a run from keys passed in Python.
 
@@ -60,11 +70,12 @@ def run_config_from(
         config: the keys of a JSON file with their values, or the path of the file.
         overrides: keys that replace those of `config`.
         peft_methods: JSON switch -> config class of every adapter method.
+        sections: the sections of the program, as for `load_run_config`.
 
     Raises:
         ConfigError: all problems, each with its key.
     """
-    known = known_keys(peft_methods)
+    known = known_keys(peft_methods, sections)
     if isinstance(config, Mapping):
         return _parse(
             ParseState(known), known, [], [_settings_of(config, "config"), _settings_of(overrides, "overrides")]
@@ -92,7 +103,7 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
         state.merge(settings)
     if is_complete:
         adjust(state)
-    sections = _build_sections(state)
+    sections = _build_sections(state, known.sections)
     switch, adapter = _build_adapter(state, known)
     if is_complete:
         _derive_defaults(sections)
@@ -115,10 +126,10 @@ def _read_files(state: ParseState, files: Sequence[str]) -> bool:
     return is_complete
 
 
-def _build_sections(state: ParseState) -> dict[str, Any]:
+def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> dict[str, Any]:
     """Return the sections by name; invalid keys have their defaults."""
     sections = {}
-    for section, section_class in SECTIONS.items():
+    for section, section_class in section_classes.items():
         options = [option for option in state.table.options.values() if option.section == section]
         values = {option.attribute: state.values[option.key] for option in options if option.key in state.values}
         sections[section] = section_class(**values)

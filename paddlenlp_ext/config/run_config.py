@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.config.options import Option, options_of
+from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections import (
     CommandConfig,
     DataConfig,
@@ -27,6 +28,9 @@ SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "command": CommandConfig,
 }
+"""Sections of `llm/run_finetune.py`."""
+PREFERENCE_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "preference": PreferenceConfig}
+"""Sections of `llm/run_dpo.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,8 @@ class RunConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
+    preference: PreferenceConfig | None = None
+    """Options of preference training; None for fine-tuning."""
     peft: Any = None
     """Config of the chosen adapter method; None to train all weights."""
     peft_switch: str | None = None
@@ -48,12 +54,18 @@ class RunConfig:
     notes: list[str] = field(default_factory=list)
     """Messages for the user, such as keys without effect."""
 
+    @property
+    def sections(self) -> dict[str, Any]:
+        """Return the sections of the run by name."""
+        sections = {name: getattr(self, name) for name in PREFERENCE_SECTIONS}
+        return {name: section for name, section in sections.items() if section is not None}
+
     def to_flat_dict(self) -> dict[str, Any]:
         """Return the flat JSON object that parses to this configuration; the command section is omitted."""
         flat: dict[str, Any] = {}
-        for section, section_class in SECTIONS.items():
+        for section, values in self.sections.items():
             if section != "command":
-                flat |= _flatten(getattr(self, section), options_of(section_class, section))
+                flat |= _flatten(values, options_of(type(values), section))
         if self.peft is not None:
             assert self.peft_switch is not None
             flat |= dict.fromkeys(switches_of(self.peft_switch, type(self.peft)), True)

@@ -8,8 +8,8 @@ from typing import Any
 from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
-from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
-from paddlenlp_ext.config.validation import parallel, precision, training
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.config.validation import parallel, precision, preference, training
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -23,8 +23,9 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
     """
     arguments = {**sections, "adapter": adapter}
     for rules in (
-        *(training.run_rules, training.rules, precision.training_rules, precision.rules),
-        *(parallel.rules, training.idle_rules),
+        *(training.run_rules, training.rules, precision.training_rules, precision.rules, parallel.rules),
+        *((preference.rules,) if "preference" in sections else ()),
+        training.idle_rules,
     ):
         rules.apply(arguments, report)
 
@@ -36,14 +37,15 @@ def check_trainer_config(config: RunConfig) -> None:
         ConfigError: the configuration violates rules; the message lists all problems.
     """
     report = Report(default_location=Location())
-    arguments = {name: getattr(config, name) for name in SECTIONS}
-    for section, section_class in SECTIONS.items():
-        for option in options_of(section_class, section):
+    arguments = config.sections
+    for section, values in arguments.items():
+        for option in options_of(type(values), section):
             entry = SECTION_COMPAT.get(option.key)
-            value = getattr(arguments[section], option.attribute)
+            value = getattr(values, option.attribute)
             if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
                 report.error(entry.message(str(value)), option.key)
-    for rules in (training.rules, precision.training_rules):
+    preference_rules = (preference.rules,) if config.preference is not None else ()
+    for rules in (training.rules, precision.training_rules, *preference_rules):
         rules.apply(arguments, report)
     if report.problems:
         raise ConfigError(report.problems)

@@ -35,15 +35,15 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
     if not on:
         report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
         return
-    dev_rows = data.dataset_name_or_path or data.eval_dataset_path
     needed = {
         "model_name_or_path": model.model_name_or_path,
-        "dataset_name_or_path": data.dataset_name_or_path if on[0] == "do_train" else dev_rows,
+        **data.paths(train="do_train" in on, evaluate="do_eval" in on),
         "output_dir": train.output_dir,
     }
     for key, value in needed.items():
         if value is None and key not in report.invalid_keys:
-            report.error(f"{on[0]} needs {key}, which is not set", key, on[0])
+            switch = on[-1] if key.startswith("dev_") else on[0]
+            report.error(f"{switch} needs {key}, which is not set", key, switch)
 
 
 @run_rules("resume_from_checkpoint", "do_train")

@@ -1,0 +1,89 @@
+"""Sections of a preference run (`llm/run_dpo.py`): the options of its loss, and its rows.
+
+Names and defaults are those of PaddleNLP's `DPOConfig` and `DPODataArgument` (llm/docs/dpo.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.sections import DataConfig
+
+LOSS_TYPES = (
+    "sigmoid",
+    "hinge",
+    "ipo",
+    "simpo",
+    "orpo",
+    "kto",
+    "kto_pair",
+    "dpop",
+    "sppo_hard",
+    "nca_pair",
+    "apo_zero",
+    "robust",
+)
+WITHOUT_REFERENCE = ("simpo", "orpo")
+"""Losses that are defined without a reference model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig(OptionGroup):
+    """`config.preference`: the loss of preference training."""
+
+    loss_type: str = option("sigmoid", choices=LOSS_TYPES, synonyms={"or": "orpo"}, help="loss (docs/preference.md)")
+    beta: float = option(0.1, above=0, help="weight of the divergence from the reference model, and scale of rewards")
+    label_smoothing: float = option(
+        0.0, minimum=0, below=0.5, help="probability that a pair is labelled the wrong way (sigmoid, simpo, robust)"
+    )
+    simpo_gamma: float = option(0.5, minimum=0, help="simpo: margin between the rewards of a pair")
+    dpop_lambda: float = option(50.0, minimum=0, help="dpop: weight of the penalty for a less likely chosen answer")
+    desirable_weight: float = option(1.0, minimum=0, help="kto: weight of answers that are rated as good")
+    undesirable_weight: float = option(1.0, minimum=0, help="kto: weight of answers that are rated as bad")
+    pref_loss_ratio: float = option(1.0, minimum=0, help="weight of the preference loss (orpo: lambda of the paper)")
+    sft_loss_ratio: float = option(
+        0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 stands for 1"
+    )
+    reference_free: bool = option(
+        False, help="take all answers as equally likely under the reference model (always so with simpo and orpo)"
+    )
+    ref_model_update_steps: int = option(
+        -1, minimum=-1, help="copy the trained weights to the reference model after this many steps; -1: never"
+    )
+    share_prompt: bool = option(
+        True, help="compute the prompt of a pair once, followed by both answers; false: once for each answer"
+    )
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether the loss uses a reference model."""
+        return not self.reference_free and self.loss_type not in WITHOUT_REFERENCE
+
+    @property
+    def sft_weight(self) -> float:
+        """Return the weight of the chosen answer's loss; the loss of ORPO contains it."""
+        return self.sft_loss_ratio or (1.0 if self.loss_type == "orpo" else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceDataConfig(DataConfig):
+    """`config.data` of a preference run: files with rows of preference data."""
+
+    train_dataset_path: str | None = option(
+        None, help="file or folder with training rows; instead of dataset_name_or_path"
+    )
+    dev_dataset_path: str | None = option(
+        None, help="file or folder with evaluation rows; instead of dataset_name_or_path"
+    )
+    src_length: int = option(2048, minimum=1, aliases=("max_prompt_len",), help="maximum tokens of a prompt")
+    max_length: int = option(
+        4096, minimum=2, aliases=("max_seq_len",), help="maximum tokens of a prompt with all its answers, and of a pack"
+    )
+
+    def paths(self, train: bool, evaluate: bool) -> dict[str, str | None]:
+        """Return the keys that name the rows of a run, with their values."""
+        if self.dataset_name_or_path is not None:
+            return {"dataset_name_or_path": self.dataset_name_or_path}
+        needed = {"train_dataset_path": train, "dev_dataset_path": evaluate}
+        return {key: getattr(self, key) for key, is_needed in needed.items() if is_needed}

@@ -1,0 +1,71 @@
+"""Rules about preference training; notes about keys that its loss does not use."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.options import options_of
+from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections import GenerationConfig, TrainConfig
+from paddlenlp_ext.config.validation.rules import Rules
+
+rules = Rules()
+_PATHS = ("train_dataset_path", "dev_dataset_path")
+_USED_BY = {
+    "label_smoothing": ("sigmoid", "simpo", "robust"),
+    "simpo_gamma": ("simpo",),
+    "dpop_lambda": ("dpop",),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
+}
+"""Key -> losses that it changes."""
+
+
+@rules("dataset_name_or_path", *_PATHS)
+def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
+    if data.dataset_name_or_path is None:
+        return
+    for key in _PATHS:
+        if getattr(data, key) is not None:
+            report.error(
+                f"{key} and dataset_name_or_path are both set; keep the folder, or the paths of the files",
+                key,
+                "dataset_name_or_path",
+            )
+
+
+@rules("autoregressive", "eval_with_do_generation")
+def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig, report: Report) -> None:
+    reason = "a preference run compares answers of its rows"
+    if data.autoregressive:
+        report.error(f"autoregressive is for plain text, and {reason}; leave it out", "autoregressive")
+    if generation.eval_with_do_generation:
+        report.error(f"eval_with_do_generation: {reason}; leave it out", "eval_with_do_generation")
+
+
+@rules("loss_type", "per_device_train_batch_size", "zero_padding")
+def _kto_needs_several_rows(
+    preference: PreferenceConfig, data: PreferenceDataConfig, train: TrainConfig, report: Report
+) -> None:
+    if preference.loss_type == "kto" and train.per_device_train_batch_size == 1 and not data.zero_padding:
+        report.error(
+            "loss_type kto compares each prompt with the answer of another row of its micro-batch, which has one row; "
+            "set per_device_train_batch_size to at least 2, or zero_padding: true",
+            "per_device_train_batch_size",
+            "loss_type",
+        )
+
+
+@rules("loss_type", "reference_free", "ref_model_update_steps", *_USED_BY)
+def _note_idle_keys(preference: PreferenceConfig, report: Report) -> None:
+    loss_type, defaults = (
+        preference.loss_type,
+        {option.key: option.default for option in options_of(PreferenceConfig, "")},
+    )
+    for key, users in _USED_BY.items():
+        if loss_type not in users and getattr(preference, key) != defaults[key]:
+            report.note(f"{key} has no effect: it is for loss_type {' and '.join(users)}", key)
+    if loss_type == "orpo" and report.is_set("beta") and preference.beta != defaults["beta"]:
+        report.note("beta only scales the logged rewards: the weight of ORPO's odds ratio is pref_loss_ratio", "beta")
+    if preference.ref_model_update_steps > 0 and not preference.has_reference:
+        reason = "reference_free is true" if preference.reference_free else f"{loss_type} uses no reference model"
+        report.note(f"ref_model_update_steps has no effect: {reason}", "ref_model_update_steps")
