@@ -7,7 +7,8 @@ Imports go down the layers, and packages of one layer do not import each other (
     L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
     L4  models, peft                               decoders and their families; adapter methods
     L3  quantization                               weights in 4 and 8 bits: quantization, storage, linear layers
-    L2  nn, data, checkpoint, generation           layers; rows to batches; model files; decoding
+    L2  nn, data, checkpoint, generation,          layers; rows to batches; model files; decoding;
+        preference                                 losses of preference training
     L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; sharding styles
     L0  _runtime, utils, paddle_compat             threads and logging; private interfaces of Paddle
 """
@@ -141,7 +142,7 @@ __version__ = "0.1.0"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_runtime", "utils", "paddle_compat"),
     ("ops", "config", "sharding_spec"),
-    ("nn", "data", "checkpoint", "generation"),
+    ("nn", "data", "checkpoint", "generation", "preference"),
     ("quantization",),
     ("models", "peft"),
     ("parallel",),

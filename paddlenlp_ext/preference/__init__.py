@@ -1,0 +1,1 @@
+"""Preference training: losses over the log-probabilities of answers, and their metrics."""
