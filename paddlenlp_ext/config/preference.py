@@ -5,7 +5,9 @@ Names and defaults are those of PaddleNLP's `DPOConfig` and `DPODataArgument` (l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.config.sections import DataConfig
@@ -73,17 +75,18 @@ class PreferenceDataConfig(DataConfig):
     train_dataset_path: str | None = option(
         None, help="file or folder with training rows; instead of dataset_name_or_path"
     )
-    dev_dataset_path: str | None = option(
-        None, help="file or folder with evaluation rows; instead of dataset_name_or_path"
+    eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
+        None,
+        aliases=("eval_dataset", "dev_dataset_path"),
+        help="dev sets: a file or folder, several, or an object {name: path}; unset: those of dataset_name_or_path",
     )
     src_length: int = option(2048, minimum=1, aliases=("max_prompt_len",), help="maximum tokens of a prompt")
     max_length: int = option(
         4096, minimum=2, aliases=("max_seq_len",), help="maximum tokens of a prompt with all its answers, and of a pack"
     )
 
-    def paths(self, train: bool, evaluate: bool) -> dict[str, str | None]:
+    def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
         """Return the keys that name the rows of a run, with their values."""
-        if self.dataset_name_or_path is not None:
-            return {"dataset_name_or_path": self.dataset_name_or_path}
-        needed = {"train_dataset_path": train, "dev_dataset_path": evaluate}
-        return {key: getattr(self, key) for key, is_needed in needed.items() if is_needed}
+        keys = {"train_dataset_path": self.train_dataset_path, "dev_dataset_path": self.eval_dataset_path}
+        needed = [key for key, is_needed in zip(keys, (train, evaluate), strict=True) if is_needed]
+        return {key: keys[key] or self.dataset_name_or_path for key in needed}

@@ -88,7 +88,7 @@ def test_preference_file_of_paddlenlp_loads(tmp_path):
     }
     config = load_run_config([write(tmp_path, file)], METHODS, PREFERENCE_SECTIONS)
     assert (config.data.max_length, config.data.src_length) == (2000, 1000)
-    assert config.data.dev_dataset_path == "./data/dev.jsonl" and config.data.zero_padding
+    assert config.data.eval_dataset_path == ("./data/dev.jsonl",) and config.data.zero_padding
     again = load_run_config([write(tmp_path, config.to_flat_dict(), "again.json")], METHODS, PREFERENCE_SECTIONS)
     assert again == config or again.to_flat_dict() == config.to_flat_dict()
 
@@ -111,7 +111,7 @@ def test_preference_rules_are_reported_together():
         loss_type="kto",
         per_device_train_batch_size=1,
     )
-    assert "keep the folder" in found["train_dataset_path"]
+    assert "keep one of them" in found["train_dataset_path"]
     assert "for plain text" in found["autoregressive"]
     assert "has one row" in found["per_device_train_batch_size"]
     assert "compares answers" in refused(eval_with_do_generation=True)["eval_with_do_generation"]

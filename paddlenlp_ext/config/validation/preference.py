@@ -9,7 +9,6 @@ from paddlenlp_ext.config.sections import GenerationConfig, TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 rules = Rules()
-_PATHS = ("train_dataset_path", "dev_dataset_path")
 _USED_BY = {
     "label_smoothing": ("sigmoid", "simpo", "robust"),
     "simpo_gamma": ("simpo",),
@@ -20,17 +19,14 @@ _USED_BY = {
 """Key -> losses that it changes."""
 
 
-@rules("dataset_name_or_path", *_PATHS)
+@rules("dataset_name_or_path", "train_dataset_path")
 def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
-    if data.dataset_name_or_path is None:
-        return
-    for key in _PATHS:
-        if getattr(data, key) is not None:
-            report.error(
-                f"{key} and dataset_name_or_path are both set; keep the folder, or the paths of the files",
-                key,
-                "dataset_name_or_path",
-            )
+    if data.dataset_name_or_path is not None and data.train_dataset_path is not None:
+        report.error(
+            "train_dataset_path and dataset_name_or_path are both set; keep one of them",
+            "train_dataset_path",
+            "dataset_name_or_path",
+        )
 
 
 @rules("autoregressive", "eval_with_do_generation")
