@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import ROOT, STARTED_WITH
+from benchmarks import ROOT
 from benchmarks.measure import environment
+from benchmarks.training_runs import LAST, run_once
 from paddlenlp_ext.utils.process import run_command
 
 MODEL = "smollm2-135m-instruct"
@@ -31,27 +29,8 @@ KEYS = (
     "--model_name_or_path {model} --dataset_name_or_path inflection --src_length {source} --max_length {length} "
     "--zero_padding true --per_device_train_batch_size 1 --per_device_eval_batch_size 4 --do_train true --do_eval true "
     "--max_evaluate_steps 50 --logging_steps 1 --device cpu --overwrite_output_dir true --disable_tqdm true "
-    "--learning_rate 3e-5 --warmup_ratio 0.05 --max_steps {steps} --output_dir {folder}"
+    "--learning_rate 3e-5 --warmup_ratio 0.05 --max_steps {steps}"
 )
-_LAST = 50
-"""Steps at the end of a run over which the training loss is averaged."""
-
-
-def run(keys: str, more: str, folder: Path) -> dict[str, float]:
-    """Train, unless the folder has the results; return peak memory in GB and losses."""
-    if not (folder / "eval_results.json").exists():
-        command = [sys.executable, "llm/run_finetune.py", *shlex.split(keys), *shlex.split(more)]
-        subprocess.run(command, cwd=ROOT, env=STARTED_WITH, check=True)
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    losses = [entry["loss"] for entry in entries if "loss" in entry]
-    results = json.loads((folder / "train_results.json").read_text())
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return {
-        "peak": results["peak_memory_bytes"] / 1e9,
-        "file": weights / 1e9,
-        "train": sum(losses[-_LAST:]) / len(losses[-_LAST:]),
-        "eval": json.loads((folder / "eval_results.json").read_text())["eval_loss"],
-    }
 
 
 def main(argv: Sequence[str]) -> None:
@@ -62,14 +41,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks" / "bf16_weights")
     args = parser.parse_args(argv)
     lines = [
-        "| weights | peak memory GB | file GB | mean training loss of the last 50 steps | eval loss |",
+        f"| weights | peak memory GB | file GB | mean training loss of the last {LAST} steps | eval loss |",
         "|---" * 5 + "|",
     ]
     for number, (name, more) in enumerate(RUNS.items()):
         folder = args.out / str(number)
         words = {"model": args.model, "length": args.max_length, "source": args.max_length // 2}
-        found = run(KEYS.format(**words, steps=args.steps, folder=folder), more, folder)
-        figures = f"{found['peak']:.2f} | {found['file']:.2f} | {found['train']:.4f} | {found['eval']:.4f}"
+        found = run_once(f"{KEYS.format(**words, steps=args.steps)} {more}", folder)
+        figures = f"{found.peak:.2f} | {found.file:.2f} | {found.train:.4f} | {found.evaluation:.4f}"
         lines.append(f"| {name} | {figures} |")
     print("\n".join(lines), json.dumps(environment("paddlepaddle")), sep="\n\n")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
+from tests.common.parallel import NUM_STEPS, Case, assert_same_run, launch, outcome, run_case
 
 DROPOUT = {"rank": 4, "dropout": 0.3}
+# With a falling loss the first evaluation is the best, so that both processes have to stop after the third.
+STOPS_EARLY = {"evaluation_strategy": "steps", "eval_steps": 2, "greater_is_better": True, "early_stopping_patience": 2}
 CASES = [
     Case("sft"),
     Case("sft-untied-accumulated", {"gradient_accumulation_steps": 2}, {"tie_word_embeddings": False}),
+    Case("sft-stops-early", STOPS_EARLY),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
     Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
@@ -29,3 +32,4 @@ def test_data_parallel_on_two_processes_matches_one_process(runs, case):
     single = case.on_one_process(data_ranks=2)
     run_case(single, folder)
     assert_same_run(outcomes[case.name], outcome(single, folder))
+    assert len(outcomes[case.name].losses) == (6 if case.keys == STOPS_EARLY else NUM_STEPS)
