@@ -12,7 +12,7 @@ Other fields are ignored too, and named in the log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ REFUSALS = (
             "sort",
             "completions",
         ),
-        "belongs to preference training, which is not supported yet",
+        "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
         "write the better answer as the answer, and remove the field",
     ),
     Refusal(
@@ -283,11 +283,19 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
     for row_format in (TEXT,) if autoregressive else CONVERSATION_FORMATS:
         if row_format.missing(row):
             continue
-        read = ("src",) if row_format is TEXT and "src" in row else row_format.fields
-        yield from _unknown(row, read)
-        if row_format.message:
-            for (key,) in row_format.required:
-                yield from _unknown_in_list(row[key], f"{key}[]", row_format.message)
+        if row_format is TEXT and "src" in row:
+            yield from _unknown(row, ("src",))
+        else:
+            lists = [key for (key,) in row_format.required] if row_format.message else []
+            yield from unknown_in(row, row_format, lists)
+
+
+def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
+    """Yield the unknown fields of a row of a format, and those of the messages in its fields `lists`."""
+    yield from _unknown(row, row_format.fields)
+    for key in lists:
+        if key in row_format.fields:
+            yield from _unknown_in_list(row.get(key), f"{key}[]", row_format.message)
 
 
 def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:

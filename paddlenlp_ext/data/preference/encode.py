@@ -1,0 +1,217 @@
+"""Tokenize rows of preference data, many at a time, and shorten those that are longer than allowed.
+
+The tokens of each answer are those of a row of fine-tuning. The prompt is everything that all answers of a row have in
+common before the first target token.
+
+`src_length` (`max_prompt_len`) limits the prompt, and `max_length` (`max_seq_len`) the prompt and all answers together.
+`truncation` selects what happens to a longer row:
+
+    right   The prompt loses its oldest turns, then the end of its last user message. Then the longest answers lose
+            their ends; a truncated answer has no end token.
+    left    The prompt is shortened in the same way, and further to make room: answers are never truncated.
+    drop    The row is dropped and counted.
+    error   The row is invalid.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from paddlenlp_ext.data.preference.rows import Answer, parse_preference
+from paddlenlp_ext.data.prompts import encode_truncated_prompt, parse_prompt
+from paddlenlp_ext.data.row_fields import NO_TARGET
+from paddlenlp_ext.data.sources import location_of
+from paddlenlp_ext.data.templates.base import ChatTemplate, RenderedTurn, join_turns
+from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, LengthLimits
+from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.utils.json_reader import Location
+
+
+@dataclass(frozen=True)
+class TokenizedPreference:
+    """Tokenized row, ready to be stored.
+
+    Attributes:
+        location: location of the row in its file.
+        tokens: int32 [L], the prompt, then the tokens of every answer.
+        loss_mask: bool [L], true for target tokens.
+        answers: indices of the first tokens of the first and of the second answer (L if there is one), and whether the
+            first answer is desirable.
+        num_truncated_tokens: number of tokens that truncation removed.
+    """
+
+    location: Location
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    answers: tuple[int, int, int]
+    num_truncated_tokens: int
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Ids of a prompt, and ids and loss mask of each answer to it."""
+
+    prompt: list[int]
+    answers: list[tuple[list[int], list[bool]]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + sum(len(ids) for ids, _ in self.answers)
+
+
+def encode_preferences(
+    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, share_prompt: bool = True
+) -> Iterator[TokenizedPreference | InvalidRow]:
+    """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails.
+
+    Args:
+        rows: rows of a split, as read.
+        template: chat template that renders conversations.
+        limits: `src_length`, `max_length` and `truncation`.
+        share_prompt: the prompt of a pair counts once in `max_length`; False: once for each answer.
+    """
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, CHUNK_ROWS)):
+        rendered = [_render(row, template) for row in chunk]
+        texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
+        encoded = iter(template.encode_turns(texts))
+        for item in rendered:
+            if isinstance(item, InvalidRow):
+                yield item
+                continue
+            row, members = item
+            sequences = [join_turns(next(encoded), answer.conversation.context_turns) for answer, _ in members]
+            yield _finish(row, [answer for answer, _ in members], sequences, template, limits, share_prompt)
+
+
+def _render(
+    row: SourceRow | InvalidRow, template: ChatTemplate
+) -> tuple[SourceRow, list[tuple[Answer, tuple[RenderedTurn, ...]]]] | InvalidRow:
+    if isinstance(row, InvalidRow):
+        return row
+    try:
+        return row, [(answer, template.render(answer.conversation)) for answer in parse_preference(row.value)]
+    except InvalidRowError as error:
+        return _invalid(row, error)
+
+
+def _finish(
+    row: SourceRow,
+    answers: Sequence[Answer],
+    sequences: Sequence[tuple[list[int], list[bool]]],
+    template: ChatTemplate,
+    limits: LengthLimits,
+    share_prompt: bool,
+) -> TokenizedPreference | InvalidRow:
+    try:
+        complete = _split(sequences)
+        encoded = _shorten(complete, answers, template, limits, share_prompt)
+        return _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens)
+    except InvalidRowError as error:
+        return _invalid(row, error)
+
+
+def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
+    """Separate the common prompt of sequences (ids and loss mask) from their answers."""
+    length = min(mask.index(True) if True in mask else len(mask) for _, mask in sequences)
+    first = sequences[0][0]
+    while any(ids[:length] != first[:length] for ids, _ in sequences):
+        length -= 1
+    if length < 1:
+        raise InvalidRowError(NO_TARGET, "the answers have no common prompt; add a question")
+    return _Encoded(first[:length], [(ids[length:], mask[length:]) for ids, mask in sequences])
+
+
+def _shorten(
+    encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, limits: LengthLimits, share_prompt: bool
+) -> _Encoded:
+    """Shorten a row to the limits.
+
+    Raises:
+        InvalidRowError: the row is too long, and `truncation` or the text of the template prevents shortening it.
+    """
+    copies = 1 if share_prompt else len(encoded.answers)
+    in_answers = sum(len(ids) for ids, _ in encoded.answers)
+    total = copies * len(encoded.prompt) + in_answers
+    if len(encoded.prompt) <= limits.src_length and total <= limits.max_length:
+        return encoded
+    if limits.truncation in ("drop", "error"):
+        what = f"{total} tokens, max_length is {limits.max_length}"
+        if len(encoded.prompt) > limits.src_length:
+            what = f"a prompt of {len(encoded.prompt)} tokens, max_prompt_len is {limits.src_length}"
+        raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+    room = limits.src_length
+    if limits.truncation == "left":
+        room = min(room, (limits.max_length - in_answers) // copies)
+        if room < 1:
+            message = f"the answers take {in_answers} of {limits.max_length} tokens; raise max_length"
+            raise InvalidRowError(NO_ROOM, message)
+    if len(encoded.prompt) > room:
+        encoded = replace(encoded, prompt=_shorter_prompt(encoded, answers, template, room))
+    room = limits.max_length - copies * len(encoded.prompt)
+    if room < len(encoded.answers):
+        message = f"the prompt fills all {limits.max_length} tokens of max_length; lower max_prompt_len"
+        raise InvalidRowError(NO_ROOM, message)
+    caps = _caps([len(ids) for ids, _ in encoded.answers], room)
+    return replace(
+        encoded,
+        answers=[(ids[:cap], mask[:cap]) for (ids, mask), cap in zip(encoded.answers, caps, strict=True)],
+    )
+
+
+def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:
+    """Return the prompt with at most `room` tokens, without its oldest turns or the end of its last user message."""
+    prompt = parse_prompt(answers[0].row)
+    complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
+    # A template may write text between the prompt of generation and the first target token.
+    after = encoded.prompt[len(complete) :]
+    if encoded.prompt[: len(complete)] != complete:
+        message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and ends before the last answer"
+        raise InvalidRowError(TOO_LONG, f"{message}; raise max_prompt_len or max_length, or remove the row")
+    try:
+        shorter, _ = encode_truncated_prompt(template, prompt, max(room - len(after), 0))
+    except ValueError as error:
+        fixed = "the text of the template and the system prompt"
+        raise InvalidRowError(NO_ROOM, f"{fixed} exceed {room} tokens of a prompt; raise max_prompt_len") from error
+    return shorter + after
+
+
+def _caps(lengths: Sequence[int], room: int) -> list[int]:
+    """Return lengths that sum to at most `room`, at which the longest answers are truncated."""
+    caps: dict[int, int] = {}
+    by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    for place, index in enumerate(by_length):
+        caps[index] = min(lengths[index], room // (len(by_length) - place))
+        room -= caps[index]
+    return [caps[index] for index in range(len(lengths))]
+
+
+def _tokenized(
+    row: SourceRow, encoded: _Encoded, answers: Sequence[Answer], num_truncated_tokens: int
+) -> TokenizedPreference:
+    tokens, loss_mask = list(encoded.prompt), [False] * len(encoded.prompt)
+    starts = []
+    for ids, mask in encoded.answers:
+        if not any(mask):
+            message = "truncation leaves an answer without a target token; raise max_length or remove the row"
+            raise InvalidRowError(NO_TARGET, message)
+        starts.append(len(tokens))
+        tokens += ids
+        loss_mask += mask
+    second = starts[1] if len(starts) > 1 else len(tokens)
+    return TokenizedPreference(
+        row.location,
+        np.array(tokens, dtype=np.int32),
+        np.array(loss_mask, dtype=bool),
+        (starts[0], second, int(answers[0].is_desirable)),
+        num_truncated_tokens,
+    )
+
+
+def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
+    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)
