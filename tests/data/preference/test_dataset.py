@@ -159,7 +159,7 @@ def test_load_preference_dataset_drops_the_oldest_turns_of_a_long_prompt(load, t
 @pytest.mark.parametrize("truncation", ["drop", "error"])
 def test_load_preference_dataset_with_a_long_row_drops_or_refuses_it(load, truncation):
     if truncation == "error":
-        with pytest.raises(DataError, match=r"train\.jsonl:2:1: too long: the row has a prompt of \d+ tokens, max_prompt_len is 50"):
+        with pytest.raises(DataError, match=r":2:1: too long: .* a prompt of \d+ tokens, max_prompt_len is 50"):
             load(PAIR, LONG, max_length=60, src_length=50, truncation=truncation)
         return
     rows = load(PAIR, LONG, max_length=60, src_length=50, truncation=truncation)
