@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.models.registry import FAMILIES, Family
-from paddlenlp_ext.nn.attention import AttentionShape
+from paddlenlp_ext.nn.attention import AttentionShape, QKNorm
 from paddlenlp_ext.nn.rope import RopeSettings
 from paddlenlp_ext.sharding_spec import TensorPlan
 
@@ -20,6 +20,13 @@ class DecoderConfig:
 
     Attributes:
         windows: sliding window of each layer; None for a layer that attends to the full document.
+        rotates: whether each layer rotates queries and keys; None: all layers do.
+        interleaved_rope: whether the rotation turns neighbouring channels (ops/rope.py).
+        attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
+        embedding_multiplier: factor of the input embeddings.
+        residual_multiplier: factor of what attention and feed-forward add to the residual stream.
+        logit_scale: factor of the logits.
+        layer: order of norms, attention and feed-forward (models/layers.py).
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         source: the config.json dict, written back by `save_pretrained`.
         name_or_path: name by which the user refers to the model; None for a model that was not loaded.
@@ -37,11 +44,18 @@ class DecoderConfig:
     max_position_embeddings: int
     initializer_range: float
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: QKNorm | None = None
     windows: tuple[int | None, ...]
+    rotates: tuple[bool, ...] | None = None
+    interleaved_rope: bool = False
+    attention_scale: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_scale: float = 1.0
+    layer: str = "pre_norm"
     rope: RopeSettings
     tensor_plan: TensorPlan = field(repr=False)
     source: Mapping[str, Any] = field(repr=False)
@@ -75,26 +89,26 @@ class DecoderConfig:
         if source.get("head_dim") is None and hidden_size % num_heads:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
         head_dim = reader.size("head_dim", default=hidden_size // num_heads)
-        return cls(
-            model_type=source["model_type"],
-            vocab_size=reader.size("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=reader.size("intermediate_size"),
-            num_hidden_layers=reader.size("num_hidden_layers"),
-            num_attention_heads=num_heads,
-            num_key_value_heads=num_kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=float(reader.value("rms_norm_eps")),
-            max_position_embeddings=reader.size("max_position_embeddings"),
-            initializer_range=float(reader.value("initializer_range")),
-            tie_word_embeddings=bool(reader.value("tie_word_embeddings")),
-            mlp_bias=bool(reader.value("mlp_bias")),
-            rope=RopeSettings.from_config({**family.defaults, **source}, head_dim),
-            tensor_plan=family.tensor_plan,
-            source={**source, "architectures": [family.architecture]},
-            name_or_path=name_or_path,
-            **family.differences(reader),
-        )
+        values: dict[str, Any] = {
+            "model_type": source["model_type"],
+            "vocab_size": reader.size("vocab_size"),
+            "hidden_size": hidden_size,
+            "intermediate_size": reader.size("intermediate_size"),
+            "num_hidden_layers": reader.size("num_hidden_layers"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "rms_norm_eps": float(reader.value("rms_norm_eps")),
+            "max_position_embeddings": reader.size("max_position_embeddings"),
+            "initializer_range": float(reader.value("initializer_range")),
+            "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
+            "mlp_bias": bool(reader.value("mlp_bias")),
+            "rope": RopeSettings.from_config({**family.defaults, **source}, head_dim),
+            "tensor_plan": family.tensor_plan,
+            "source": {**source, "architectures": [family.architecture]},
+            "name_or_path": name_or_path,
+        }
+        return cls(**{**values, **family.differences(reader)})
 
     @property
     def n_head(self) -> int:
@@ -115,7 +129,11 @@ class DecoderConfig:
             head_dim=self.head_dim,
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
-            qk_norm_epsilon=self.rms_norm_eps if self.qk_norm else None,
+            qk_norm=self.qk_norm,
+            norm_epsilon=self.rms_norm_eps,
+            scale=self.attention_scale,
+            rotates=self.rotates is None or self.rotates[layer_index],
+            interleaved=self.interleaved_rope,
             window=self.windows[layer_index],
         )
 

@@ -18,12 +18,13 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs, KeyValueCache
+from paddlenlp_ext.models.layers import DECODER_LAYERS
+from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbedding
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -35,23 +36,6 @@ from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.utils.random import seed_of
 
 DocumentLengths = Sequence[Sequence[int]]
-
-
-class DecoderLayer(nn.Layer):
-    """Pre-norm decoder layer: attention and feed-forward, each added to the residual stream."""
-
-    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
-        super().__init__()
-        self.self_attn = Attention(config.attention_shape(layer_index), layer_index)
-        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map hidden states [B, S, D] to [B, S, D]."""
-        attended_BSD = recompute_region("full_attn", self.self_attn, self.input_layernorm(x_BSD), inputs)
-        x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
-        return x_BSD + self.mlp(normed_BSD)
 
 
 class PipelineStage(Protocol):
@@ -88,12 +72,15 @@ class Decoder(nn.Layer):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.windows = config.windows
+        self.embedding_multiplier, self.logit_scale = config.embedding_multiplier, config.logit_scale
         self.stage: PipelineStage | None = None
         self.recompute_plan: RecomputePlan | None = None
         self.dropout_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.LayerList([DecoderLayer(config, index) for index in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        layer_type = DECODER_LAYERS[config.layer]
+        self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
+        norm_type = LayerNorm if config.layer == "parallel" else RMSNorm
+        self.norm = norm_type(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(config.rope)
 
     def forward(
@@ -117,10 +104,20 @@ class Decoder(nn.Layer):
         return paddle.zeros([*input_ids_BS.shape, *self.norm.weight.shape], self.norm.weight.dtype)
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map input embeddings [B, S, D] to the hidden states after the final norm, [B, S, D]."""
+        """Map input embeddings [B, S, D] to the input of lm_head, [B, S, D]."""
+        if self.embedding_multiplier != 1.0:
+            x_BSD = x_BSD * self.embedding_multiplier
         if self.stage is not None:
             return self.stage.forward_embeddings(x_BSD, inputs)
-        return self.norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
+        return self.final_norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
+
+    def final_norm(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Map the hidden states after the last layer to the input of lm_head, [B, S, D].
+
+        A family's factor of the logits is applied here, so that lm_head and the fused loss do not need it.
+        """
+        x_BSD = self.norm(x_BSD)
+        return x_BSD if self.logit_scale == 1.0 else x_BSD * self.logit_scale
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
         """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""

@@ -22,7 +22,7 @@ LLAMA_TENSOR_PLAN: TensorPlan = {
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     bias = bool(config.value("attention_bias"))
-    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": False, "windows": full_attention(config)}
+    return {"qkv_bias": bias, "output_bias": bias, "windows": full_attention(config)}
 
 
 FAMILIES.register("llama")(Family("LlamaForCausalLM", _differences, LLAMA_TENSOR_PLAN))

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 def _differences(config: ConfigReader) -> dict[str, Any]:
     window = None if config.value("sliding_window") is None else config.size("sliding_window")
     windows = (window,) * config.size("num_hidden_layers")
-    return {"qkv_bias": False, "output_bias": False, "qk_norm": False, "windows": windows}
+    return {"windows": windows}
 
 
 FAMILIES.register("mistral")(

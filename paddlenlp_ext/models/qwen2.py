@@ -9,7 +9,7 @@ from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, slidin
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    return {"qkv_bias": True, "output_bias": False, "qk_norm": False, "windows": sliding_windows(config)}
+    return {"qkv_bias": True, "windows": sliding_windows(config)}
 
 
 FAMILIES.register("qwen2")(

@@ -6,6 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_windows
+from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 QWEN3_TENSOR_PLAN: TensorPlan = {
@@ -17,7 +18,7 @@ QWEN3_TENSOR_PLAN: TensorPlan = {
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     bias = bool(config.value("attention_bias"))
-    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": True, "windows": sliding_windows(config)}
+    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": QKNorm(), "windows": sliding_windows(config)}
 
 
 FAMILIES.register("qwen3")(

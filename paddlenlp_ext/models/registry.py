@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,11 +24,12 @@ class ConfigReader(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """Decoder family: default config values, differences from Llama, sharding of the weights.
+    """Decoder family: default config values, differences from the common decoder, sharding of the weights.
 
     Attributes:
         architecture: class name in config.json for transformers and inference servers.
-        differences: function from the config to `DecoderConfig`'s `qkv_bias`, `output_bias`, `qk_norm` and `windows`.
+        differences: function from the config to `windows` and the other attributes of `DecoderConfig` that the family
+            sets.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
         defaults: values of keys that the family's config.json leaves out.
     """
@@ -47,26 +48,35 @@ def full_attention(config: ConfigReader) -> tuple[None, ...]:
     return (None,) * config.size("num_hidden_layers")
 
 
+def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int | None, ...]:
+    """Return the window of each layer by `layer_types`, or by `default` where the config has none.
+
+    Raises:
+        ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
+    """
+    types = config.value("layer_types") or default
+    unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
+    if unknown or len(types) != config.size("num_hidden_layers"):
+        raise ValueError(
+            f"layer_types in config.json: {len(types)} entries for {config.size('num_hidden_layers')} layers, unknown "
+            f"{unknown}; known: full_attention, sliding_attention"
+        )
+    if "sliding_attention" not in types:
+        return full_attention(config)
+    window = config.size("sliding_window")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the window of each layer in Qwen's configs.
 
     `layer_types` decides; without it every layer from `max_window_layers` on has a window.
 
     Raises:
-        ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
+        ValueError: see `windows_by_type`.
     """
-    num_layers = config.size("num_hidden_layers")
     if not config.value("use_sliding_window") or config.value("sliding_window") is None:
         return full_attention(config)
     first = config.value("max_window_layers")
-    types = config.value("layer_types") or [
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    ]
-    unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
-    if unknown or len(types) != num_layers:
-        raise ValueError(
-            f"layer_types in config.json: {len(types)} entries for {num_layers} layers, unknown {unknown}; "
-            "known: full_attention, sliding_attention"
-        )
-    window = config.size("sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    layers = range(config.size("num_hidden_layers"))
+    return windows_by_type(config, ["sliding_attention" if layer >= first else "full_attention" for layer in layers])

@@ -1,1 +1,1 @@
-"""Layers over the ops: linear, RMS norm, rotary embedding, attention, feed-forward, embedding."""
+"""Layers over the ops: linear, RMS norm, layer norm, rotary embedding, attention, feed-forward, embedding."""

@@ -81,9 +81,36 @@ class AttentionInputs:
     adapter_inputs: Any = None
 
 
+@dataclass(frozen=True)
+class QKNorm:
+    """RMS norms of queries and keys.
+
+    Attributes:
+        names: names of the two layers in files.
+        per_head: True: over the channels of each head; False: over all heads of the projection together.
+        after_rotation: whether the norms follow the rotation instead of preceding it.
+    """
+
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    per_head: bool = True
+    after_rotation: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.per_head or not self.after_rotation, "the rotation needs separate heads"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """Sizes and options of an attention layer; `qk_norm_epsilon` None means no q/k norms."""
+    """Sizes and options of an attention layer.
+
+    Attributes:
+        qk_norm: norms of queries and keys; None: no norms.
+        norm_epsilon: epsilon of these norms.
+        scale: factor of the scores; None: 1 / sqrt(head_dim).
+        rotates: whether queries and keys are rotated.
+        interleaved: whether the rotation turns neighbouring channels (ops/rope.py).
+        window: sliding window; None: no window.
+    """
 
     hidden_size: int
     num_heads: int
@@ -91,7 +118,11 @@ class AttentionShape:
     head_dim: int
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm_epsilon: float | None = None
+    qk_norm: QKNorm | None = None
+    norm_epsilon: float = 1e-6
+    scale: float | None = None
+    rotates: bool = True
+    interleaved: bool = False
     window: int | None = None
 
 
@@ -105,25 +136,26 @@ class Attention(nn.Layer):
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
         super().__init__()
         self.layer_index, self.head_dim, self.window = layer_index, shape.head_dim, shape.window
-        self.scale = shape.head_dim**-0.5
+        self.rotates, self.interleaved, self.qk_norm = shape.rotates, shape.interleaved, shape.qk_norm
+        self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self.implementation: str | None = None
         kv_size = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
         self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
         self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
-        epsilon = shape.qk_norm_epsilon
-        self.q_norm = None if epsilon is None else RMSNorm(shape.head_dim, epsilon)
-        self.k_norm = None if epsilon is None else RMSNorm(shape.head_dim, epsilon)
+        if self.qk_norm is not None:
+            for name, projection in zip(self.qk_norm.names, (self.q_proj, self.k_proj), strict=True):
+                size = self.head_dim if self.qk_norm.per_head else projection.weight.shape[0]
+                setattr(self, name, RMSNorm(size, shape.norm_epsilon))
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
         q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
-        q_BSNH = self._heads(q_BSE, self.q_norm)
-        k_BSKH = self._heads(k_BSE, self.k_norm)
-        v_BSKH = self._heads(v_BSE, None)
-        q_BSNH = apply_rope(q_BSNH, inputs.cos, inputs.sin)
-        k_BSKH = apply_rope(k_BSKH, inputs.cos, inputs.sin)
+        q_norm, k_norm = (None, None) if self.qk_norm is None else (getattr(self, name) for name in self.qk_norm.names)
+        q_BSNH = self._norm_and_rotate(q_BSE, q_norm, inputs)
+        k_BSKH = self._norm_and_rotate(k_BSE, k_norm, inputs)
+        v_BSKH = self._heads(v_BSE)
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
             out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
@@ -164,7 +196,22 @@ class Attention(nn.Layer):
         rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, self.scale, self.implementation, prefix)
         return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
-    def _heads(self, x_BSE: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
+    def _norm_and_rotate(self, x_BSE: paddle.Tensor, norm: RMSNorm | None, inputs: AttentionInputs) -> paddle.Tensor:
+        """Map projected queries or keys [B, S, heads * H] to [B, S, heads, H]."""
+        kind = self.qk_norm
+        if norm is None or kind is None:
+            return self.rotate(self._heads(x_BSE), inputs.cos, inputs.sin)
+        if not kind.per_head:
+            return self.rotate(self._heads(norm(x_BSE)), inputs.cos, inputs.sin)
+        x_BSNH = self._heads(x_BSE)
+        if kind.after_rotation:
+            return norm(self.rotate(x_BSNH, inputs.cos, inputs.sin))
+        return self.rotate(norm(x_BSNH), inputs.cos, inputs.sin)
+
+    def rotate(self, x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
+        """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""
+        return apply_rope(x_BSNH, cos_BSH, sin_BSH, self.interleaved) if self.rotates else x_BSNH
+
+    def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.
-        x_BSNH = x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])
-        return x_BSNH if norm is None else norm(x_BSNH)
+        return x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import paddle
 from paddle import nn
 
@@ -9,8 +11,28 @@ from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 
 
+class FeatureShards(Protocol):
+    """Interface of the ranks that hold equal shards of the normalized axis (parallel/tensor_parallel.py)."""
+
+    size: int
+
+    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return the sum of `x` over the ranks; differentiable."""
+        ...
+
+    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        ...
+
+
 class RMSNorm(nn.Layer):
-    """Normalization of the last axis, of length `size`, followed by a trained scale that is initialized to one."""
+    """Normalization of the last axis, of length `size`, followed by a trained scale that is initialized to one.
+
+    Attributes:
+        shards: ranks that hold the shards of the last axis; None if it is not sharded.
+    """
+
+    shards: FeatureShards | None = None
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -20,7 +42,14 @@ class RMSNorm(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size]."""
-        return rms_norm(x, self.weight, self.epsilon)
+        return rms_norm(x, self.weight, self.epsilon) if self.shards is None else self._norm_sharded(x, self.shards)
+
+    def _norm_sharded(self, x: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
+        """Normalize by the mean square over all shards, in float32."""
+        x_fp32 = x.astype("float32")
+        squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))
+        scale = (squares / (x.shape[-1] * shards.size) + self.epsilon).rsqrt()
+        return (x_fp32 * scale * self.weight.astype("float32")).astype(x.dtype)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return `x + addend` and the normalized sum, both [..., size]."""

@@ -1,6 +1,13 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), with the dimension pairs (i, i + H/2) of Hugging Face.
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    (x[i], x[i + H/2]) -> (x[i] cos - x[i + H/2] sin, x[i + H/2] cos + x[i] sin)
+    (x[i], x[j]) -> (x[i] cos - x[j] sin, x[j] cos + x[i] sin)
+
+| layout | pairs (i, j) | models |
+| --- | --- | --- |
+| halves | (i, i + H/2) | Llama and most others, in the format of Hugging Face |
+| interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
+
+The tables have the angles of the pairs twice: [0, ..., H/2 - 1, 0, ..., H/2 - 1].
 
 Shapes: B batch, S sequence, N heads, H head dimension.
 """
@@ -17,35 +24,51 @@ from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, 
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
-def rope_reference(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Rotate each pair (x[i], x[i + H/2]) by its angle in fp32."""
+def rope_reference(
+    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate each pair by its angle in fp32."""
     x = x_BSNH.astype("float32")
-    first, second = paddle.chunk(x, 2, axis=-1)
-    turned = paddle.concat([-second, first], axis=-1)
+    if interleaved:
+        cos_BSH, sin_BSH = _interleave(cos_BSH), _interleave(sin_BSH)
+        turned = paddle.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).flatten(-2)
+    else:
+        first, second = paddle.chunk(x, 2, axis=-1)
+        turned = paddle.concat([-second, first], axis=-1)
     return (x * cos_BSH.unsqueeze(2) + turned * sin_BSH.unsqueeze(2)).astype(x_BSNH.dtype)
 
 
-def rope_cpu(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Rotate with a matmul by a signed permutation, which swaps the halves exactly; the bits equal the reference's.
+def _interleave(table_BSH: paddle.Tensor) -> paddle.Tensor:
+    """Reorder a table to the angles [0, 0, 1, 1, ...]."""
+    return paddle.repeat_interleave(table_BSH[..., : table_BSH.shape[-1] // 2], 2, axis=-1)
+
+
+def rope_cpu(
+    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate with a matmul by a signed permutation, which swaps the pairs exactly; the bits equal the reference's.
 
     On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
     """
-    return _Rope.apply(x_BSNH, cos_BSH, sin_BSH)
+    if interleaved:
+        cos_BSH, sin_BSH = _interleave(cos_BSH), _interleave(sin_BSH)
+    return _Rope.apply(x_BSNH, cos_BSH, sin_BSH, interleaved)
 
 
 class _Rope(PyLayer):
     @staticmethod
-    def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
+    def forward(ctx, x_BSNH, cos_BSH, sin_BSH, interleaved):
         ctx.save_for_backward(cos_BSH, sin_BSH)
+        ctx.matrix = _rotation_matrix(x_BSNH.shape[-1], interleaved)
         cos, sin = _per_head(cos_BSH, x_BSNH), _per_head(sin_BSH, x_BSNH)
-        turned = paddle.matmul(x_BSNH, _rotation_matrix(x_BSNH.shape[-1]))
+        turned = paddle.matmul(x_BSNH, ctx.matrix)
         return (x_BSNH * cos).add_(turned.multiply_(sin))
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
         cos_BSH, sin_BSH = ctx.saved_tensor()
         cos, sin = _per_head(cos_BSH, gradient_BSNH), _per_head(sin_BSH, gradient_BSNH)
-        turned_back = paddle.matmul(gradient_BSNH * sin, _rotation_matrix(gradient_BSNH.shape[-1]), transpose_y=True)
+        turned_back = paddle.matmul(gradient_BSNH * sin, ctx.matrix, transpose_y=True)
         return (gradient_BSNH * cos).add_(turned_back), None, None
 
 
@@ -55,45 +78,55 @@ def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tens
 
 
 @functools.cache
-def _rotation_matrix(head_dim: int) -> paddle.Tensor:
-    """Return the matrix [H, H] for which x @ matrix is (-second half, first half)."""
-    half = np.eye(head_dim // 2, dtype=np.float32)
-    zero = np.zeros_like(half)
-    return paddle.to_tensor(np.block([[zero, half], [-half, zero]]), place=paddle.CPUPlace())
+def _rotation_matrix(head_dim: int, interleaved: bool) -> paddle.Tensor:
+    """Return the matrix [H, H] for which x @ matrix holds -x[j] at i and x[i] at j, for each pair (i, j)."""
+    pairs = np.arange(head_dim).reshape(-1, 2) if interleaved else np.arange(head_dim).reshape(2, -1).T
+    first, second = pairs.T
+    matrix = np.zeros((head_dim, head_dim), np.float32)
+    matrix[second, first], matrix[first, second] = -1, 1
+    return paddle.to_tensor(matrix, place=paddle.CPUPlace())
 
 
-def rope_cpp(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
+def rope_cpp(
+    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
     """Rotate in one pass of C++ (csrc/rope.cpp); only the tables are saved for the backward pass."""
     tables = cos_BSH.contiguous(), sin_BSH.contiguous()
     if needs_grad(x_BSNH):
-        return _RopeCpp.apply(x_BSNH, *tables)
-    return _rotated(x_BSNH, *tables, back=False)
+        return _RopeCpp.apply(x_BSNH, *tables, interleaved)
+    return _rotated(x_BSNH, *tables, interleaved, back=False)
 
 
 class _RopeCpp(PyLayer):
     @staticmethod
-    def forward(ctx, x_BSNH, cos_BSH, sin_BSH):
+    def forward(ctx, x_BSNH, cos_BSH, sin_BSH, interleaved):
         ctx.save_for_backward(cos_BSH, sin_BSH)
-        return _rotated(x_BSNH, cos_BSH, sin_BSH, back=False)
+        ctx.interleaved = interleaved
+        return _rotated(x_BSNH, cos_BSH, sin_BSH, interleaved, back=False)
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
-        return _rotated(gradient_BSNH, *ctx.saved_tensor(), back=True), None, None
+        cos_BSH, sin_BSH = ctx.saved_tensor()
+        return _rotated(gradient_BSNH, cos_BSH, sin_BSH, ctx.interleaved, back=True), None, None
 
 
-def _rotated(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, back: bool) -> paddle.Tensor:
+def _rotated(
+    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool, back: bool
+) -> paddle.Tensor:
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
     assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables' shape does not match x"
     assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables' dtype does not match x"
     out_BSNH = empty(x_BSNH.shape)
     inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
-    function("rope_turn")(*inputs, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
+    function("rope_turn")(*inputs, interleaved, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
     return out_BSNH
 
 
 rope_op = DispatchedOp("rope", native=(rope_cpp, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
 
 
-def apply_rope(x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`."""
-    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSH, sin_BSH)
+def apply_rope(
+    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`, in halves or interleaved pairs."""
+    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSH, sin_BSH, interleaved)

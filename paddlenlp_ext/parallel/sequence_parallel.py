@@ -79,7 +79,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     partial = [*decoder.norm.parameters()]
     for layer in decoder.layers:
-        partial += [*layer.input_layernorm.parameters(), *layer.post_attention_layernorm.parameters()]
+        partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # next to attention or MLP
             partial += adapter.own_parameters()

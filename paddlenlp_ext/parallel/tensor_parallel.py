@@ -4,6 +4,7 @@
     colwise      outputs are sharded     copy_to_group              -
     rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
+    norm         features are sharded    sums of squares are all-reduced inside the norm
     replicated   full                    applied to local heads only, so its gradient is summed over the ranks
 
 Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives. A base layer and its adapters
@@ -24,6 +25,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis
@@ -76,6 +78,8 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
             _shard_vocabulary(decoder, name, outermost, axis)
         elif style == "replicated":
             _mark_partial_gradients(outermost)
+        elif style == "norm":
+            _shard_norm(name, outermost, axis)
         else:
             parent = name.rpartition(".")[0]
             shared = inputs.setdefault(parent, _SharedInput(collectives.enter))
@@ -280,6 +284,18 @@ def _mark_partial_gradients(layer: nn.Layer) -> None:
     """Mark a replicated layer's parameters: each rank computes a part of their gradients."""
     for parameter in layer.parameters():
         set_placement(parameter, needs_tp_reduce=True)
+
+
+def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
+    """Shard a norm over the outputs of a column-parallel layer.
+
+    Raises:
+        ValueError: the norm has an adapter.
+    """
+    if not isinstance(outermost, RMSNorm):
+        raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
+    shard_parameter(outermost, "weight", 0, axis)
+    outermost.shards = TensorParallelGroup(axis)
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:

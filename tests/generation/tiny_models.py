@@ -18,6 +18,11 @@ FAMILIES = {
     "mistral_window": {"model_type": "mistral", "sliding_window": 8},
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3_qk_norm": {"model_type": "qwen3", "head_dim": 16},
+    "ernie4_5_interleaved": {"model_type": "ernie4_5", "head_dim": 16},
+    "smollm3_layer_without_rotation": {"model_type": "smollm3", "no_rope_layer_interval": 2},
+    "granite_multipliers": {"model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
+    "olmo2_post_norm": {"model_type": "olmo2"},
+    "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
 }
 
 

@@ -18,7 +18,7 @@ from tests.models.tiny_model import TINY, make_model
     [
         (
             {"model_type": "qwen2_moe"},
-            "model_type 'qwen2_moe' in config.json is not supported; supported: llama, mistral, qwen2, qwen3$",
+            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, ernie4_5, granite, llama, ",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
@@ -36,7 +36,7 @@ def test_from_dict_unsupported_value_raises(changes, message):
 
 
 def test_from_dict_without_model_type_lists_known_families():
-    with pytest.raises(ValueError, match=r"no 'model_type'; known: llama"):
+    with pytest.raises(ValueError, match=r"no 'model_type'; known: .*llama"):
         DecoderConfig.from_dict({"vocab_size": 3})
 
 
@@ -58,10 +58,39 @@ def test_from_dict_without_model_type_lists_known_families():
             },
             (8, None),
         ),
+        ({"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "cohere2", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, (None, None)),
+        (
+            {
+                "model_type": "smollm3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "no_rope_layers": [0, 1, 0],
+            },
+            (8, None),
+        ),
     ],
 )
 def test_from_dict_sliding_windows_follow_the_family(config, windows):
     assert DecoderConfig.from_dict({**TINY, **config}).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "rotates"),
+    [
+        ({"model_type": "smollm3", "num_hidden_layers": 5}, (True, True, True, False, True)),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 2}, (True, False)),
+        ({"model_type": "smollm3", "no_rope_layers": [0, 1, 0]}, (False, True)),
+        ({"model_type": "cohere2", "layer_types": ["full_attention", "sliding_attention"]}, (False, True)),
+    ],
+)
+def test_from_dict_layers_without_rotation_follow_the_family(config, rotates):
+    assert DecoderConfig.from_dict({**TINY, **config}).rotates == rotates
+
+
+def test_from_dict_smollm3_with_too_few_no_rope_layers_raises():
+    with pytest.raises(ValueError, match=r"no_rope_layers in config\.json: 1 entries for 2 layers"):
+        DecoderConfig.from_dict({**TINY, "model_type": "smollm3", "no_rope_layers": [1]})
 
 
 def test_from_dict_invalid_layer_types_raise():

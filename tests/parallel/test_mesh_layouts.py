@@ -12,6 +12,13 @@ pytestmark = pytest.mark.layouts
 
 DEEP = {"num_hidden_layers": 4}
 BIASED = {**DEEP, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
+GRANITE = {
+    "model_type": "granite",
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.25,
+}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
 REPLACED = {
     "rank": 4,
@@ -46,6 +53,7 @@ FOUR = {
         Case("lora-replaced-tied-tensor-stages", BOTH, DEEP, "lora", {"rank": 4, "modules_to_save": ("lm_head",)}),
         Case("adalora-tensor-stages", BOTH, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
         Case("prefix-tensor-stages", BOTH, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
+        Case("sft-granite-tensor-stages", BOTH, {**DEEP, **GRANITE}),
         Case("sft-sequence-stages", DIVIDED, DEEP),
         Case("sft-sequence-virtual", {**DIVIDED, "virtual_pp_degree": 2, "recompute": True}, BIASED),
         Case("lora-sequence-stages", {**DIVIDED, "recompute": True}, BIASED, *LORA),

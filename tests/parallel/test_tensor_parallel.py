@@ -78,7 +78,13 @@ MORE_SEQUENCE = [
     Case("sp-tokens", {**TENSOR, "sequence_parallel": True}, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
-LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE)]
+FAMILIES = [
+    Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
+    Case("sp-lora-olmo2", {**TENSOR, "sequence_parallel": True}, {"model_type": "olmo2"}, "lora", {"rank": 4}),
+    Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
+    Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
+]
+LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES)]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 
 

@@ -1,4 +1,5 @@
-// Rotary position embedding of all heads: each pair (x[i], x[i + size/2]) is rotated by an angle of its position.
+// Rotary position embedding of all heads: each pair (x[i], x[i + size/2]), or (x[2 i], x[2 i + 1]) if interleaved, is
+// rotated by an angle of its position.
 #include "elementwise.h"
 
 namespace plx {
@@ -15,16 +16,27 @@ void rotate_head(const float* x, const float* cos, const float* sin, bool is_bac
     });
 }
 
+// The same for pairs of neighbouring channels; the tables hold the angles in halves.
+void rotate_pairs(const float* x, const float* cos, const float* sin, bool is_backward, i64 half, float* out) {
+    for (i64 pair = 0; pair < half; ++pair) {
+        float first = x[2 * pair], second = x[2 * pair + 1];
+        float a = is_backward ? -sin[half + pair] : sin[pair], b = is_backward ? -sin[pair] : sin[half + pair];
+        out[2 * pair] = first * cos[pair] - second * a;
+        out[2 * pair + 1] = second * cos[half + pair] + first * b;
+    }
+}
+
 }  // namespace
 
-Status rope_turn(const float* x, const float* cos, const float* sin, bool is_backward, i64 positions, i64 heads,
-                 i64 size, float* out) {
+Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
+                 i64 positions, i64 heads, i64 size, float* out) {
     return guarded([&] {
+        auto rotate = is_interleaved ? rotate_pairs : rotate_head;
         parallel_for_rows(positions, heads * size, [=](i64 begin, i64 end) {
             for (i64 position = begin; position < end; ++position) {
                 const float *own_cos = cos + position * size, *own_sin = sin + position * size;
                 for (i64 head = position * heads; head < (position + 1) * heads; ++head)
-                    rotate_head(x + head * size, own_cos, own_sin, is_backward, size / 2, out + head * size);
+                    rotate(x + head * size, own_cos, own_sin, is_backward, size / 2, out + head * size);
             }
         });
     });

@@ -138,7 +138,7 @@ class Pipeline:
         """Run the chunk's layers, and the norm after the last layer; keep the output for `run`."""
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
-        return self._decoder.norm(self._output) if self._is_last(chunk) else self._output
+        return self._decoder.final_norm(self._output) if self._is_last(chunk) else self._output
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Run one forward pass of all stages outside `run`; the last stage returns the result."""

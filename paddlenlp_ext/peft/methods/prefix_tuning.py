@@ -34,7 +34,6 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.rope import apply_rope
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
@@ -129,16 +128,25 @@ class PrefixModel(PeftModel):
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
                 converted[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
-            converted[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(converted.pop(name))
+            attention = layers[name.rpartition(".")[0]].base
+            converted[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(converted.pop(name), attention)
         super().load_tensors(converted, where)
 
-    def _shift_keys(self, prefix_P2KH: np.ndarray) -> np.ndarray:
-        """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P."""
+    def _shift_keys(self, prefix_P2KH: np.ndarray, attention: Attention) -> np.ndarray:
+        """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P.
+
+        Raises:
+            ValueError: the layer norms queries and keys after the rotation, which does not commute with the norm.
+        """
+        if attention.qk_norm is not None and attention.qk_norm.after_rotation:
+            raise ValueError("a prefix for positions from 0 does not fit a model with norms after the rotation")
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
         cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
         amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
-        rotated = (apply_rope(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
+        if not attention.rotates:
+            amplitude = 1.0
+        rotated = (attention.rotate(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
         return np.stack([rotated, prefix_P2KH[:, 1]], axis=1)
 
     @staticmethod

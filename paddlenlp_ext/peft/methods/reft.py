@@ -265,9 +265,14 @@ class ReFTConfig(PeftConfig):
         return [known[number] for number in numbers]
 
     def wrap(self, name: str, base: Any, seed: int) -> ReftLayer:
-        hidden_size = base.input_layernorm.weight.shape[0]
         intervention = build_intervention(
-            self.intervention_type, hidden_size, self.rank, self.act_fn, self.add_bias, seed, f"{name}.intervention"
+            self.intervention_type,
+            base.hidden_size,
+            self.rank,
+            self.act_fn,
+            self.add_bias,
+            seed,
+            f"{name}.intervention",
         )
         return ReftLayer(base, intervention, self.dropout)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.models.decoder import DecoderLayer
+from paddlenlp_ext.models.layers import DecoderLayer
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan

@@ -23,6 +23,7 @@ _SMALL = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+_NO_PADDING = {"pad_token_id": None}  # transformers computes no gradient for the embedding of padding
 _LLAMA31 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -90,6 +91,49 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention"],
         "max_window_layers": 28,
+    },
+    "ernie4_5": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "ernie4_5",
+        "head_dim": 12,
+        "use_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "smollm3": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "smollm3",
+        "no_rope_layers": [1, 0],
+        "tie_word_embeddings": True,
+    },
+    "smollm3_window": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "smollm3",
+        "no_rope_layer_interval": 2,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+    },
+    "granite": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "granite",
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+    },
+    "olmo2": {**_SMALL, **_NO_PADDING, "model_type": "olmo2"},
+    "cohere2": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "cohere2",
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.3,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "tie_word_embeddings": True,
     },
 }
 

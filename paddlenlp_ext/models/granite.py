@@ -1,0 +1,28 @@
+"""Granite 3: Llama with four multipliers (maximal update parametrization, arXiv:2203.03466). IBM 2024."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    bias = bool(config.value("attention_bias"))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "attention_scale": float(config.value("attention_multiplier")),
+        "embedding_multiplier": float(config.value("embedding_multiplier")),
+        "residual_multiplier": float(config.value("residual_multiplier")),
+        "logit_scale": 1.0 / float(config.value("logits_scaling")),
+        "windows": full_attention(config),
+    }
+
+
+_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+
+FAMILIES.register("granite")(
+    Family("GraniteForCausalLM", _differences, LLAMA_TENSOR_PLAN, dict.fromkeys(_MULTIPLIERS, 1.0))
+)

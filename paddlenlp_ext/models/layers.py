@@ -1,0 +1,100 @@
+"""Decoder layers: the order of norms, attention and feed-forward. A family names one of them.
+
+| layer | formula | families |
+| --- | --- | --- |
+| pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
+| post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 |
+| parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
+
+Shapes: B batch, S sequence, D hidden.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+
+
+class DecoderLayer(nn.Layer):
+    """Base of the decoder layers: attention and feed-forward, each added to the residual stream.
+
+    Attributes:
+        hidden_size: D.
+        residual_multiplier: factor of what attention and feed-forward add.
+    """
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__()
+        self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
+        self.self_attn = Attention(config.attention_shape(layer_index), layer_index)
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Map hidden states [B, S, D] to [B, S, D]."""
+        raise NotImplementedError
+
+    def norms(self) -> list[nn.Layer]:
+        """Return the norms of hidden states, without those inside attention."""
+        return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
+
+    def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        return self._scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
+
+    def _feed_forward(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        return self._scaled(self.mlp(x_BSD))
+
+    def _scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
+
+
+class PreNormLayer(DecoderLayer):
+    """Layer with norms before attention and feed-forward."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        attended_BSD = self._attend(self.input_layernorm(x_BSD), inputs)
+        x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
+        return x_BSD + self._feed_forward(normed_BSD)
+
+
+class PostNormLayer(DecoderLayer):
+    """Layer with norms after attention and feed-forward (OLMo 2, arXiv:2501.00656)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        x_BSD = x_BSD + self.post_attention_layernorm(self._attend(x_BSD, inputs))
+        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(x_BSD))
+
+
+class ParallelLayer(DecoderLayer):
+    """Layer with one norm, whose result enters attention and feed-forward (Cohere 2)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.input_layernorm = LayerNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        normed_BSD = self.input_layernorm(x_BSD)
+        return x_BSD + self._attend(normed_BSD, inputs) + self._feed_forward(normed_BSD)
+
+
+DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
+    "pre_norm": PreNormLayer,
+    "post_norm": PostNormLayer,
+    "parallel": ParallelLayer,
+}

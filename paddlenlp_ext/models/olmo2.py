@@ -1,0 +1,30 @@
+"""OLMo 2: norms after attention and feed-forward, and norms of queries and keys over all heads. arXiv:2501.00656."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.nn.attention import QKNorm
+from paddlenlp_ext.sharding_spec import TensorPlan
+
+OLMO2_TENSOR_PLAN: TensorPlan = {
+    **LLAMA_TENSOR_PLAN,
+    "model.layers.*.self_attn.q_norm": "norm",
+    "model.layers.*.self_attn.k_norm": "norm",
+}
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    bias = bool(config.value("attention_bias"))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "qk_norm": QKNorm(per_head=False),
+        "layer": "post_norm",
+        "windows": full_attention(config),
+    }
+
+
+FAMILIES.register("olmo2")(Family("Olmo2ForCausalLM", _differences, OLMO2_TENSOR_PLAN, {"rms_norm_eps": 1e-5}))

@@ -1,0 +1,38 @@
+"""SmolLM3: Llama without rotation in every fourth layer (NoPE, arXiv:2501.18795). Hugging Face 2025."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention, windows_by_type
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    num_layers, interval = config.size("num_hidden_layers"), config.size("no_rope_layer_interval", 4)
+    rotates = config.value("no_rope_layers")  # in spite of its name: 1 for a layer with rotation
+    if rotates is None:
+        rotates = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if len(rotates) < num_layers:
+        raise ValueError(f"no_rope_layers in config.json: {len(rotates)} entries for {num_layers} layers")
+    rotates = [bool(each) for each in rotates[:num_layers]]
+    windows = full_attention(config)
+    if config.value("use_sliding_window") and config.value("sliding_window") is not None:
+        windows = windows_by_type(config, ["full_attention" if each else "sliding_attention" for each in rotates])
+    bias = bool(config.value("attention_bias"))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "rotates": tuple(rotates),
+        "windows": windows,
+    }
+
+
+FAMILIES.register("smollm3")(
+    Family(
+        "SmolLM3ForCausalLM",
+        _differences,
+        LLAMA_TENSOR_PLAN,
+        {"num_key_value_heads": 4, "rope_theta": 2000000.0, "tie_word_embeddings": True},
+    )
+)
