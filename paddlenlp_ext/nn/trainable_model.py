@@ -28,7 +28,6 @@ class TrainableModel(nn.Layer):
         set_aside: base parameters that an adapter replaces (peft/replaced_parameters.py), by name.
         has_loaded_replacements: whether the replacements of base parameters were read from an adapter's file.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
-        tables: components of the names of two-dimensional parameters that are tables of vectors, not linear maps.
     """
 
     config: Any
@@ -38,7 +37,6 @@ class TrainableModel(nn.Layer):
     remote_parameters: set[str]
     lm_head: Any
     reads_prompts: bool = False
-    tables: frozenset[str] = frozenset({"embed_tokens", "lm_head"})
     set_aside: Mapping[str, paddle.Tensor | None] = {}
     has_loaded_replacements: bool = False
 

@@ -79,7 +79,6 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         own_keys: name of a tensor that belongs to no layer -> its full key in Hugging Face PEFT's file.
         key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompts.
         changes_bias: whether merging changes biases too.
-        tables: names of the method's two-dimensional parameters that are tables of vectors, not linear maps.
         excludes: incompatible key (tensor_parallel_degree, sequence_parallel) -> reason.
         free_on_resume: fields that may differ from those of the resumed checkpoint, because they affect only training
             or initialization, or because names and shapes of the tensors imply them.
@@ -96,7 +95,6 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     own_keys: ClassVar[Mapping[str, str]] = {}
     key_prefix: ClassVar[str] = "base_model.model."
     changes_bias: ClassVar[bool] = False
-    tables: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[Mapping[str, str]] = {}
     free_on_resume: ClassVar[frozenset[str]] = frozenset(
         {"path", "dropout", "target_modules"}

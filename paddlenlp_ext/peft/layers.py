@@ -208,6 +208,33 @@ class LinearAdapter(WeightAdapter):
         raise NotImplementedError
 
 
+def first_features(layer: LinearAdapter) -> tuple[int, int]:
+    """Return the positions of a shard's first output and first input feature among all features of the layer."""
+    index = 0 if layer.shard_group is None else layer.shard_group.index
+    is_shard_of_outputs, is_shard_of_inputs = layer.style == "colwise", layer.style == "rowwise"
+    return index * layer.out_features * is_shard_of_outputs, index * layer.in_features * is_shard_of_inputs
+
+
+def require_complete_units(group: ShardGroup, features: int, kind: str, unit: int, name: str, remedy: str) -> None:
+    """Check that a shard of a layer's features consists of complete units, such as blocks.
+
+    Args:
+        group: ranks that share the layer.
+        features: number of features of the shard.
+        kind: "inputs" or "outputs".
+        unit: number of features that have to stay together.
+        name, remedy: name of the unit, and the change that helps, for the error.
+
+    Raises:
+        ValueError: a unit is divided between ranks.
+    """
+    if features % unit:
+        raise ValueError(
+            f"tensor_parallel_degree {group.size} leaves each process {features} {kind} of a layer, not a multiple of "
+            f"{name} {unit}; {remedy}, or set tensor_parallel_degree 1"
+        )
+
+
 def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
     """Check that the layer is a linear one, and return it with that type."""
     assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"

@@ -77,7 +77,6 @@ class PeftModel(TrainableModel):
         self.base_model = model
         self.peft_config = peft_config
         self.reads_prompts = peft_config.reads_prompts
-        self.tables = model.tables | peft_config.tables
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")
 

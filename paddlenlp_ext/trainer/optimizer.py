@@ -209,7 +209,7 @@ def _muon(request: _Request) -> Muon:
     matrices = {
         parameter.name: shard_of(parameter)
         for name, parameter in trainable_parameters(request.model).items()
-        if is_muon_matrix(request.model, name, full_shape(parameter))
+        if is_muon_matrix(name, full_shape(parameter))
     }
     return Muon(request.groups, request.options, request.rounding, matrices, request.gather)
 

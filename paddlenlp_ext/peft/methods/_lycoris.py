@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 
 # Initialization and dropout do not affect a stored adapter; the decomposition of convolutions does not affect linears.
 _WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}
@@ -19,7 +18,7 @@ _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layer
 
 
 @dataclass(kw_only=True)
-class LycorisConfig(PeftConfig):
+class LycorisConfig(LinearTargetsConfig):
     """Base of the options of LoKr and LoHa; a subclass declares `rank` and `alpha`.
 
     Class attributes:
@@ -30,9 +29,6 @@ class LycorisConfig(PeftConfig):
 
     rank: int
     alpha: float | None
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -48,10 +44,6 @@ class LycorisConfig(PeftConfig):
         rank = int(by_pattern(self.rank_pattern, name, self.rank))
         assert self.alpha is not None
         return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, type(self))
-        return dataclasses.replace(stored, path=self.path)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:

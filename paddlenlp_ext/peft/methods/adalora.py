@@ -26,7 +26,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.methods._adalora_allocator import (
@@ -35,6 +35,7 @@ from paddlenlp_ext.peft.methods._adalora_allocator import (
     Triplets,
     select_ranks,
 )
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -142,7 +143,7 @@ class AdaLoRAModel(PeftModel):
 
 @PEFT_METHODS.register("adalora")
 @dataclass(kw_only=True)
-class AdaLoRAConfig(PeftConfig):
+class AdaLoRAConfig(LinearTargetsConfig):
     """Options of AdaLoRA.
 
     Raises:
@@ -150,6 +151,7 @@ class AdaLoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "ADALORA"
+    targets_key: ClassVar[str] = "adalora_target_modules"
     model_class: ClassVar[type[TrainableModel] | None] = AdaLoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         *("target_r", "tinit", "tfinal", "delta_t", "total_step"),
@@ -163,9 +165,6 @@ class AdaLoRAConfig(PeftConfig):
     )
     dropout: float = option(
         0.0, help="dropout on the adapter's input during training", minimum=0, below=1, arguments=("lora_dropout",)
-    )
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
     tinit: int | None = option(None, help="initial steps without rank pruning; unset: 10 % of the run", minimum=0)
     tfinal: int | None = option(None, help="final steps with fixed ranks; unset: 30 % of the run", minimum=0)
@@ -190,9 +189,6 @@ class AdaLoRAConfig(PeftConfig):
             )
         if self.alpha is None:
             self.alpha = 2 * self.init_r
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "adalora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdaLoRALinear:
         assert self.alpha is not None

@@ -12,7 +12,6 @@ Shapes: m factors, k blocks of b features, k * b = in; out features of the adapt
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,10 +22,11 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear
-from paddlenlp_ext.peft.methods.oft import rotate_blocks
+from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear, require_complete_units
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.methods.oft import cayley, chosen_block_size, rotate_blocks
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -35,7 +35,7 @@ BLOCK_SIZE = 4
 
 @PEFT_METHODS.register("boft")
 @dataclass(kw_only=True)
-class BOFTConfig(PeftConfig):
+class BOFTConfig(LinearTargetsConfig):
     """Options of BOFT.
 
     Raises:
@@ -43,6 +43,7 @@ class BOFTConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "BOFT"
+    targets_key: ClassVar[str] = "boft_target_modules"
 
     block_size: int | None = option(
         None, help="features per rotation block, a divisor of in_features; unset or 0: 4", minimum=0
@@ -56,23 +57,11 @@ class BOFTConfig(PeftConfig):
     dropout: float = option(
         0.0, help="share of the blocks of one factor that are the identity in a training step", minimum=0, below=1
     )
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.block_size, self.num_blocks = self.block_size or None, self.num_blocks or None  # PEFT writes 0 for unset
-        if self.block_size is None and self.num_blocks is None:
-            self.block_size = BLOCK_SIZE
-        if self.block_size is not None and self.num_blocks is not None:
-            raise ValueError(
-                f"boft_block_size={self.block_size} and boft_num_blocks={self.num_blocks} exclude each other: their "
-                "product is the number of inputs of a layer; leave one of them out"
-            )
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "boft_target_modules")
+        self.block_size = chosen_block_size("boft", self.block_size, self.num_blocks, BLOCK_SIZE)
 
     def block_size_of(self, name: str, in_features: int) -> int:
         """Return the block size of the layer `name`.
@@ -101,10 +90,6 @@ class BOFTConfig(PeftConfig):
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         block_size = self.block_size_of(name, as_linear(base).in_features)
         return BOFTLinear(base, block_size, self.butterfly_factors, self.dropout)
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, BOFTConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     def decays(self, parameter_name: str) -> bool:
         """Return whether weight decay may act on a parameter: not on the scales, whose neutral value is 1."""
@@ -168,9 +153,7 @@ class BOFTLinear(LinearAdapter):
         """Return the blocks of all D_i, float32 [m, k, b, b]."""
         with paddle.amp.auto_cast(enable=False):
             values = self.boft_R.astype("float32")
-            skew = 0.5 * (values - values.transpose([0, 1, 3, 2]))
-            eye = paddle.eye(self.block_size)
-            return paddle.linalg.solve(eye + skew, eye - skew)
+            return cayley(0.5 * (values - values.transpose([0, 1, 3, 2])))
 
     def delta_weight(self) -> paddle.Tensor:
         """Return diag(s) W R^T - W, float32 [out, in]."""
@@ -193,12 +176,8 @@ class BOFTLinear(LinearAdapter):
         """
         super().set_tensor_parallel_shard(style, group)
         span = self.block_size * 2 ** (self.factors - 1)
-        if self.in_features % span:
-            raise ValueError(
-                f"tensor_parallel_degree {group.size} leaves each process {self.in_features} inputs of a layer, not a "
-                f"multiple of the {span} that BOFT's factors mix; lower boft_block_size or boft_butterfly_factors, or "
-                "set tensor_parallel_degree 1"
-            )
+        remedy = "lower boft_block_size or boft_butterfly_factors"
+        require_complete_units(group, self.in_features, "inputs", span, "the inputs that BOFT's factors mix,", remedy)
 
     def _rotate(self, x: paddle.Tensor, blocks: paddle.Tensor, factor: int) -> paddle.Tensor:
         """Return x M_i [..., in] for the blocks [k, b, b] of D_i."""

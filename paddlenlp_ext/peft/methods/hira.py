@@ -11,7 +11,6 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,10 +21,11 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update
 from paddlenlp_ext.sharding_spec import Style
@@ -33,7 +33,7 @@ from paddlenlp_ext.sharding_spec import Style
 
 @PEFT_METHODS.register("hira")
 @dataclass(kw_only=True)
-class HiRAConfig(PeftConfig):
+class HiRAConfig(LinearTargetsConfig):
     """Options of HiRA.
 
     Raises:
@@ -41,24 +41,15 @@ class HiRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "HIRA"
+    targets_key: ClassVar[str] = "hira_target_modules"
 
     rank: int = option(
         32, help="rank r of the matrix that multiplies the weight", minimum=1, maximum=65536, arguments=("r",)
     )
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "hira_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         return HiRALinear(base, self.rank, self.dropout, seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, HiRAConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:

@@ -24,7 +24,6 @@ Shapes: r reflections, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,16 +35,17 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, as_linear, kaiming_uniform
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
 
 @PEFT_METHODS.register("hra")
 @dataclass(kw_only=True)
-class HRAConfig(PeftConfig):
+class HRAConfig(LinearTargetsConfig):
     """Options of HRA.
 
     Raises:
@@ -53,7 +53,7 @@ class HRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "HRA"
-    tables: ClassVar[frozenset[str]] = frozenset({"hra_u"})
+    targets_key: ClassVar[str] = "hra_target_modules"
 
     rank: int = option(
         8,
@@ -68,12 +68,9 @@ class HRAConfig(PeftConfig):
         aliases=("hra_apply_GS",),
         arguments=("apply_GS",),
     )
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def targets(self, model: TrainableModel) -> list[str]:
-        names = select_targets(linear_names(model), self.target_modules, "hra_target_modules")
+        names = super().targets(model)
         smallest = min(as_linear(layer_at(model, name)).in_features for name in names)
         if self.gram_schmidt and self.rank > smallest:
             raise ValueError(
@@ -84,10 +81,6 @@ class HRAConfig(PeftConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> HRALinear:
         return HRALinear(base, self.rank, self.gram_schmidt, seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> HRAConfig:
-        assert isinstance(stored, HRAConfig)
-        return dataclasses.replace(stored, path=self.path)
 
     def decays(self, parameter_name: str) -> bool:
         """Return False: only the directions of the vectors matter, and weight decay would only shorten them."""

@@ -22,8 +22,6 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.inject import linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
 from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
@@ -41,6 +39,7 @@ class LoHaConfig(LycorisConfig):
     """
 
     peft_type: ClassVar[str] = "LOHA"
+    targets_key: ClassVar[str] = "loha_target_modules"
 
     rank: int = option(
         8, help="rank r of both products; the update has rank up to r * r", minimum=1, maximum=65536, arguments=("r",)
@@ -50,9 +49,6 @@ class LoHaConfig(LycorisConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.alpha = self.rank if self.alpha is None else self.alpha
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "loha_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoHaLinear:
         return LoHaLinear(base, *self.rank_and_scaling(name), seed, name)

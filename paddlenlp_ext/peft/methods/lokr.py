@@ -21,10 +21,8 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import linear_names, select_targets
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.methods._lycoris import LycorisConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -41,6 +39,7 @@ class LoKrConfig(LycorisConfig):
     """
 
     peft_type: ClassVar[str] = "LOKR"
+    targets_key: ClassVar[str] = "lokr_target_modules"
     own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lokr_config.json")
 
@@ -67,9 +66,6 @@ class LoKrConfig(LycorisConfig):
         self.alpha = self.alpha or self.rank
         if self.factor == 0:
             raise ValueError("lokr_factor=0 is out of range; allowed: -1, or at least 1")
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "lokr_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoKrLinear:
         return LoKrLinear(base, *self.rank_and_scaling(name), self.factor, self.decompose_both, seed, name)

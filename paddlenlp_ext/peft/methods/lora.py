@@ -46,13 +46,12 @@ from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unrea
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import (
     by_pattern,
-    linear_names,
-    select_targets,
     shortest_targets,
     targets_from_peft,
 )
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -73,7 +72,7 @@ IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degr
 
 @PEFT_METHODS.register("lora")
 @dataclass(kw_only=True)
-class LoRAConfig(PeftConfig):
+class LoRAConfig(LinearTargetsConfig):
     """Options of LoRA, rsLoRA and LoRA+.
 
     Raises:
@@ -81,6 +80,7 @@ class LoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "LORA"
+    targets_key: ClassVar[str] = "lora_target_modules"
     draws_a: ClassVar[bool] = True
     """Whether A starts as in LoRA, so that `init_lora_weights` chooses its distribution."""
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
@@ -91,9 +91,6 @@ class LoRAConfig(PeftConfig):
         None, help="scale of the update is alpha / rank; unset: 2 * rank, or 4 with rslora", above=0
     )
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
     rslora: bool = option(
         False, help="rsLoRA: scale by alpha / sqrt(rank), for large ranks", key="rslora", arguments=("use_rslora",)
     )
@@ -136,9 +133,6 @@ class LoRAConfig(PeftConfig):
             raise ValueError("lora_bias is not available for variants of LoRA; leave it out")
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         layer = LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)

@@ -30,8 +30,15 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import (
+    LinearAdapter,
+    ShardGroup,
+    adapter_layers,
+    first_features,
+    require_complete_units,
+)
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update
 from paddlenlp_ext.sharding_spec import Style
@@ -41,7 +48,7 @@ VARIANTS = ("balance", "mini", "bat")
 
 @PEFT_METHODS.register("miss")
 @dataclass(kw_only=True)
-class MiSSConfig(PeftConfig):
+class MiSSConfig(LinearTargetsConfig):
     """Options of MiSS.
 
     Raises:
@@ -49,6 +56,7 @@ class MiSSConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "MISS"
+    targets_key: ClassVar[str] = "miss_target_modules"
 
     rank: int = option(
         32, help="input features per shard; the rank of the update", minimum=1, maximum=65536, arguments=("r",)
@@ -63,9 +71,6 @@ class MiSSConfig(PeftConfig):
         1, help="trained columns of the variant mini, a divisor of out_features", minimum=1, arguments=("mini_r",)
     )
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def __post_init__(self) -> None:
         if self.variant is True:  # Hugging Face PEFT's init_weights
@@ -73,9 +78,6 @@ class MiSSConfig(PeftConfig):
         super().__post_init__()
         if self.variant == "bat" and self.dropout:
             raise ValueError(f"miss_dropout={self.dropout} has no effect with miss_variant bat; leave it out")
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "miss_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         layer = MiSSBatLinear if self.variant == "bat" else MiSSLinear
@@ -120,22 +122,16 @@ MissConfig = MiSSConfig  # the spelling of Hugging Face PEFT
 
 
 class _MiSSLayer(LinearAdapter):
-    """Base of the layers of MiSS: the rank, and the position of a shard's first input among all inputs."""
+    """Base of the layers of MiSS."""
 
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
         super().__init__(base)
         self.rank, self.dropout = config.rank, config.dropout
-        self.first_input = 0
         if self.rank > self.in_features:
             raise ValueError(
                 f"miss_rank={self.rank} is more than the {self.in_features} inputs of {name}; lower it, or leave this "
                 "layer out of miss_target_modules"
             )
-
-    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        super().set_tensor_parallel_shard(style, group)
-        if style == "rowwise":
-            self.first_input = group.index * self.in_features
 
 
 class MiSSLinear(_MiSSLayer):
@@ -163,12 +159,12 @@ class MiSSLinear(_MiSSLayer):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out]; the update costs in additions and r * out multiplications per token."""
-        shards = fold_features(self.apply_dropout(x), self.rank, self.first_input)
+        shards = fold_features(self.apply_dropout(x), self.rank, first_features(self)[1])
         return self.base(x) + paddle.matmul(shards, self._matrix())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the 0-1 matrix [r, in] that adds up the shards, and D^T [out, r]."""
-        row_of_input = (np.arange(self.in_features) + self.first_input) % self.rank
+        row_of_input = (np.arange(self.in_features) + first_features(self)[1]) % self.rank
         sums = (row_of_input == np.arange(self.rank)[:, None]).astype(np.float32)
         return paddle.to_tensor(sums), self._matrix().astype("float32").T
 
@@ -183,12 +179,9 @@ class MiSSLinear(_MiSSLayer):
             ValueError: the columns are divided between ranks.
         """
         super().set_tensor_parallel_shard(style, group)
-        if self.columns is not None and self.out_features % self.columns:
-            raise ValueError(
-                f"tensor_parallel_degree {group.size} leaves each process {self.out_features} outputs of a layer, not "
-                f"a multiple of miss_mini_rank {self.columns}; set it to a divisor of {self.out_features}, or "
-                "tensor_parallel_degree 1"
-            )
+        if self.columns is not None:
+            remedy = f"set it to a divisor of {self.out_features}"
+            require_complete_units(group, self.out_features, "outputs", self.columns, "miss_mini_rank", remedy)
 
     def _matrix(self) -> paddle.Tensor:
         """Return D [r, out]."""
@@ -239,12 +232,9 @@ class MiSSBatLinear(_MiSSLayer):
             ValueError: a block is divided between ranks.
         """
         super().set_tensor_parallel_shard(style, group)
-        if self.in_features % self.rank or self.out_features % self.rank:
-            raise ValueError(
-                f"tensor_parallel_degree {group.size} leaves each process a weight of {self.out_features} by "
-                f"{self.in_features}, which is not divisible into the blocks of miss_rank {self.rank}; set it to a "
-                "divisor of both, or tensor_parallel_degree 1"
-            )
+        for kind, features in (("inputs", self.in_features), ("outputs", self.out_features)):
+            remedy = f"set it to a divisor of {features}"
+            require_complete_units(group, features, kind, self.rank, "miss_rank", remedy)
 
     def _update(self, blocks: paddle.Tensor) -> paddle.Tensor:
         blocks = blocks.astype("float32")

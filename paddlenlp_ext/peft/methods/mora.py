@@ -19,7 +19,6 @@ Shapes: q side of A, n groups of the input, m groups of the output, in/out featu
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,10 +31,11 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
+from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -45,7 +45,7 @@ FOLDINGS = ("rotated", "sharing")
 
 @PEFT_METHODS.register("use_mora")
 @dataclass(kw_only=True)
-class MoRAConfig(PeftConfig):
+class MoRAConfig(LinearTargetsConfig):
     """Options of MoRA: a square matrix over folded features.
 
     Raises:
@@ -53,6 +53,7 @@ class MoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "MORA"
+    targets_key: ClassVar[str] = "lora_target_modules"
     refines: ClassVar[str | None] = "lora"
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     excludes: ClassVar[Mapping[str, str]] = {
@@ -61,9 +62,6 @@ class MoRAConfig(PeftConfig):
 
     rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
     folding: str = option(
         "rotated",
         help="how features are compressed: rotated (small ranks) or sharing (large ranks)",
@@ -71,15 +69,8 @@ class MoRAConfig(PeftConfig):
         key="mora_folding",
     )
 
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "lora_target_modules")
-
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoRALinear:
         return MoRALinear(base, self.rank, self.folding, self.dropout)
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, MoRAConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:

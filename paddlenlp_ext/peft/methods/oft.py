@@ -13,7 +13,6 @@ Shapes: k blocks of b features, k * b = in; the parameter holds the b (b - 1) / 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,9 +25,17 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers, as_linear
+from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import (
+    Factor,
+    LinearAdapter,
+    ShardGroup,
+    adapter_layers,
+    as_linear,
+    require_complete_units,
+)
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger
@@ -40,7 +47,7 @@ BLOCK_SIZE = 32
 
 @PEFT_METHODS.register("oft")
 @dataclass(kw_only=True)
-class OFTConfig(PeftConfig):
+class OFTConfig(LinearTargetsConfig):
     """Options of OFT.
 
     Raises:
@@ -48,7 +55,7 @@ class OFTConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "OFT"
-    tables: ClassVar[frozenset[str]] = frozenset({"oft_R"})
+    targets_key: ClassVar[str] = "oft_target_modules"
 
     block_size: int | None = option(
         None, help="features per rotation block, rounded to a divisor of in_features; unset: 32", minimum=2
@@ -63,24 +70,15 @@ class OFTConfig(PeftConfig):
         minimum=0,
         arguments=("num_cayley_neumann_terms",),
     )
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.block_size is None and self.num_blocks is None:
-            self.block_size = BLOCK_SIZE
-        if self.block_size is not None and self.num_blocks is not None:
-            raise ValueError(
-                f"oft_block_size={self.block_size} and oft_num_blocks={self.num_blocks} exclude each other: their "
-                "product is the number of inputs of a layer; leave one of them out"
-            )
+        self.block_size = chosen_block_size("oft", self.block_size, self.num_blocks, BLOCK_SIZE)
         if self.neumann_terms == 1:
             raise ValueError("oft_neumann_terms=1 is out of range; allowed: 0 (exact inverse), or at least 2")
 
     def targets(self, model: TrainableModel) -> list[str]:
-        names = select_targets(linear_names(model), self.target_modules, "oft_target_modules")
+        names = super().targets(model)
         sizes = sorted({as_linear(layer_at(model, name)).in_features for name in names})
         if self.block_size is not None and any(size % self.block_size for size in sizes):
             used = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
@@ -107,10 +105,6 @@ class OFTConfig(PeftConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:
         return OFTLinear(base, self.block_size_of(as_linear(base).in_features), self.block_share, self.neumann_terms)
-
-    def warm_start(self, stored: PeftConfig) -> OFTConfig:
-        assert isinstance(stored, OFTConfig)
-        return dataclasses.replace(stored, path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
@@ -188,8 +182,7 @@ class OFTLinear(LinearAdapter):
             skew = blocks * self.signs
             if self.neumann_terms:
                 return cayley_series(skew, self.neumann_terms)
-            eye = paddle.eye(self.block_size)
-            return paddle.linalg.solve(eye + skew, eye - skew)
+            return cayley(skew)
 
     def delta_weight(self) -> paddle.Tensor:
         """Return W R^T - W, float32 [out, in]."""
@@ -208,12 +201,8 @@ class OFTLinear(LinearAdapter):
             ValueError: a block is divided between ranks.
         """
         super().set_tensor_parallel_shard(style, group)
-        if self.in_features % self.block_size:
-            raise ValueError(
-                f"tensor_parallel_degree {group.size} leaves each process {self.in_features} inputs of a layer, not a "
-                f"multiple of OFT's block size {self.block_size}; set oft_block_size to a divisor of "
-                f"{self.in_features}, or tensor_parallel_degree 1"
-            )
+        remedy = f"set oft_block_size to a divisor of {self.in_features}"
+        require_complete_units(group, self.in_features, "inputs", self.block_size, "OFT's block size", remedy)
 
 
 def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
@@ -223,6 +212,26 @@ def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
         return paddle.matmul(x.reshape([-1, size]), blocks[0]).reshape(x.shape)
     parts = x.reshape([-1, num_blocks, size]).transpose([1, 0, 2])
     return paddle.bmm(parts, blocks).transpose([1, 0, 2]).reshape(x.shape)
+
+
+def cayley(skew: paddle.Tensor) -> paddle.Tensor:
+    """Return (I + Q)^-1 (I - Q) of Q [..., b, b], skew-symmetric; the two factors commute."""
+    eye = paddle.eye(skew.shape[-1])
+    return paddle.linalg.solve(eye + skew, eye - skew)
+
+
+def chosen_block_size(method: str, block_size: int | None, num_blocks: int | None, default: int) -> int | None:
+    """Return the block size of a method's options: None if they set the number of blocks, `default` if they set none.
+
+    Raises:
+        ValueError: both are set.
+    """
+    if block_size is not None and num_blocks is not None:
+        raise ValueError(
+            f"{method}_block_size={block_size} and {method}_num_blocks={num_blocks} exclude each other: their product "
+            "is the number of inputs of a layer; leave one of them out"
+        )
+    return default if block_size is None and num_blocks is None else block_size
 
 
 def cayley_series(skew: paddle.Tensor, terms: int) -> paddle.Tensor:

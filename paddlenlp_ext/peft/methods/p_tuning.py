@@ -36,14 +36,20 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
-from paddlenlp_ext.peft.methods.prompt_tuning import STORED, PromptModel, shape_fields
+from paddlenlp_ext.peft.methods.prompt_tuning import (
+    EMBEDDING,
+    STORED,
+    PromptConfig,
+    PromptModel,
+    shape_fields,
+    shape_fields_read,
+)
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.random import seed_of
 
 ENCODERS = ("mlp", "lstm", "none")
 _PEFT_ENCODERS = {"MLP": "mlp", "LSTM": "lstm"}
-_LAYER = "model.embed_tokens"
-_ENCODER = f"{_LAYER}.prompt_encoder."
+_ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
 class PTuningModel(PromptModel):
@@ -59,7 +65,7 @@ class PTuningModel(PromptModel):
 
 @PEFT_METHODS.register("p_tuning")
 @dataclass(kw_only=True)
-class PTuningConfig(PeftConfig):
+class PTuningConfig(PromptConfig):
     """Options of p-tuning.
 
     Raises:
@@ -67,19 +73,13 @@ class PTuningConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "P_TUNING"
-    mergeable: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = PTuningModel
-    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
-    key_prefix: ClassVar[str] = "base_model."
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "encoder_hidden_size",
         "encoder_num_layers",
         "encoder_dropout",
     }
 
-    num_tokens: int = option(
-        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
-    )
     encoder: str = option(
         "mlp",
         help="network that computes the vectors: mlp, lstm, or none (they are trained themselves)",
@@ -101,9 +101,6 @@ class PTuningConfig(PeftConfig):
                 f"p_tuning_encoder_dropout={self.encoder_dropout}: both are options of the LSTM; set p_tuning_encoder "
                 "to 'lstm', or leave them out"
             )
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return [_LAYER]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> ComputedPrompt:
         assert isinstance(base, Embedding)
@@ -127,10 +124,7 @@ class PTuningConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PTuningConfig:
         of_the_encoder = {"encoder_hidden_size", "encoder_num_layers", "encoder_dropout"}
-        read = {"num_virtual_tokens", "encoder_reparameterization_type", *of_the_encoder}
-        read |= {"num_layers", "num_attention_heads", "token_dim"}  # given by the tensors and the model
-        if fields.get("num_transformer_submodules") in (None, 1):
-            read.add("num_transformer_submodules")
+        read = shape_fields_read(fields) | of_the_encoder | {"encoder_reparameterization_type"}
         refuse_unread_fields(fields, read)
         encoder = _PEFT_ENCODERS.get(fields.get("encoder_reparameterization_type", "MLP"))
         if encoder is None:
@@ -149,7 +143,7 @@ class PTuningConfig(PeftConfig):
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the prompt [P, D], and the tensors of the network, so that training can be continued."""
         if self.encoder == "none":
-            return {STORED: tensors[f"{_LAYER}.{STORED}"]}
+            return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}
         own = {name.removeprefix(_ENCODER): tensor.astype("float32") for name, tensor in tensors.items()}
         return {STORED: compute_prompt(own), **tensors}
 
@@ -164,7 +158,7 @@ class PTuningConfig(PeftConfig):
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Invert `to_stored`; the prompt that a stored network computes is dropped."""
         if self.encoder == "none":
-            return {f"{_LAYER}.{name}" if name == STORED else name: value for name, value in tensors.items()}
+            return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
         return {name: value for name, value in tensors.items() if name != STORED}
 
 

@@ -177,7 +177,6 @@ class PrefixTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     key_prefix: ClassVar[str] = "base_model."
-    tables: ClassVar[frozenset[str]] = frozenset({"embedding"})
     model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("prefix_config.json", array=PADDLENLP_ARRAY)
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}

@@ -41,7 +41,7 @@ from paddlenlp_ext.sharding_spec import Style
 STORED = "prompt_embeddings"
 INIT_CHOICES = ("vocab", "random", "text")
 _PEFT_INITS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
-_LAYER = "model.embed_tokens"
+EMBEDDING = "model.embed_tokens"
 
 
 class PromptModel(PeftModel):
@@ -130,9 +130,31 @@ def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
     }
 
 
+def shape_fields_read(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of the fields of `shape_fields` that are read, or that follow from the tensors and the model."""
+    read = {"num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim"}
+    return read | {"num_transformer_submodules"} if fields.get("num_transformer_submodules") in (None, 1) else read
+
+
+@dataclass(kw_only=True)
+class PromptConfig(PeftConfig):
+    """Base of the options of methods with trained or computed input vectors before every document."""
+
+    mergeable: ClassVar[bool] = False
+    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
+    key_prefix: ClassVar[str] = "base_model."
+
+    num_tokens: int = option(
+        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
+    )
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        return [EMBEDDING]
+
+
 @PEFT_METHODS.register("prompt_tuning")
 @dataclass(kw_only=True)
-class PromptTuningConfig(PeftConfig):
+class PromptTuningConfig(PromptConfig):
     """Options of prompt tuning.
 
     Raises:
@@ -141,19 +163,13 @@ class PromptTuningConfig(PeftConfig):
 
     starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
-    mergeable: ClassVar[bool] = False
     model_class: ClassVar[type[TrainableModel] | None] = PromptTuningModel
-    own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
-    key_prefix: ClassVar[str] = "base_model."
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "init",
         "init_text",
         "tokenizer_name_or_path",
     }
 
-    num_tokens: int = option(
-        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
-    )
     init: str = option(
         "vocab",
         help="initialization: embeddings of random tokens (vocab), of a text's tokens (text), or noise (random)",
@@ -175,9 +191,6 @@ class PromptTuningConfig(PeftConfig):
                 "set both prompt_tuning_init to 'text' and the text, or neither"
             )
 
-    def targets(self, model: TrainableModel) -> list[str]:
-        return [_LAYER]
-
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
         assert isinstance(base, Embedding)
         return PromptEmbedding(base, self.num_tokens, self.init, seed, name)
@@ -194,19 +207,16 @@ class PromptTuningConfig(PeftConfig):
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PromptTuningConfig:
-        read = {"num_virtual_tokens", "prompt_tuning_init", "prompt_tuning_init_text"}
-        read |= {"tokenizer_name_or_path", "tokenizer_kwargs"}  # initialization only
-        read |= {"num_layers", "num_attention_heads", "token_dim"}  # given by the tensor and the model
-        if fields.get("num_transformer_submodules") in (None, 1):
-            read.add("num_transformer_submodules")
+        of_start = {"prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"}
+        read = shape_fields_read(fields) | of_start
         refuse_unread_fields(fields, read)
         return cls(num_tokens=required_field(fields, "num_virtual_tokens"), init="random")
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return {STORED: tensors[f"{_LAYER}.{STORED}"]}
+        return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return {f"{_LAYER}.{name}" if name == STORED else name: value for name, value in tensors.items()}
+        return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
 
 
 class PromptEmbedding(AdapterLayer):

@@ -218,7 +218,6 @@ class ReFTConfig(PeftConfig):
     peft_type: ClassVar[str] = "REFT"
     mergeable: ClassVar[bool] = False
     reads_prompts: ClassVar[bool] = True
-    tables: ClassVar[frozenset[str]] = frozenset({"reflectors"})
     model_class: ClassVar[type[TrainableModel] | None] = ReftModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {

@@ -10,7 +10,6 @@ Shapes: k = r (in + out) trained values, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,8 +21,15 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, adapter_layers_of, generator_for
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import (
+    LinearAdapter,
+    adapter_layers,
+    adapter_layers_of,
+    first_features,
+    generator_for,
+)
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update
@@ -48,7 +54,7 @@ class SHiRAModel(PeftModel):
 
 @PEFT_METHODS.register("shira")
 @dataclass(kw_only=True)
-class SHiRAConfig(PeftConfig):
+class SHiRAConfig(LinearTargetsConfig):
     """Options of SHiRA.
 
     Raises:
@@ -56,24 +62,15 @@ class SHiRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "SHIRA"
+    targets_key: ClassVar[str] = "shira_target_modules"
     model_class: ClassVar[type[TrainableModel] | None] = SHiRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
     rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
     random_seed: int | None = option(None, help="seed of the positions; unset: the run's seed", minimum=0)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "shira_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         return SHiRALinear(base, self.rank, seed if self.random_seed is None else self.random_seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, SHiRAConfig)
-        return dataclasses.replace(stored, path=self.path)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Convert the positions to integers: Hugging Face PEFT stores them as float32 on Windows."""
@@ -123,7 +120,6 @@ class SHiRALinear(LinearAdapter):
     def __init__(self, base: nn.Layer, rank: int, seed: int, name: str) -> None:
         super().__init__(base)
         self.full_size = (self.out_features, self.in_features)
-        self.first_output, self.first_input = 0, 0
         count, size = rank * sum(self.full_size), self.out_features * self.in_features
         if count > size:
             raise ValueError(
@@ -147,17 +143,11 @@ class SHiRALinear(LinearAdapter):
         """Replicate values and positions; each rank reads those inside its shard of the weight."""
         return {"shira_weight": None, "shira_indices": None}
 
-    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        super().set_tensor_parallel_shard(style, group)
-        if style == "colwise":
-            self.first_output = group.index * self.out_features
-        elif style == "rowwise":
-            self.first_input = group.index * self.in_features
-
     def _update(self, values: paddle.Tensor) -> paddle.Tensor:
         size = self.out_features * self.in_features
         indices = self.shira_indices.astype("int64")
-        rows, columns = indices[0] - self.first_output, indices[1] - self.first_input
+        first_output, first_input = first_features(self)
+        rows, columns = indices[0] - first_output, indices[1] - first_input
         inside = (rows >= 0) & (rows < self.out_features) & (columns >= 0) & (columns < self.in_features)
         # Values of other shards go to one more element, so that all shapes are independent of the positions.
         flat = paddle.where(inside, rows * self.in_features + columns, paddle.full_like(rows, size))

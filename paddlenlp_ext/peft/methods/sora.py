@@ -33,7 +33,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import (
     Factor,
     LinearAdapter,
@@ -43,6 +43,7 @@ from paddlenlp_ext.peft.layers import (
     kaiming_uniform,
 )
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -109,7 +110,7 @@ class SoRAModel(PeftModel):
 
 @PEFT_METHODS.register("sora")
 @dataclass(kw_only=True)
-class SoRAConfig(PeftConfig):
+class SoRAConfig(LinearTargetsConfig):
     """Options of SoRA.
 
     Raises:
@@ -117,15 +118,13 @@ class SoRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "SORA"
+    targets_key: ClassVar[str] = "sora_target_modules"
     model_class: ClassVar[type[TrainableModel] | None] = SoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
     rank: int = option(16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("r",))
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
     sparse_lambda: float = option(
         0.5, help="weight of |gate| in the objective: each step, gates shrink by this times their learning rate",
         minimum=0,
@@ -137,9 +136,6 @@ class SoRAConfig(PeftConfig):
         super().__post_init__()
         if self.alpha is None:
             self.alpha = 2 * self.rank
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "sora_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> SoRALinear:
         assert self.alpha is not None

@@ -19,7 +19,6 @@ Shapes: r rank, in/out features of the adapted linear, max in/max out their larg
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,9 +32,10 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers_of, as_linear
+from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, first_features
 from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
@@ -113,7 +113,7 @@ class VeRAModel(PeftModel):
 
 @PEFT_METHODS.register("vera")
 @dataclass(kw_only=True)
-class VeRAConfig(PeftConfig):
+class VeRAConfig(LinearTargetsConfig):
     """Options of VeRA: two trained vectors per layer over one pair of random matrices.
 
     Raises:
@@ -121,6 +121,7 @@ class VeRAConfig(PeftConfig):
     """
 
     peft_type: ClassVar[str] = "VERA"
+    targets_key: ClassVar[str] = "vera_target_modules"
     model_class: ClassVar[type[TrainableModel] | None] = VeRAModel
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("vera_config.json")
@@ -135,9 +136,6 @@ class VeRAConfig(PeftConfig):
     )
     alpha: float | None = option(None, help="PaddleNLP's scale alpha / rank; VeRA has none, so it must equal vera_rank")
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
-    target_modules: tuple[str, ...] | None = option(
-        None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
-    )
     d_initial: float = option(0.1, help="initial value of every element of d", above=0)
     projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
     save_projection: bool = option(True, help="store the shared matrices too, not only their seed")
@@ -149,9 +147,6 @@ class VeRAConfig(PeftConfig):
                 f"vera_alpha={self.alpha!r} differs from vera_rank={self.rank!r}, and VeRA has no scale; leave it out, "
                 "and set the initial size of the update with vera_d_initial"
             )
-
-    def targets(self, model: TrainableModel) -> list[str]:
-        return select_targets(linear_names(model), self.target_modules, "vera_target_modules")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> VeRALinear:
         return self.wrapper({name: base}, seed)(name, base)
@@ -166,10 +161,6 @@ class VeRAConfig(PeftConfig):
         return lambda name, base: VeRALinear(
             base, projections(as_linear(base).compute_dtype), self.d_initial, self.dropout
         )
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, VeRAConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -230,7 +221,6 @@ class VeRALinear(LinearAdapter):
         super().__init__(base)
         self.projections = projections
         self.dropout = dropout
-        self.first_input, self.first_output = 0, 0
         self.vera_lambda_d = self.new_parameter(np.full(projections.a.shape[0], d_initial, np.float32))
         self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
@@ -251,18 +241,13 @@ class VeRALinear(LinearAdapter):
         return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard b along the outputs. A and B are replicated, and indexed from `first_input` and `first_output`."""
+        """Shard b along the outputs. A and B are replicated, and a shard reads its part."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
 
-    def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        super().set_tensor_parallel_shard(style, group)
-        if style == "colwise":
-            self.first_output = group.index * self.out_features
-        elif style == "rowwise":
-            self.first_input = group.index * self.in_features
-
     def _input_columns(self) -> paddle.Tensor:
-        return self.projections.a[:, self.first_input : self.first_input + self.in_features]
+        _, first = first_features(self)
+        return self.projections.a[:, first : first + self.in_features]
 
     def _output_rows(self) -> paddle.Tensor:
-        return self.projections.b[self.first_output : self.first_output + self.out_features]
+        first, _ = first_features(self)
+        return self.projections.b[first : first + self.out_features]

@@ -340,7 +340,7 @@ def _update_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool)
     for name, parameter in trainable_parameters(model).items():
         widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
         copied = 8.0 * math.prod(parameter.shape) if optim == "adamw_mini" else 0.0
-        if optim == "muon" and muon.is_muon_matrix(model, name, parameter.shape):
+        if optim == "muon" and muon.is_muon_matrix(name, parameter.shape):
             copied = muon.update_bytes(parameter.shape)
         sizes.append(copied + widened * 4.0 * math.prod(parameter.shape))
     return max(sizes)
@@ -366,7 +366,7 @@ def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) 
         elif optim == "adamw_8bit":
             total += adamw_8bit.moment_bytes(parameter.shape)
         elif optim == "muon":
-            total += muon.moment_bytes(parameter.shape, muon.is_muon_matrix(model, name, parameter.shape))
+            total += muon.moment_bytes(parameter.shape, muon.is_muon_matrix(name, parameter.shape))
         else:
             total += 8.0 * math.prod(parameter.shape)
         if master_weight and stored.is_half(parameter):

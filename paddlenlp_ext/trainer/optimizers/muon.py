@@ -24,7 +24,6 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.config.sections import OptimConfig
-from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.sharding_spec import Shard
@@ -34,14 +33,16 @@ from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
 """Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
 
+_TABLES = frozenset({"embed_tokens", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
+"""Components of names of two-dimensional parameters that are no linear maps: embeddings, angles, directions."""
 _NUM_STEPS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
-def is_muon_matrix(model: TrainableModel, name: str, shape: Sequence[int]) -> bool:
+def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
     """Return whether Muon updates the parameter `name` of the unsharded `shape`; AdamW updates all others."""
-    return len(shape) == 2 and min(shape) > 1 and model.tables.isdisjoint(name.split("."))
+    return len(shape) == 2 and min(shape) > 1 and _TABLES.isdisjoint(name.split("."))
 
 
 def moment_bytes(shape: Sequence[int], is_matrix: bool) -> int:

@@ -96,7 +96,7 @@ def test_miss_option_that_does_not_fit_raises(settings: dict, message: str):
             "colwise",
             "leaves each process 4 outputs .* miss_mini_rank 8",
         ),
-        ({"variant": "bat", "rank": 4}, "rowwise", "a weight of 8 by 6, .* miss_rank 4"),
+        ({"variant": "bat", "rank": 4}, "rowwise", "leaves each process 6 inputs .* miss_rank 4"),
     ],
 )
 def test_miss_shard_through_a_block_raises(settings: dict, style: str, message: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -155,7 +156,8 @@ def test_vera_two_shards_give_unsharded_output():
     assert layer.sharding_axes("colwise") == {"vera_lambda_d": None, "vera_lambda_b": 0}
     assert layer.sharding_axes("rowwise") == {"vera_lambda_d": None, "vera_lambda_b": None}
     half = layer.out_features // 2
-    b, layer.first_output = layer.vera_lambda_b.numpy(), half
+    b = layer.vera_lambda_b.numpy()
+    layer.set_tensor_parallel_shard("colwise", SimpleNamespace(index=1, size=2))
     layer.base.out_features = half
     layer.vera_lambda_b = layer.new_parameter(b[half:])
     np.testing.assert_allclose(layer.delta_weight().numpy(), full[half:], rtol=0, atol=1e-6)
