@@ -6,12 +6,15 @@ import json
 
 import pytest
 
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import LLM
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 ROOT = LLM / "config"
-SHIPPED = sorted(ROOT.rglob("*.json"))
+PREFERENCE = sorted(ROOT.rglob("dpo_*.json"))
+SHIPPED = sorted(set(ROOT.rglob("*.json")) - set(PREFERENCE))
 BUILT = peft_methods()
 
 
@@ -24,15 +27,29 @@ def test_shipped_file_loads(path):
     assert unexpected == [], "a shipped file sets a key without effect"
 
 
+@pytest.mark.parametrize("path", PREFERENCE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_preference_file_loads(path):
+    config = load_run_config([str(path)], BUILT, PREFERENCE_SECTIONS)
+    assert (config.peft is None) == (path.name == "dpo_argument.json")
+    assert config.preference.loss_type == "sigmoid" and config.data.zero_padding
+    assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
+
+
 def test_shipped_files_exist_for_every_family():
-    """Expect every method, QLoRA and full fine-tuning for three families, and LoRA and full fine-tuning for Mistral."""
+    """Expect all methods and QLoRA for three families, LoRA for Mistral, full and preference training for all."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected
-    written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in SHIPPED}
-    assert len(written) == len(SHIPPED), "two files share an output_dir: a run of one would resume the other"
+    families = ("llama", "qwen", "smollm2", "mistral")
+    assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in PREFERENCE} == {
+        f"{family}/{name}" for family in families for name in ("dpo", "dpo_lora")
+    }
+    written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in (*SHIPPED, *PREFERENCE)}
+    assert len(written) == len(SHIPPED) + len(PREFERENCE), (
+        "two files share an output_dir; a run would resume the other"
+    )
 
 
 @pytest.mark.parametrize("method", ["loftq", "qera"])

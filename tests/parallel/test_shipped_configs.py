@@ -17,7 +17,11 @@ from tests.common.parallel import Case, logs, start, write_model
 from tests.common.scripts import LLM
 
 CONFIGS = LLM / "config"
-METHODS = sorted(path.name.removesuffix("_argument.json") for path in (CONFIGS / "llama").glob("*.json"))
+METHODS = sorted(
+    path.name.removesuffix("_argument.json")
+    for path in (CONFIGS / "llama").glob("*.json")
+    if not path.name.startswith("dpo")
+)
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
 # Wide enough for the files' quantization blocks and ranks on each of two shards of a layer.
 WIDE = {"hidden_size": 64, "intermediate_size": 128}
