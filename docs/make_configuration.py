@@ -1,4 +1,4 @@
-"""Update the tables of keys and of defaults in docs/configuration.md: `python docs/make_configuration.py`."""
+"""Update the tables of keys in docs/configuration.md and docs/preference.md: `python docs/make_configuration.py`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.docs import markdown_tables, show_default
-from paddlenlp_ext.config.keys import KnownKeys, known_keys
+from paddlenlp_ext.config.keys import KnownKeys, known_keys, program_options
+from paddlenlp_ext.config.options import options_of
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
+PREFERENCE_PAGE = Path(__file__).with_name("preference.md")
 KEYS = ("<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n")
 DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
 
@@ -35,6 +38,18 @@ def renew(page: str) -> str:
     return _replace(_replace(page, KEYS, markdown_tables(known)), DEFAULTS, defaults_table(known))
 
 
+def renew_preference(page: str) -> str:
+    """Return docs/preference.md with its table generated from the code: keys that fine-tuning does not have."""
+    options = [
+        option
+        for name, section in PREFERENCE_SECTIONS.items()
+        if section is not SECTIONS.get(name)
+        for option in options_of(section, name)
+        if name not in SECTIONS or option not in options_of(SECTIONS[name], name)
+    ]
+    return _replace(page, KEYS, markdown_tables(program_options(options)))
+
+
 def defaults_table(known: KnownKeys) -> str:
     """Return the defaults that differ from PaddleNLP's, as a Markdown table."""
     lines = ["| key | PaddleNLP | here | reason |", "|---|---|---|---|"]
@@ -51,4 +66,5 @@ def _replace(page: str, markers: tuple[str, str], text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, make in ((PAGE, renew), (PREFERENCE_PAGE, renew_preference)):
+        path.write_text(make(path.read_text(encoding="utf-8")), encoding="utf-8")

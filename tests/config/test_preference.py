@@ -11,6 +11,7 @@ from paddlenlp_ext.config.preference import LOSS_TYPES, PreferenceConfig
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.common.scripts import ROOT, load_script
 from tests.config.config_cases import SMALLEST, problems, write
 
 METHODS = peft_methods()
@@ -165,6 +166,13 @@ def test_preference_rules_apply_to_a_configuration_made_in_python():
     data = PREFERENCE_SECTIONS["data"](autoregressive=True)
     with pytest.raises(ConfigError, match="autoregressive is for plain text"):
         check_trainer_config(RunConfig(preference=PreferenceConfig(), data=data))
+
+
+def test_preference_page_matches_the_generated_table():
+    maker = load_script(ROOT / "docs" / "make_configuration.py")
+    page = maker.PREFERENCE_PAGE.read_text(encoding="utf-8")
+    assert maker.renew_preference(page) == page, "run: python docs/make_configuration.py"
+    assert all(f"`{name}`" in page for name in (*LOSS_TYPES, "max_seq_len", "dev_dataset_path", "sft_loss_ratio"))
 
 
 def test_preference_help_names_the_program(capsys):

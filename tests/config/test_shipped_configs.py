@@ -47,9 +47,7 @@ def test_shipped_files_exist_for_every_family():
         f"{family}/{name}" for family in families for name in ("dpo", "dpo_lora")
     }
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in (*SHIPPED, *PREFERENCE)}
-    assert len(written) == len(SHIPPED) + len(PREFERENCE), (
-        "two files share an output_dir; a run would resume the other"
-    )
+    assert len(written) == len(SHIPPED) + len(PREFERENCE), "two files share an output_dir; a run would resume the other"
 
 
 @pytest.mark.parametrize("method", ["loftq", "qera"])
