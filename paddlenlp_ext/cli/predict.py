@@ -15,8 +15,9 @@ from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.predict_arguments import PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
-from paddlenlp_ext.data.templates import ChatTemplate, load_template
+from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
 from paddlenlp_ext.generation.generate import Decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
@@ -44,7 +45,7 @@ def predict(arguments: PredictorArguments) -> None:
     base, adapter = find_model_and_adapter(arguments)
     questions = read_prompts(arguments.data_file) if arguments.data_file else None
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
-    template = choose_template(arguments.chat_template, [adapter, base], tokenizer)
+    template = choose_template(arguments, [adapter, base], tokenizer)
     prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
     model = load_model(arguments, base, adapter)
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
@@ -58,7 +59,8 @@ def predict(arguments: PredictorArguments) -> None:
         return
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
-        return encode_truncated_prompt(template, Prompt(question, tuple(history), None, None), arguments.src_length)[0]
+        prompt = Prompt(Conversation.asking(question, history), None)
+        return encode_truncated_prompt(template, prompt, arguments.src_length)[0]
 
     chat(model, encode_prompt, decode, **options)
 
@@ -95,30 +97,38 @@ def has_tokenizer(folder: str) -> bool:
 
 
 def choose_template(
-    requested: str | None, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
+    arguments: PredictorArguments, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
 ) -> ChatTemplate:
     """Load the requested chat template, else the one of the training run, else the tokenizer's own.
 
+    Variables of the template are chosen in the same way.
+
     Args:
-        requested: `--chat_template`.
+        arguments: `--chat_template` and `--chat_template_kwargs`.
         folders: folders that may hold the run_config.json of the training run; the first file found counts.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: the template file of the training run no longer exists.
+        ValueError: the template file of the training run no longer exists, or the template lacks a variable.
     """
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)
-    if requested is not None or run is None:
-        logger.info("chat template: %s", requested or "the tokenizer's own (no run_config.json found)")
-        return load_template(requested, tokenizer)
-    settings = json.loads(run.read_text(encoding="utf-8"))
+    settings = {} if run is None else json.loads(run.read_text(encoding="utf-8"))
+    kwargs = arguments.chat_template_kwargs
+    if kwargs is None:
+        kwargs = settings.get("chat_template_kwargs") or {}
+    options = TemplateOptions(kwargs)
+    if kwargs:
+        logger.info("chat_template_kwargs: %s", json.dumps(kwargs, ensure_ascii=False))
+    if arguments.chat_template is not None or run is None:
+        logger.info("chat template: %s", arguments.chat_template or "the tokenizer's own (no run_config.json found)")
+        return load_template(arguments.chat_template, tokenizer, options)
     key = "autoregressive" if settings.get("autoregressive") else "chat_template"
     option = "none" if key == "autoregressive" else settings.get(key)
     if option not in (None, "none") and not Path(option).expanduser().exists():
         raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; pass --chat_template FILE")
     logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)
-    return load_template(option, tokenizer)
+    return load_template(option, tokenizer, options)
 
 
 def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_length: int) -> list[list[int]]:

@@ -32,6 +32,9 @@ class PredictorArguments(OptionGroup):
     chat_template: str | None = option(
         None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
     )
+    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
+    )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")

@@ -148,7 +148,7 @@ class Option:
     section: str
     attribute: str
     kinds: frozenset[type]
-    """bool, int, float, str, list or tuple (of strings), Mapping (to strings or null); object for any value."""
+    """bool, int, float, str, list or tuple (of strings), Mapping (to strings or null), dict; object for any value."""
     optional: bool
     default: Any
     help: str
@@ -231,7 +231,7 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
     else:
         members = (annotation,)
     kinds = {typing.get_origin(member) or member for member in members if member is not type(None)}
-    assert kinds <= {*_SCALARS, list, tuple, Mapping, object}, f"unsupported type of an option: {annotation}"
+    assert kinds <= {*_SCALARS, list, tuple, dict, Mapping, object}, f"unsupported type of an option: {annotation}"
     return frozenset(kinds), type(None) in members
 
 
@@ -284,6 +284,8 @@ def type_words(option: Option) -> str:
         words.append("a list of strings")
     if Mapping in option.kinds:
         words.append("an object {name: string or null}")
+    if dict in option.kinds:
+        words.append("an object")
     return " or ".join(words)
 
 
@@ -322,6 +324,8 @@ def _from_json(option: Option, written: Any) -> Any:
         elements = [written] if isinstance(written, str) else written
         if isinstance(elements, list) and all(isinstance(element, str) for element in elements):
             return list(elements)
+    if dict in kinds and isinstance(written, dict):
+        return written
     if Mapping in kinds and isinstance(written, dict):
         return written if all(value is None or isinstance(value, str) for value in written.values()) else _NO_VALUE
     if str in kinds and isinstance(written, str):
@@ -337,7 +341,7 @@ def _from_word(option: Option, word: str) -> Any:
         return int(word)
     if float in kinds and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", word) and math.isfinite(float(word)):
         return float(word)
-    if Mapping in kinds and word.startswith("{"):
+    if not kinds.isdisjoint((dict, Mapping)) and word.startswith("{"):
         return _json_word(option, word)
     if not kinds.isdisjoint((list, tuple)):
         # `a,b`, or a JSON list, whose elements may contain commas
@@ -361,7 +365,7 @@ def _elements(value: Any) -> list[Any]:
 
 
 def _hint(option: Option, written: Any) -> str:
-    if isinstance(written, dict) and Mapping not in option.kinds:
+    if isinstance(written, dict) and option.kinds.isdisjoint((dict, Mapping)):
         return "; the file is flat, and this value cannot be an object"
     if isinstance(written, str) and not {bool, int, float}.isdisjoint(option.kinds):
         return "; write it without quotes" if _from_word(option, written) is not _NO_VALUE else ""

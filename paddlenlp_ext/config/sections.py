@@ -54,6 +54,11 @@ class DataConfig(OptionGroup):
     chat_template: str | None = option(
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
     )
+    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help='variables of the chat template, such as {"enable_thinking": false}; a row may set them itself'
+    )
+    learn_empty_think: bool = option(False, help="train on the empty thought that a template writes before an answer")
+    mask_reasoning: bool = option(False, help="do not train on the thoughts of answers, only on what follows them")
     zero_padding: bool = option(
         False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,15 @@ from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.inflection import lexicon_path, read_inflection
 from paddlenlp_ext.data.row_fields import unknown_fields
 from paddlenlp_ext.data.sources import find_files, read_rows
-from paddlenlp_ext.data.templates import ChatTemplate, load_template
+from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import LengthLimits, TokenizedRow, encode_rows
 from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, EncodedRow, InvalidRow, SourceRow
 from paddlenlp_ext.utils.files import atomic_folder, file_lock
+from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.logging import get_logger
 
-TOKENIZATION_VERSION = 3
+TOKENIZATION_VERSION = 4
 """Part of the cache key: raise it with every change that produces other tokens from the same rows.
 
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
@@ -38,7 +40,7 @@ TOKENIZATION_VERSION = 3
 _PLAIN_KEYS = frozenset(
     {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
 )
-"""Keys of rows that versions 1 to 3 read alike; files with only these keys keep their caches of version 1."""
+"""Keys of rows that versions 1 to 4 read alike; files with only these keys keep their caches of version 1."""
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
 """Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
 
@@ -67,6 +69,7 @@ class TokenizedDataset:
         stats: DataStats,
         files: Sequence[str],
         read: ReadRows,
+        template: ChatTemplate,
         autoregressive: bool,
     ) -> None:
         self.stats = stats
@@ -74,6 +77,7 @@ class TokenizedDataset:
         self._arrays = arrays
         self._files = list(files)
         self._read = read
+        self._template = template
         self._autoregressive = autoregressive
 
     def __len__(self) -> int:
@@ -104,20 +108,31 @@ class TokenizedDataset:
             )
         index = 0
         for row in self._read():
-            if index == len(self):
-                return
-            file, line, column = self._arrays.locations[index]
-            location = row.location
-            if (location.file, location.line, location.column) != (self._files[file], line, column):
-                continue
-            start, turn = self._arrays.answers[index]
-            if start == 0:
-                raise ValueError(f"{location}: the prompt is empty; add a question to generate from")
-            assert isinstance(row, SourceRow), f"{location}: a stored row is invalid"
-            question, answer = parse_row(row.value).turns[turn]
-            yield self[index].tokens[:start].tolist(), answer, question
-            index += 1
+            previous = -1  # the examples of a row are in the order of their last answers
+            while index < len(self) and self._is_at(index, row.location) and self._arrays.answers[index, 1] > previous:
+                start, previous = self._arrays.answers[index]
+                if start == 0:
+                    raise ValueError(f"{row.location}: the prompt is empty; add a question to generate from")
+                assert isinstance(row, SourceRow), f"{row.location}: a stored row is invalid"
+                yield (self[index].tokens[:start].tolist(), *self._answer(row, previous))
+                index += 1
         assert index == len(self), f"{len(self) - index} rows are no longer in {self._files}"
+
+    def _is_at(self, index: int, location: Location) -> bool:
+        """Return whether an example is of the row at a location."""
+        file, line, column = self._arrays.locations[index]
+        return (location.file, location.line, location.column) == (self._files[file], line, column)
+
+    def _answer(self, row: SourceRow, number: int) -> tuple[str, str]:
+        """Return an answer of a row, as the model is to write it, and the question before it."""
+        conversation = parse_row(row.value)
+        position = [index for index, message in enumerate(conversation.messages) if message.is_answer][number]
+        answer, text = conversation.messages[position], conversation.messages[position].content
+        if answer.tool_calls or answer.reasoning is not None:
+            examples = self._template.render(conversation)
+            (turn,) = [t for e in examples for t in e.turns if t.number == number and t.is_target]
+            text = self._template.answer_text(turn)
+        return text, conversation.question_before(position)
 
 
 def load_dataset(
@@ -149,7 +164,7 @@ def load_dataset(
     if config.autoregressive:
         template = PlainTemplate(tokenizer)
     elif template is None:
-        template = load_template(config.chat_template, tokenizer)
+        template = load_template(config.chat_template, tokenizer, template_options(config))
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     options = {**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive}
     key = cache_key(
@@ -157,6 +172,7 @@ def load_dataset(
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
         options=options,
+        reads_more=template.writes_messages and config.bad_rows == "drop",
     )
     folder = cache_dir(config) / f"{split}-{key[:32]}"
 
@@ -169,7 +185,12 @@ def load_dataset(
         get_logger().warning("dropped: %s", problem)
     for line in stats.describe_unknown_fields():
         get_logger().info("%s", line)
-    return TokenizedDataset(arrays, stats, names, read, config.autoregressive)
+    return TokenizedDataset(arrays, stats, names, read, template, config.autoregressive)
+
+
+def template_options(config: DataConfig) -> TemplateOptions:
+    """Return the options of the chat template that a configuration sets."""
+    return TemplateOptions(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -209,13 +230,21 @@ def tokenize(
     if fatal := [row for row in invalid if row.fatal]:
         raise DataError(fatal)
     arrays = TokenArrays.from_rows(valid, files)
+    starts = [index for index, example in enumerate(valid) if example.part == 0]
+    rows_read = [valid[start:end] for start, end in pairwise([*starts, len(valid)])]
+    unfolded = [len(examples) for examples in rows_read if len(examples) > 1]
+    num_truncated = sum(any(example.num_truncated_tokens for example in examples) for examples in rows_read)
     stats = DataStats(
-        num_read=len(results),
-        num_untruncated=sum(row.num_truncated_tokens == 0 for row in valid),
-        num_truncated=sum(row.num_truncated_tokens > 0 for row in valid),
+        num_read=len(rows_read) + len(dropped),
+        num_untruncated=len(rows_read) - num_truncated,
+        num_truncated=num_truncated,
         num_tokens=len(arrays.tokens),
         num_target_tokens=int(arrays.loss_mask.sum()),
         num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
+        num_unfolded=len(unfolded),
+        num_unfolded_examples=sum(unfolded),
+        num_thoughts=sum(row.num_thoughts for row in valid),
+        num_tool_calls=sum(row.num_tool_calls for row in valid),
         unknown_fields={file: dict(counts) for file, counts in unknown.items()},
     )
     stats.drop(dropped, MAX_LISTED)
@@ -326,7 +355,14 @@ def load_or_build(folder: Path, build: Callable[[], tuple[TokenArrays, DataStats
     return TokenArrays.load(folder), stats
 
 
-def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, options: Mapping[str, Any]) -> str:
+def cache_key(
+    *,
+    files: Sequence[Path],
+    tokenizer: str,
+    template_text: str,
+    options: Mapping[str, Any],
+    reads_more: bool = False,
+) -> str:
     """Return a hash of everything that determines the tokens of a split.
 
     Args:
@@ -334,6 +370,7 @@ def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, opti
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
+        reads_more: earlier versions dropped rows that the template now writes, such as two questions in a row.
     """
     contents = [path.read_bytes() for path in files]
     parts = {
@@ -341,7 +378,7 @@ def cache_key(*, files: Sequence[Path], tokenizer: str, template_text: str, opti
         "tokenizer": tokenizer,
         "template": template_text,
         "options": dict(options),
-        **tokenization_facts(all(map(_has_plain_keys, contents))),
+        **tokenization_facts(not reads_more and all(map(_has_plain_keys, contents))),
     }
     return _hash(json.dumps(parts, sort_keys=True).encode())
 
@@ -353,7 +390,7 @@ def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
         has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
     """
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    if has_plain_keys and TOKENIZATION_VERSION == 3:
+    if has_plain_keys and TOKENIZATION_VERSION == 4:
         first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
         return {"code": first["code"], "versions": [first["package"], *libraries]}
     return {"code": TOKENIZATION_VERSION, "versions": libraries}

@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.data.conversation import ROLE_ORDER, TOOL, USER, Conversation
 from paddlenlp_ext.data.formats import parse_row
+from paddlenlp_ext.data.messages import OPENAI_ROLES, SHAREGPT_ROLES
 from paddlenlp_ext.data.row_fields import without_training_fields
 from paddlenlp_ext.data.sources import location_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.types import MAX_LISTED, Conversation, InvalidRow, InvalidRowError
+from paddlenlp_ext.data.types import MAX_LISTED, InvalidRow, InvalidRowError
 
 _STAND_IN = "?"  # replaces the missing answer of a row, so that `parse_row` accepts the row
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt of a row: its last question with the turns before it, and its reference answer.
+    """Prompt of a row: its messages up to the last question, and its reference answer.
 
     Attributes:
-        text: the question.
-        history: (user, assistant) turns before the question.
-        system: system prompt, or None.
-        reference: answer of the row, or None.
+        conversation: the messages, of which the last is a question or the result of a tool; with the row's tools and
+            template variables.
+        reference: text of the row's answer, or None.
     """
 
-    text: str
-    history: tuple[tuple[str, str], ...]
-    system: str | None
+    conversation: Conversation
     reference: str | None
+
+    @property
+    def text(self) -> str:
+        """Content of the last message."""
+        return self.conversation.messages[-1].content
 
     @property
     def src(self) -> str | list[str]:
         """Questions as the "src" of a row: a string, or a list if there are several turns."""
-        return [*(question for question, _ in self.history), self.text] if self.history else self.text
+        questions = [message.content for message in self.conversation.messages if message.role == USER]
+        return questions if len(questions) > 1 else (questions or [self.text])[0]
 
     @property
     def tgt(self) -> str | list[str]:
         """Answers as the "tgt" of a row; a missing last answer is empty."""
-        last = self.reference or ""
-        return [*(answer for _, answer in self.history), last] if self.history else last
+        answers = [message.content for message in self.conversation.answers] + [self.reference or ""]
+        return answers if isinstance(self.src, list) else answers[-1]
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
@@ -85,9 +90,13 @@ def parse_prompt(value: Any) -> Prompt:
     if isinstance(value, dict):
         value = without_training_fields(value)
     completed = _with_an_answer(value) if isinstance(value, dict) else None
-    conversation: Conversation = parse_row(value if completed is None else completed)
-    *history, (text, answer) = conversation.turns
-    return Prompt(text, tuple(history), conversation.system, answer if completed is None else None)
+    conversation = parse_row(value if completed is None else completed)
+    last = max(index for index, message in enumerate(conversation.messages) if message.is_answer)
+    reference = conversation.messages[last].content if completed is None else None
+    if last == 0:
+        problem = "the conversation has no message before its last answer; add a question"
+        raise InvalidRowError(ROLE_ORDER, problem, conversation.messages[0].path)
+    return Prompt(conversation.until(last), reference)
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -101,13 +110,15 @@ def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
     ):
         if any(name in row for name in questions):
             return None if _is_given(row.get(answer_key)) else {**row, answer_key: _STAND_IN}
-    for key, role_key, asked, answer in (
-        ("messages", "role", ("user",), {"role": "assistant", "content": _STAND_IN}),
-        ("conversations", "from", ("human", "user"), {"from": "gpt", "value": _STAND_IN}),
+    for key, role_key, roles, answer in (
+        ("messages", "role", OPENAI_ROLES, {"role": "assistant", "content": _STAND_IN}),
+        ("conversations", "from", SHAREGPT_ROLES, {"from": "gpt", "value": _STAND_IN}),
     ):
         messages = row.get(key)
         if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
-            return {**row, key: [*messages, answer]} if messages[-1].get(role_key) in asked else None
+            role = messages[-1].get(role_key)
+            asks = isinstance(role, str) and roles.get(role) in (USER, TOOL)
+            return {**row, key: [*messages, answer]} if asks else None
     if "prompt" in row and not _is_given(row.get("completion")):
         is_list = isinstance(row["prompt"], list)
         return {**row, "completion": [{"role": "assistant", "content": _STAND_IN}] if is_list else _STAND_IN}
@@ -133,23 +144,24 @@ def _is_given(answer: Any) -> bool:
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
     """Return prompt ids of at most `max_tokens`, and True if the prompt had to be truncated.
 
-    The oldest turns are removed first, then the end of the question. The text of the template is never removed.
+    The oldest turns are removed first, then the end of the last message. The text of the template is never removed.
 
     Raises:
         ValueError: the text of the template and the system prompt exceed `max_tokens` by themselves.
     """
-    history = prompt.history
-    ids = template.encode_prompt(prompt.text, history, prompt.system)
+    conversation = prompt.conversation
+    ids = template.encode_prompt(conversation)
     was_truncated = len(ids) > max_tokens
-    while len(ids) > max_tokens and history:
-        history = history[1:]
-        ids = template.encode_prompt(prompt.text, history, prompt.system)
+    while len(ids) > max_tokens and (shorter := conversation.without_oldest_turn()) is not None:
+        conversation = shorter
+        ids = template.encode_prompt(conversation)
+    *before, last = conversation.messages
     tokenizer = template.encoder.tokenizer
-    text_ids = template.encoder.encode([prompt.text], [False])[0]
+    text_ids = template.encoder.encode([last.content], [False])[0]
     while len(ids) > max_tokens and text_ids:
         text_ids = text_ids[: max(0, len(text_ids) - (len(ids) - max_tokens))]
         text = tokenizer.decode(text_ids, clean_up_tokenization_spaces=False)
-        ids = template.encode_prompt(text, (), prompt.system)
+        ids = template.encode_prompt(replace(conversation, messages=(*before, replace(last, content=text))))
     if len(ids) > max_tokens:
         raise ValueError(
             f"src_length: {max_tokens} is too small; a prompt is {len(ids)} tokens long without its question"

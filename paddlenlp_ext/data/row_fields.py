@@ -3,7 +3,7 @@
     RowFormat       fields that a format reads
     TEXTS           fields that make a row of another format invalid, because their text would be lost
     LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
-    REFUSALS        fields that make a row invalid, because they ask for something unsupported
+    REFUSALS        fields that make a row invalid, because they ask for something unsupported or are in the wrong place
     METADATA        fields that are ignored
 
 Other fields are ignored too, and named in the log.
@@ -12,21 +12,31 @@ Other fields are ignored too, and named in the log.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paddlenlp_ext.data.row_values import FieldPath
 from paddlenlp_ext.data.types import InvalidRowError
 
 NOT_SUPPORTED = "not supported"
 NO_TARGET = "no target token"
 
-FieldPath = tuple[str | int, ...]
-"""Keys and indices that lead from a row to one of its parts."""
-
 
 TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
 """Fields with questions or answers, which make a row of a format that does not read them invalid."""
+KWARGS = ("enable_thinking", "reasoning_effort", "documents")
+"""Fields of a row that are variables of the chat template, as in `chat_template_kwargs`."""
+TOOLS = ("tools", "functions")
+"""Fields of a row with the specifications of tools; `functions` is their older form."""
+CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
+"""Fields that rows of every conversation format may have."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an answer with the thought before its content."""
+CALLS = ("tool_calls", "function_call")
+"""Fields of an answer with the calls of tools; `function_call` is their older form, of one call."""
+MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
+"""Fields that messages of every format may have, besides role and content."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,7 @@ class RowFormat:
 
     name: str
     required: tuple[tuple[str, ...], ...]
-    optional: tuple[str, ...] = ("system", "context")
+    optional: tuple[str, ...] = CONTEXT
     message: tuple[str, ...] = ()
     lost: tuple[str, ...] = TEXTS
 
@@ -58,13 +68,11 @@ class RowFormat:
 
 
 SRC_TGT = RowFormat("src, tgt", (("src",), ("tgt",)))
-QUERY = RowFormat(
-    "query, response", (("query",), ("response",)), ("history", "system", "context"), lost=(*TEXTS, "prompt")
-)
-PROMPT = RowFormat("prompt, completion", (("prompt",), ("completion",)), message=("role", "content"))
-MESSAGES = RowFormat("messages", (("messages",),), message=("role", "content"))
-SHAREGPT = RowFormat("sharegpt", (("conversations",),), message=("from", "value"))
-ALPACA = RowFormat("alpaca", (("instruction", "input"), ("output",)), ("history", "system", "context"))
+QUERY = RowFormat("query, response", (("query",), ("response",)), ("history", *CONTEXT), lost=(*TEXTS, "prompt"))
+PROMPT = RowFormat("prompt, completion", (("prompt",), ("completion",)), message=("role", "content", *MESSAGE))
+MESSAGES = RowFormat("messages", (("messages",),), message=("role", "content", *MESSAGE))
+SHAREGPT = RowFormat("sharegpt", (("conversations",),), message=("from", "value", *MESSAGE))
+ALPACA = RowFormat("alpaca", (("instruction", "input"), ("output",)), ("history", *CONTEXT))
 ADVERTISE_GEN = RowFormat("AdvertiseGen", (("content",), ("summary",)))
 TEXT = RowFormat("plain text", (("src", "text"),), optional=())
 CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVERTISE_GEN)
@@ -119,20 +127,10 @@ REFUSALS = (
         "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
         "write the better answer as the answer, and remove the field",
     ),
-    Refusal(
-        ("tools", "functions", "tool_calls", "function_call", "tool_choice", "tool_call_id"),
-        "belongs to tool calls, which are not supported yet",
-    ),
-    Refusal(
-        ("reasoning_content", "reasoning", "thinking"),
-        "is not supported yet",
-        "write the reasoning into the answer, as the chat template does, or remove the field",
-    ),
-    Refusal(
-        ("enable_thinking", "reasoning_effort", "chat_template_kwargs", "documents"),
-        "is not passed to the chat template yet",
-        "remove the field",
-    ),
+    Refusal((*TOOLS, "chat_template_kwargs", *KWARGS), "is read in a conversation's row only", "move it there"),
+    Refusal((*CALLS, "tool_call_id"), "is read in a message only", "write the row as messages"),
+    Refusal(REASONING, "is read in an answer among messages only", "write the row as messages, or remove the field"),
+    Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
     Refusal(
         ("images", "image", "videos", "video", "audios", "audio", "objects"),
         "is not supported: only text can be trained on",
@@ -160,23 +158,28 @@ METADATA = (
 )  # fmt: skip
 """Fields that describe a row and do not change its tokens."""
 
+MISPLACED = REFUSALS[2:5]
+"""Refusals of fields that are read in rows or messages, where they are somewhere else."""
 _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
 _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
 
-def check_refusals(fields: dict[str, Any], path: FieldPath = (), turn_labels: bool = False) -> None:
-    """Check that no field of a row or message asks for something unsupported.
+def check_refusals(
+    fields: dict[str, Any], path: FieldPath = (), read: Container[str] = (), turn_labels: bool = False
+) -> None:
+    """Check that no field of a row, message or part asks for something unsupported.
 
     Args:
-        fields: the row or message.
+        fields: the row, message or part.
         path: its path.
+        read: fields that are read there.
         turn_labels: accept a list in `label`, which then has a loss weight for each turn instead of a rating.
 
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
     """
     for name, value in fields.items():
-        refusal = _REFUSAL_OF.get(name)
+        refusal = None if name in read else _REFUSAL_OF.get(name)
         if turn_labels and name == "label" and isinstance(value, list):
             continue
         if refusal is not None and value not in refusal.accepted:
@@ -332,7 +335,8 @@ def markdown_table() -> str:
     add(("label",), f"row: {SRC_TGT.name}", "a list: the weight of each turn, 1 or 0; other values as below")
     for refusal in REFUSALS:
         condition = "set and not true" if refusal is RATINGS else "set"
-        add(refusal.names, "row, message, part", f"invalid if {condition}: {refusal.remedy}")
+        place = "row, message, part" if refusal not in MISPLACED else "where it is not read"
+        add(refusal.names, place, f"invalid if {condition}: {refusal.remedy}")
     add(TEXTS, "row of another conversation format", "invalid if set: remove the field")
     add(("prompt",), f"row: {QUERY.name}", "invalid if set: remove the field")
     add(METADATA, "row, message, part", "ignored")

@@ -11,21 +11,25 @@ entire row. `truncation` selects what happens to a longer row:
     error   The row is invalid.
 
 System prompts and the markers of the template are never truncated.
+
+A row whose earlier turns the template rewrites is unfolded into several examples, each of which is truncated by itself.
+One that does not fit is left out, and its tokens count as truncated, as long as another example of the row fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.formats import parse_row, parse_text
 from paddlenlp_ext.data.row_fields import NO_TARGET
 from paddlenlp_ext.data.sources import location_of
-from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, RenderedTurn, join_turns
-from paddlenlp_ext.data.types import Conversation, InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, Example, RenderedTurn, join_turns
+from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
 from paddlenlp_ext.utils.json_reader import Location
 
 CHUNK_ROWS = 1000
@@ -33,6 +37,7 @@ CHUNK_ROWS = 1000
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
 NO_ROOM = "no room"
+_ONLY_CONTEXT = "truncation leaves only answers of weight 0; raise max_length or remove the row"
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,18 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class TokenizedRow:
-    """Tokenized row, ready to be stored.
+    """Tokenized example of a row, ready to be stored.
 
     Attributes:
         location: location of the row in its file.
         tokens: int32 [L].
         loss_mask: bool [L], true for target tokens; false for the first token, which no position predicts.
-        answer_start: index of the last target answer's first token.
-        last_turn: index of that answer's turn in the untruncated row.
+        answer_start: index of the first token that the model generates for the last target answer.
+        last_turn: number of that answer among the answers of the untruncated row.
         num_truncated_tokens: number of tokens that truncation removed.
+        part: number of the example among the examples of its row.
+        num_thoughts: number of target answers with a thought.
+        num_tool_calls: number of calls of tools in target answers.
     """
 
     location: Location
@@ -66,6 +74,9 @@ class TokenizedRow:
     answer_start: int
     last_turn: int
     num_truncated_tokens: int
+    part: int = 0
+    num_thoughts: int = 0
+    num_tool_calls: int = 0
 
 
 def encode_rows(
@@ -73,6 +84,7 @@ def encode_rows(
 ) -> Iterator[TokenizedRow | InvalidRow]:
     """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails.
 
+    A row yields one `InvalidRow`, or its examples one after the other, numbered by `part` from 0.
     With `autoregressive`, rows are plain text without a template.
     """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
@@ -85,49 +97,74 @@ def _encode_conversations(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
     rendered = [_render(row, template) for row in chunk]
-    encoded = iter(template.encode_turns([item[2] for item in rendered if not isinstance(item, InvalidRow)]))
-    for item in rendered:
-        yield item if isinstance(item, InvalidRow) else _finish(*item, next(encoded), template, limits)
+    texts = [example.turns for examples in rendered if not isinstance(examples, InvalidRow) for example in examples]
+    encoded = iter(template.encode_turns(texts))
+    for row, examples in zip(chunk, rendered, strict=True):
+        if isinstance(examples, InvalidRow):
+            yield examples
+            continue
+        assert isinstance(row, SourceRow), "examples come from a valid row"
+        yield from _finish_row(row, [(example, next(encoded)) for example in examples], template, limits)
 
 
-def _render(
-    row: SourceRow | InvalidRow, template: ChatTemplate
-) -> tuple[SourceRow, Conversation, tuple[RenderedTurn, ...]] | InvalidRow:
+def _render(row: SourceRow | InvalidRow, template: ChatTemplate) -> list[Example] | InvalidRow:
     if isinstance(row, InvalidRow):
         return row
     try:
-        conversation = parse_row(row.value)
-        return row, conversation, template.render(conversation)
+        return template.render(parse_row(row.value))
     except InvalidRowError as error:
         return _invalid(row, error)
+
+
+def _finish_row(
+    row: SourceRow,
+    examples: Sequence[tuple[Example, list[EncodedTurn]]],
+    template: ChatTemplate,
+    limits: LengthLimits,
+) -> list[TokenizedRow | InvalidRow]:
+    """Return the examples of a row after truncation, or one `InvalidRow`."""
+    finished: list[TokenizedRow] = []
+    lost: list[tuple[InvalidRowError, int]] = []
+    for example, turns in examples:
+        try:
+            finished.append(_finish(row, example, turns, template, limits))
+        except InvalidRowError as error:
+            lost.append((error, sum(turn.length for turn in turns)))
+    if not finished or (lost and limits.truncation == "error"):
+        return [_invalid(row, lost[0][0])]
+    num_lost = sum(length for _, length in lost)
+    first = replace(finished[0], num_truncated_tokens=finished[0].num_truncated_tokens + num_lost)
+    return [replace(example, part=part) for part, example in enumerate([first, *finished[1:]])]
 
 
 def _finish(
-    row: SourceRow,
-    conversation: Conversation,
-    texts: tuple[RenderedTurn, ...],
-    turns: list[EncodedTurn],
-    template: ChatTemplate,
-    limits: LengthLimits,
-) -> TokenizedRow | InvalidRow:
-    try:
-        truncated = truncate_turns(conversation, texts, turns, template, limits)
-        first_turn = truncated.last_turn - len(truncated.turns) + 1
-        context_turns = {index - first_turn for index in conversation.context_turns}
-        target = _last_target(truncated.turns, context_turns)
-        tokens, loss_mask = join_turns(truncated.turns, context_turns)
-        answer_start = sum(turn.length for turn in truncated.turns[:target]) + len(truncated.turns[target].prompt)
-        return _tokenized(row, tokens, loss_mask, answer_start, first_turn + target, truncated.num_truncated_tokens)
-    except InvalidRowError as error:
-        return _invalid(row, error)
+    row: SourceRow, example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
+) -> TokenizedRow:
+    truncated = truncate_turns(example, turns, template, limits)
+    target = _last_target(truncated.turns)
+    tokens, loss_mask = join_turns(truncated.turns)
+    targets = [turn.text for turn in truncated.turns if turn.text.is_target]
+    before = sum(turn.length for turn in truncated.turns[:target])
+    return replace(
+        _tokenized(
+            row,
+            tokens,
+            loss_mask,
+            before + truncated.turns[target].generation_start,
+            truncated.turns[target].text.number + truncated.num_removed_answers,
+            truncated.num_truncated_tokens,
+        ),
+        num_thoughts=sum(turn.has_thought for turn in targets),
+        num_tool_calls=sum(turn.num_tool_calls for turn in targets),
+    )
 
 
-def _last_target(turns: Sequence[EncodedTurn], context_turns: Collection[int]) -> int:
+def _last_target(turns: Sequence[EncodedTurn]) -> int:
     """Return the index of the last turn whose answer counts in the loss."""
     for index in reversed(range(len(turns))):
-        if index not in context_turns:
+        if turns[index].text.is_target:
             return index
-    raise InvalidRowError(NO_TARGET, "truncation leaves only answers of weight 0; raise max_length or remove the row")
+    raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
 
 
 def _encode_texts(
@@ -183,28 +220,23 @@ def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
 
 @dataclass(frozen=True)
 class TruncatedTurns:
-    """Truncated conversation: its turns, the index of its last turn in the row, and the number of removed tokens."""
+    """Truncated example: its turns, and the numbers of removed tokens and of answers removed before the first turn."""
 
     turns: list[EncodedTurn]
-    last_turn: int
     num_truncated_tokens: int
+    num_removed_answers: int = 0
 
 
 def truncate_turns(
-    conversation: Conversation,
-    texts: Sequence[RenderedTurn],
-    turns: list[EncodedTurn],
-    template: ChatTemplate,
-    limits: LengthLimits,
+    example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> TruncatedTurns:
-    """Truncate an encoded conversation to the limits.
+    """Truncate an encoded example to the limits.
 
     Args:
-        conversation: the conversation; truncation from the left renders it again without its oldest turns.
-        texts: rendered turns of the conversation.
-        turns: encoded turns of the conversation.
+        example: the example as text; truncation from the left renders it again without its oldest turns.
+        turns: encoded turns of the example.
         template: chat template that rendered the turns.
-        limits: the limits, and what to do with a longer row.
+        limits: the limits, and what to do with a longer example.
 
     Raises:
         InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncating it.
@@ -212,22 +244,21 @@ def truncate_turns(
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
     if total <= limits.max_length and longest_prompt <= limits.src_length:
-        return TruncatedTurns(turns, len(turns) - 1, 0)
+        return TruncatedTurns(turns, 0)
     if limits.truncation in ("drop", "error"):
         what = f"{total} tokens, max_length is {limits.max_length}"
         if longest_prompt > limits.src_length:
             what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
         raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+    num_removed_answers = 0
     if limits.truncation == "right":
-        remaining = _truncate_right(texts, turns, template, limits)
-        last_turn = len(remaining) - 1
+        remaining = _truncate_right(turns, template, limits)
     else:
-        remaining = _truncate_left(conversation, texts, turns, template, limits)
-        last_turn = len(turns) - 1
+        remaining, num_removed_answers = _truncate_left(example.conversation, turns, template, limits)
     if not remaining:
         message = f"the first prompt fills all {limits.max_length} tokens of max_length; lower src_length"
         raise InvalidRowError(NO_TARGET, message)
-    return TruncatedTurns(remaining, last_turn, total - sum(turn.length for turn in remaining))
+    return TruncatedTurns(remaining, total - sum(turn.length for turn in remaining), num_removed_answers)
 
 
 def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], int]:
@@ -248,50 +279,54 @@ def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], i
     return (tokens[:-excess] if limits.truncation == "right" else tokens[excess:]), excess
 
 
-def _truncate_right(
-    texts: Sequence[RenderedTurn], turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits
-) -> list[EncodedTurn]:
+def _truncate_right(turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits) -> list[EncodedTurn]:
     remaining: list[EncodedTurn] = []
     room = limits.max_length
     for index, turn in enumerate(turns):
-        prompt = turn.prompt
-        if len(prompt) > limits.src_length:
-            prompt = _truncate_prompt(texts[index], index, template, limits.src_length, keep_beginning=True)
-        room -= len(prompt)
-        if room <= 0:
+        if len(turn.prompt) > limits.src_length:
+            prompt = _truncate_prompt(turn.text, index, template, limits.src_length, keep_beginning=True)
+            turn = replace(turn, prompt=prompt)
+        if room <= turn.length - len(turn.answer):
             break
-        remaining.append(EncodedTurn(prompt, turn.answer[:room]))
-        room -= len(turn.answer)
+        answer_room = room - (turn.length - len(turn.answer))
+        remaining.append(replace(turn, answer=turn.answer[:answer_room]))
+        room -= turn.length
         if room <= 0:
             break
     return remaining
 
 
 def _truncate_left(
-    conversation: Conversation,
-    texts: Sequence[RenderedTurn],
-    turns: list[EncodedTurn],
-    template: ChatTemplate,
-    limits: LengthLimits,
-) -> list[EncodedTurn]:
-    while len(turns) > 1 and _shortest_length(turns, limits) > limits.max_length:
-        conversation = Conversation(conversation.system, conversation.turns[1:])
-        texts = template.render(conversation)
-        (turns,) = template.encode_turns([texts])
+    conversation: Conversation, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
+) -> tuple[list[EncodedTurn], int]:
+    """Return the remaining turns, and the number of answers removed before them."""
+    num_answers = len(conversation.answers)
+    while _shortest_length(turns, limits) > limits.max_length:
+        shorter = conversation.without_oldest_turn()
+        if shorter is None:
+            break
+        if not any(message.is_target for message in shorter.messages):
+            raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
+        conversation = shorter
+        (turns,) = template.encode_turns([template.render(conversation)[-1].turns])
     caps = [limits.src_length] * len(turns)
     if len(turns) == 1:
-        caps[0] = min(limits.src_length, limits.max_length - len(turns[0].answer))
-    return [
+        caps[0] = min(limits.src_length, limits.max_length - turns[0].length + len(turns[0].prompt))
+    remaining = [
         turn
         if len(turn.prompt) <= cap
-        else EncodedTurn(_truncate_prompt(texts[index], index, template, cap, keep_beginning=False), turn.answer)
+        else replace(turn, prompt=_truncate_prompt(turn.text, index, template, cap, keep_beginning=False))
         for index, (turn, cap) in enumerate(zip(turns, caps, strict=True))
     ]
+    if (length := sum(turn.length for turn in remaining)) > limits.max_length:
+        message = f"the last turn takes {length} of max_length's {limits.max_length} tokens; raise max_length"
+        raise InvalidRowError(NO_ROOM, message)
+    return remaining, num_answers - len(conversation.answers)
 
 
 def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
     """Return the number of tokens after every prompt is truncated to `src_length`."""
-    return sum(min(len(turn.prompt), limits.src_length) + len(turn.answer) for turn in turns)
+    return sum(min(len(turn.prompt), limits.src_length) + turn.length - len(turn.prompt) for turn in turns)
 
 
 def _truncate_prompt(
@@ -300,7 +335,8 @@ def _truncate_prompt(
     """Return the ids of a prompt, truncated to `cap` tokens by removing tokens of its user message."""
     if text.content is None:
         raise InvalidRowError(
-            NO_ROOM, "the template rewrites the user message, so it cannot be truncated; raise src_length"
+            NO_ROOM,
+            "the template rewrites the message before the answer, so it cannot be truncated; raise src_length",
         )
     continues = template.pieces_continue
     pieces = [text.head, text.content, text.tail]

@@ -1,4 +1,4 @@
-"""Records shared by the data modules: source rows, conversations, encoded rows, invalid rows, and statistics."""
+"""Records shared by the data modules: source rows, encoded rows, invalid rows, and statistics."""
 
 from __future__ import annotations
 
@@ -51,21 +51,6 @@ class InvalidRow:
 
     def __str__(self) -> str:
         return f"{self.location}: {self.reason}: {self.message}"
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """Conversation of a row.
-
-    Attributes:
-        system: system prompt, or None.
-        turns: (user, assistant) messages in order.
-        context_turns: indices of turns whose answers are context: their tokens do not count in the loss.
-    """
-
-    system: str | None
-    turns: tuple[tuple[str, str], ...]
-    context_turns: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -160,6 +145,10 @@ class DataStats:
         num_tokens: tokens in the dataset.
         num_target_tokens: tokens in the dataset that count in the loss.
         num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
+        num_unfolded: rows that became several examples, because the template rewrites earlier turns.
+        num_unfolded_examples: examples of those rows.
+        num_thoughts: target answers with a thought.
+        num_tool_calls: calls of tools in target answers.
         examples: the first dropped rows, for the log.
         unknown_fields: file -> field -> number of rows with it, for fields that have no effect and are not metadata.
     """
@@ -171,6 +160,10 @@ class DataStats:
     num_tokens: int = 0
     num_target_tokens: int = 0
     num_truncated_tokens: int = 0
+    num_unfolded: int = 0
+    num_unfolded_examples: int = 0
+    num_thoughts: int = 0
+    num_tool_calls: int = 0
     examples: tuple[InvalidRow, ...] = ()
     unknown_fields: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -194,8 +187,14 @@ class DataStats:
         lines = [("read", self.num_read), ("kept in full", self.num_untruncated), ("truncated", self.num_truncated)]
         lines += [(f"dropped: {reason}", count) for reason, count in sorted(self.dropped.items())]
         lines += [("tokens", self.num_tokens), ("target tokens", self.num_target_tokens)]
-        if self.num_truncated_tokens:
-            lines.append(("tokens truncated", self.num_truncated_tokens))
+        others = (
+            ("tokens truncated", self.num_truncated_tokens),
+            ("rows unfolded", self.num_unfolded),
+            ("examples of unfolded rows", self.num_unfolded_examples),
+            ("target answers with a thought", self.num_thoughts),
+            ("target tool calls", self.num_tool_calls),
+        )
+        lines += [line for line in others if line[1]]
         width = max(len(name) for name, _ in lines)
         digits = max(len(f"{count:,}") for _, count in lines)
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])

@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, tokenizer_fingerprint
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options, tokenizer_fingerprint
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.config import DecoderConfig
@@ -81,7 +81,7 @@ def load_data(config: RunConfig) -> RunData:
     DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
     tokenizer = load_tokenizer(source.tokenizer_path)
-    template = load_template(config.data.chat_template, tokenizer)
+    template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
     train_rows = load_dataset(config.data, "train", *shared) if config.train.do_train else None
     eval_rows = _load_dev_sets(config.data, *shared) if config.train.do_eval else None

@@ -77,6 +77,8 @@ def wrong_values(option: Option) -> list[Any]:
     if object in option.kinds:
         return []
     wrong: list[Any] = [{"a": 1}, [1], [["a"]], 1.5, 7, "word", True]
+    if dict in option.kinds:
+        wrong.remove({"a": 1})
     if bool in option.kinds:
         wrong.remove(True)
     if int in option.kinds:

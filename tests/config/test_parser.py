@@ -101,7 +101,19 @@ def test_abbreviation_of_one_key_is_read_with_a_note(tmp_path, written, value, k
         assert note.startswith(f"{written} is read as {key}")
     path = write(tmp_path, used)
     assert load("--greedy_zero", path).data.greedy_zero_padding, "the file is no value of an abbreviated switch"
-    assert load(path, "--chat_templ", "chat.json").data.chat_template == "chat.json"
+    assert load(path, "--data_cache_d", "chat.json").data.data_cache_dir == "chat.json"
+
+
+def test_chat_template_kwargs_are_an_object_in_files_and_on_the_command_line(tmp_path):
+    kwargs = {"enable_thinking": False, "documents": [{"title": "a"}]}
+    path = write(tmp_path, SMALLEST | {"chat_template_kwargs": kwargs})
+    assert load(path).data.chat_template_kwargs == kwargs
+    assert (
+        load(write(tmp_path, SMALLEST), "--chat_template_kwargs", json.dumps(kwargs)).data.chat_template_kwargs
+        == kwargs
+    )
+    (found,) = problems(path, "--chat_template_kwargs", "enable_thinking")
+    assert "expected an object" in str(found)
 
 
 def test_abbreviation_of_several_keys_is_refused(tmp_path):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.collate import collate
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.types import Conversation, DataStats, InvalidRow
+from paddlenlp_ext.data.types import DataStats, InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
 
 TURN = ("2 + 2?", "vier")
@@ -55,7 +56,7 @@ def write(folder, rows, name="train.json"):
 
 @pytest.mark.parametrize("name", SAME_ROW)
 def test_parse_row_in_every_format_returns_the_same_conversation(name):
-    assert parse_row(SAME_ROW[name]) == Conversation("You", (TURN,))
+    assert parse_row(SAME_ROW[name]) == Conversation.from_turns("You", (TURN,))
 
 
 def test_parse_row_keeps_every_turn():
@@ -66,8 +67,10 @@ def test_parse_row_keeps_every_turn():
         {"from": who, "value": text} for turn in expected for who, text in zip(("human", "gpt"), turn, strict=True)
     ]
     for row in (lists, history, {"conversations": speakers}):
-        assert parse_row(row) == Conversation(None, expected)
-    assert parse_row({"instruction": "a", "input": "b", "output": "c"}).turns == (("a\nb", "c"),)
+        assert parse_row(row) == Conversation.from_turns(None, expected)
+    assert parse_row({"instruction": "a", "input": "b", "output": "c"}) == Conversation.from_turns(
+        None, [("a\nb", "c")]
+    )
 
 
 def test_load_dataset_with_mixed_formats_reads_all(options, tokenizer, tmp_path):

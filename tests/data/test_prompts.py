@@ -6,38 +6,43 @@ import json
 
 import pytest
 
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, parse_prompt, read_prompts
 from paddlenlp_ext.data.types import InvalidRowError
 
 ONE = ("q1", "a1")
 
 
+def prompt(question, history, system, reference):
+    return Prompt(Conversation.asking(question, history, system), reference)
+
+
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"src": "q", "tgt": "a"}, Prompt("q", (), None, "a")),
-        ({"src": "q", "tgt": ""}, Prompt("q", (), None, None)),
-        ({"src": "q"}, Prompt("q", (), None, None)),
-        ({"src": ["q1", "q2"], "tgt": ["a1", "a2"]}, Prompt("q2", (ONE,), None, "a2")),
-        ({"src": ["q1", "q2"], "tgt": ["a1"]}, Prompt("q2", (ONE,), None, None)),
-        ({"src": ["q1", "q2"], "tgt": ["a1", " "]}, Prompt("q2", (ONE,), None, None)),
-        ({"src": ["q"]}, Prompt("q", (), None, None)),
-        ({"src": "q", "context": {"system": "s"}}, Prompt("q", (), "s", None)),
-        ({"instruction": "q"}, Prompt("q", (), None, None)),
-        ({"instruction": "q", "input": "i", "output": "a"}, Prompt("q\ni", (), None, "a")),
-        ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, Prompt("q", (ONE,), None, None)),
-        ({"content": "q"}, Prompt("q", (), None, None)),
-        ({"content": "q", "summary": "a"}, Prompt("q", (), None, "a")),
-        ({"messages": [{"role": "user", "content": "q"}]}, Prompt("q", (), None, None)),
+        ({"src": "q", "tgt": "a"}, prompt("q", (), None, "a")),
+        ({"src": "q", "tgt": ""}, prompt("q", (), None, None)),
+        ({"src": "q"}, prompt("q", (), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", "a2"]}, prompt("q2", (ONE,), None, "a2")),
+        ({"src": ["q1", "q2"], "tgt": ["a1"]}, prompt("q2", (ONE,), None, None)),
+        ({"src": ["q1", "q2"], "tgt": ["a1", " "]}, prompt("q2", (ONE,), None, None)),
+        ({"src": ["q"]}, prompt("q", (), None, None)),
+        ({"src": "q", "context": {"system": "s"}}, prompt("q", (), "s", None)),
+        ({"instruction": "q"}, prompt("q", (), None, None)),
+        ({"instruction": "q", "input": "i", "output": "a"}, prompt("q\ni", (), None, "a")),
+        ({"instruction": "q", "history": [["q1", "a1"]], "output": ""}, prompt("q", (ONE,), None, None)),
+        ({"content": "q"}, prompt("q", (), None, None)),
+        ({"content": "q", "summary": "a"}, prompt("q", (), None, "a")),
+        ({"messages": [{"role": "user", "content": "q"}]}, prompt("q", (), None, None)),
         (
             {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]},
-            Prompt("q", (), "s", None),
+            prompt("q", (), "s", None),
         ),
         (
             {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]},
-            Prompt("q", (), None, "a"),
+            prompt("q", (), None, "a"),
         ),
-        ({"conversations": [{"from": "human", "value": "q"}]}, Prompt("q", (), None, None)),
+        ({"conversations": [{"from": "human", "value": "q"}]}, prompt("q", (), None, None)),
     ],
 )
 def test_parse_prompt_returns_the_last_question(row, expected):
@@ -60,7 +65,7 @@ def test_parse_prompt_without_a_question_raises(row, message):
 
 
 def test_prompt_src_and_tgt_are_texts_or_lists():
-    single, several = Prompt("q", (), None, None), Prompt("q2", (ONE,), None, "a2")
+    single, several = prompt("q", (), None, None), prompt("q2", (ONE,), None, "a2")
     assert (single.src, single.tgt) == ("q", "")
     assert (several.src, several.tgt) == (["q1", "q2"], ["a1", "a2"])
 
@@ -94,9 +99,10 @@ class Letters:
         text = "".join(map(chr, ids))
         return text.replace(" .", ".") if clean_up_tokenization_spaces else text
 
-    def encode_prompt(self, question, history=(), system=None):
-        turns = "".join(f"<{asked}>{answer}" for asked, answer in history)
-        return self.encode([f"{system or ''}{turns}<{question}>"], [False])[0]
+    def encode_prompt(self, conversation):
+        marks = {"system": "{}", "user": "<{}>", "assistant": "{}"}
+        text = "".join(marks[message.role].format(message.content) for message in conversation.messages)
+        return self.encode([text], [False])[0]
 
 
 @pytest.mark.parametrize(
@@ -105,15 +111,15 @@ class Letters:
 )
 def test_encode_truncated_prompt_removes_old_turns_then_the_end(max_tokens, expected):
     template = Letters()
-    ids, was_truncated = encode_truncated_prompt(template, Prompt("abcdefg", (ONE,), "s", None), max_tokens)
+    ids, was_truncated = encode_truncated_prompt(template, prompt("abcdefg", (ONE,), "s", None), max_tokens)
     assert template.decode(ids) == expected and was_truncated == (max_tokens < 16)
 
 
 def test_encode_truncated_prompt_keeps_blanks():
-    ids, _ = encode_truncated_prompt(Letters(), Prompt("a .bcdef", (), None, None), 6)
+    ids, _ = encode_truncated_prompt(Letters(), prompt("a .bcdef", (), None, None), 6)
     assert bytes(ids) == b"<a .b>"
 
 
 def test_encode_truncated_prompt_with_too_small_a_limit_raises():
     with pytest.raises(ValueError, match="src_length: 2 is too small; a prompt is 3 tokens long without its question"):
-        encode_truncated_prompt(Letters(), Prompt("abc", (), "s", None), 2)
+        encode_truncated_prompt(Letters(), prompt("abc", (), "s", None), 2)

@@ -15,7 +15,7 @@ LONG = "verb " * 200
 BROKEN, TYPE, MISSING, UNKNOWN = "broken JSON", "wrong type", "missing key", "unknown format"
 EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "key written twice"
 UTF8, SYSTEMS, UNSUPPORTED = "not UTF-8", "two system prompts", "not supported"
-NO_TARGET = "no target token"
+NO_TARGET, REFUSED = "no target token", "template refuses"
 
 
 def messages(*pairs: tuple[str, object]) -> str:
@@ -127,8 +127,14 @@ DAMAGED_LINES = [
     located(messages(USER, ANSWER).replace('"vier"', '"vier", "weight": 1, "train": false'), "false", UNSUPPORTED),
     located(messages(USER, ("assistant", [{"type": "text", "value": "a", "text": "b"}])), '"a"', UNSUPPORTED),
     located(messages(USER, ("assistant", [{"type": "text", "text": "a", "weight": 0}])), "0}", UNSUPPORTED),
-    located(messages(USER, ("assistant", [{"type": "reasoning", "value": "a"}])), '{"type', TYPE),
-    located(messages(USER, ANSWER).replace('"vier"', 'null, "tool_calls": [{"id": "a"}]'), "[{", UNSUPPORTED, 2),
+    located(messages(USER, ("assistant", [{"type": "reasoning", "value": "a"}])), '[{"type', EMPTY),
+    located(messages(("user", [{"type": "reasoning", "value": "a"}]), ANSWER), '{"type', TYPE),
+    located(messages(USER, ANSWER).replace('"vier"', 'null, "tool_calls": [{"id": "a"}]'), '{"id', MISSING),
+    located(messages(USER, ANSWER).replace('"vier"', '"vier", "reasoning_content": "a"'), '{"role', REFUSED, 2),
+    located(messages(USER, ANSWER).replace('?"', '?", "reasoning_content": "a"'), '"a"', UNSUPPORTED),
+    located(messages(USER, ANSWER)[:-1] + ', "tools": [{"name": "a"}]}', '[{"name', REFUSED),
+    located(messages(USER, ANSWER)[:-1] + ', "tools": "[}"}', '"[}', TYPE),
+    located(messages(USER, ANSWER)[:-1] + ', "enable_thinking": "false"}', '"false', TYPE),
     # sharegpt
     located('{"conversations": "hello"}', '"hello', TYPE),
     located('{"conversations": [{"role": "user", "content": "a"}]}', '{"role', MISSING),
@@ -139,7 +145,9 @@ DAMAGED_LINES = [
     located(
         '{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": 1}', "1", TYPE
     ),
-    located('{"conversations": [], "tools": "[{}]"}', '"[{}', UNSUPPORTED),
+    ('{"conversations": [], "tools": "[{}]"}', 1, EMPTY),
+    located('{"conversations": [{"from": "gpt", "value": "a"}], "tools": "[{}]"}', '"[{}', MISSING),
+    located('{"conversations": [{"from": "function_call", "value": "word"}]}', '"word', TYPE),
     # alpaca
     located('{"instruction": "a", "chosen": "b", "rejected": "c"}', '"b', UNSUPPORTED),
     located('{"instruction": "a", "output": "b", "context": "c"}', '"c"', TYPE),

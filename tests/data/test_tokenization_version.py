@@ -18,7 +18,7 @@ from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
-DIGESTS = {3: "62c98ec9a5d78ab03621c2ea96ca620e27dedfca2da08816558098e17b133134"}
+DIGESTS = {4: "7fdb14cc4c3662bb685b04f330b2306fe4d57ff9aee9520dab9ba19dd05abf93"}
 """Tokenization version -> digest of the tokens of this file."""
 
 TURNS = (("Was ist 2 + 2?", "vier"), (" Und\n[/INST]? ", "Grüße, 你好 "), ("vier" * 9, "fünf" * 9))

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import pytest
 
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import join_turns
 from paddlenlp_ext.data.tokenize import LengthLimits, truncate_text, truncate_turns
-from paddlenlp_ext.data.types import Conversation, InvalidRowError
+from paddlenlp_ext.data.types import InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 # The tokenizer encodes every digit as one token.
 QUESTION, ANSWER = "0123456789", "9876543210"
-ONE = Conversation(None, ((QUESTION, ANSWER),))
-THREE = Conversation(None, (("11111", "22222"), ("33333", "44444"), ("55555", "66666")))
+ONE_TURN = ((QUESTION, ANSWER),)
+THREE_TURNS = (("11111", "22222"), ("33333", "44444"), ("55555", "66666"))
+ONE, THREE = Conversation.from_turns(None, ONE_TURN), Conversation.from_turns(None, THREE_TURNS)
 
 
 def truncate(conversation, template, src_length, max_length, truncation):
-    texts = template.render(conversation)
-    (turns,) = template.encode_turns([texts])
-    truncated = truncate_turns(conversation, texts, turns, template, LengthLimits(src_length, max_length, truncation))
+    (example,) = template.render(conversation)
+    (turns,) = template.encode_turns([example.turns])
+    truncated = truncate_turns(example, turns, template, LengthLimits(src_length, max_length, truncation))
     tokens, loss_mask = join_turns(truncated.turns)
     assert len(tokens) <= max_length
     assert truncated.num_truncated_tokens == sum(turn.length for turn in turns) - len(tokens)
     decode = template.encoder.tokenizer.decode
     answers = decode([token for token, flag in zip(tokens, loss_mask, strict=True) if flag])
     return decode(tokens), answers, truncated
+
+
+def last_number(truncated):
+    """Return the number of the last answer in the untruncated row."""
+    return truncated.turns[-1].text.number + truncated.num_removed_answers
 
 
 @pytest.fixture
@@ -73,8 +80,8 @@ def test_truncate_turns_right_leaves_no_end_token(max_length, plain):
 
 
 def test_truncate_turns_keeps_markers_and_system_prompt(chat):
-    conversation = Conversation("0000", ONE.turns)
-    prompt = chat.render(conversation)[0].prompt
+    conversation = Conversation.from_turns("0000", ONE_TURN)
+    prompt = chat.render(conversation)[0].turns[0].prompt
     length = len(chat.encoder.encode([prompt], [False])[0])
     for truncation, remaining in (("right", "0123"), ("left", "6789")):
         text, answers, _ = truncate(conversation, chat, length - 6, 999, truncation)
@@ -87,18 +94,18 @@ def test_truncate_turns_keeps_markers_and_system_prompt(chat):
 def test_truncate_turns_right_removes_the_newest_turns(plain):
     # Turns of 6 + 6 tokens (the first prompt has the beginning token, answers the end token), 5 + 6 after that.
     text, answers, truncated = truncate(THREE, plain, 99, 25, "right")
-    assert text == "<s>1111122222</s>3333344444</s>" and answers == "22222</s>44444</s>" and truncated.last_turn == 1
+    assert text == "<s>1111122222</s>3333344444</s>" and answers == "22222</s>44444</s>" and last_number(truncated) == 1
     text, answers, truncated = truncate(THREE, plain, 99, 20, "right")
-    assert text == "<s>1111122222</s>33333444" and truncated.last_turn == 1
+    assert text == "<s>1111122222</s>33333444" and last_number(truncated) == 1
 
 
 def test_truncate_turns_left_removes_the_oldest_turns(plain, chat):
     text, answers, truncated = truncate(THREE, plain, 99, 25, "left")
-    assert text == "<s>3333344444</s>5555566666</s>" and answers == "44444</s>66666</s>" and truncated.last_turn == 2
+    assert text == "<s>3333344444</s>5555566666</s>" and answers == "44444</s>66666</s>" and last_number(truncated) == 2
     text, _, _ = truncate(THREE, plain, 99, 10, "left")
     assert text == "<s>55566666</s>"
-    conversation = Conversation("0000", THREE.turns)
-    tokens = join_turns(chat.encode_turns([chat.render(conversation)])[0])[0]
+    conversation = Conversation.from_turns("0000", THREE_TURNS)
+    tokens = chat.encode(conversation)[0][0]
     text, answers, _ = truncate(conversation, chat, 99, len(tokens) - 1, "left")
     assert text.startswith("<|im_start|>system\n0000<|im_end|>\n<|im_start|>user\n33333"), (
         "the system prompt must remain"
@@ -131,8 +138,8 @@ def test_truncate_turns_with_stripped_words_truncates_them(tokenizer, tmp_path):
     path = tmp_path / "llama3.jinja"
     path.write_text(LLAMA3)
     template = load_template(str(path), tokenizer)
-    (turns,) = template.encode_turns([template.render(ONE)])
-    spaced = Conversation(None, ((f"  {QUESTION}\n", ANSWER),))
+    (turns,) = template.encode_turns([template.render(ONE)[0].turns])
+    spaced = Conversation.from_turns(None, ((f"  {QUESTION}\n", ANSWER),))
     text, _, _ = truncate(spaced, template, len(turns[0].prompt) - 6, 999, "right")
     assert "\n\n0123<|eot_id|>" in text and text.endswith(f"{ANSWER}<|eot_id|>")
 
@@ -141,7 +148,13 @@ def test_truncate_turns_with_rewritten_words_raises(tokenizer, tmp_path):
     path = tmp_path / "shouting.jinja"
     path.write_text(CHATML.replace("message['content']", "(message['content'] | replace('a', 'b'))"))
     with pytest.raises(InvalidRowError, match="rewrites"):
-        truncate(Conversation(None, (("aaaaaaaaaaaa", "x"),)), load_template(str(path), tokenizer), 20, 99, "right")
+        truncate(
+            Conversation.from_turns(None, (("aaaaaaaaaaaa", "x"),)),
+            load_template(str(path), tokenizer),
+            20,
+            99,
+            "right",
+        )
 
 
 def test_truncate_text_follows_the_policy():

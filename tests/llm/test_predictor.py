@@ -17,6 +17,7 @@ from tokenizers.models import BPE
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli import predict
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -30,6 +31,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+asking = Conversation.asking
 ROWS = [
     {"src": "What is two and two?", "tgt": "4"},
     {"src": ["Name a colour.", "Another one."], "tgt": ["Red"]},
@@ -101,14 +103,14 @@ def test_predictor_answers_equal_generate(base, data_file):
         ("Another one.", [("Name a colour.", "Red")], None),
         ("Hällo", (), "Be brief."),
     ]
-    prompts = [template.encode_prompt(*conversation) for conversation in conversations]
+    prompts = [template.encode_prompt(Conversation.asking(*conversation)) for conversation in conversations]
     expected = model.generate(prompts, max_new_tokens=8, eos_token_id=257)
     assert [line["output"] for line in lines] == [tokenizer.decode(e, skip_special_tokens=True) for e in expected]
 
 
 def test_predictor_ends_at_eos_tokens_of_model(base, data_file, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
-    prompt = load_template(None, AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"], (), None)
+    prompt = load_template(None, AutoTokenizer.from_pretrained(base)).encode_prompt(Conversation.asking(ROWS[0]["src"]))
     tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=None)[0]
     model.add_eos_token_ids([tokens[3]])
     model.save_pretrained(tmp_path / "ends")
@@ -208,9 +210,15 @@ def test_predictor_truncates_long_prompts_and_counts_them(base, data_file, caplo
     lines = answers(base, data_file, "--src_length", "60")
     assert any("prompts were truncated to --src_length 60" in record.getMessage() for record in caplog.records)
     template = load_template(None, AutoTokenizer.from_pretrained(base))
-    assert len(template.encode_prompt(ROWS[0]["src"])) <= 60 < len(template.encode_prompt("x" * 60))
+    assert (
+        len(template.encode_prompt(Conversation.asking(ROWS[0]["src"])))
+        <= 60
+        < len(template.encode_prompt(Conversation.asking("x" * 60)))
+    )
     assert len(lines) == len(ROWS)
-    ids, was_truncated = encode_truncated_prompt(template, Prompt("x" * 60, (("y", "z"),), None, None), 60)
+    ids, was_truncated = encode_truncated_prompt(
+        template, Prompt(Conversation.asking("x" * 60, [("y", "z")]), None), 60
+    )
     assert len(ids) == 60 and was_truncated
 
 
@@ -220,7 +228,7 @@ def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
     tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
     template, written, history = load_template("none", tokenizer), "", []
     for question in ("Hi", "And you?"):
-        prompt = template.encode_prompt(question, history)
+        prompt = template.encode_prompt(Conversation.asking(question, history))
         tokens = model.generate([prompt], max_new_tokens=8, eos_token_id=257)[0]
         answer = tokenizer.decode(tokens, skip_special_tokens=True)
         written += answer + "\n"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -46,7 +47,9 @@ def test_reft_predictor_answers_equal_generate(script, base, reft, data_file):  
     lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [line["src"] for line in lines] == ["What is two and two?", ["Name a colour.", "Another one."], "Hällo"]
     plain = AutoModelForCausalLM.from_pretrained(base)
-    prompt = load_template(None, tokenizer := AutoTokenizer.from_pretrained(base)).encode_prompt(ROWS[0]["src"])
+    prompt = load_template(None, tokenizer := AutoTokenizer.from_pretrained(base)).encode_prompt(
+        Conversation.asking(ROWS[0]["src"])
+    )
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), reft)
     expected, without_reft = (
         tokenizer.decode(m.generate([prompt], max_new_tokens=8)[0], skip_special_tokens=True) for m in (model, plain)
@@ -60,7 +63,7 @@ def test_reft_predictor_without_data_file_chats(script, base, reft, monkeypatch,
         ["--model_name_or_path", str(base), "--reft_path", str(reft), "--max_length", "58", "--src_length", "50"]
     )
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    prompt = load_template(None, tokenizer).encode_prompt("Hi")
+    prompt = load_template(None, tokenizer).encode_prompt(Conversation.asking("Hi"))
     (tokens,) = PeftModel.from_pretrained(model, reft).generate([prompt], max_new_tokens=8)
     assert capsys.readouterr().out == tokenizer.decode(tokens, skip_special_tokens=True) + "\n"
 

@@ -16,6 +16,7 @@ from paddlenlp_ext.data.dataset import (
     cache_dir,
     cache_key,
     load_or_build,
+    template_options,
     tokenizer_fingerprint,
 )
 from paddlenlp_ext.data.preference.encode import TokenizedPreference, encode_preferences
@@ -39,9 +40,15 @@ class PreferenceDataset(TokenizedDataset):
     """
 
     def __init__(
-        self, arrays: TokenArrays, stats: DataStats, files: Sequence[str], share_prompt: bool, cache_folder: Path
+        self,
+        arrays: TokenArrays,
+        stats: DataStats,
+        files: Sequence[str],
+        template: ChatTemplate,
+        share_prompt: bool,
+        cache_folder: Path,
     ) -> None:
-        super().__init__(arrays, stats, files, read=tuple, autoregressive=False)
+        super().__init__(arrays, stats, files, tuple, template, autoregressive=False)
         self.cache_folder = cache_folder
         self._share_prompt = share_prompt
         num_tokens = self.lengths + 1
@@ -94,7 +101,7 @@ def load_preference_dataset(
     """
     files = _files(config, split)
     names = [str(path) for path in files]
-    template = template or load_template(config.chat_template, tokenizer)
+    template = template or load_template(config.chat_template, tokenizer, template_options(config))
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     share_prompt = preference.share_prompt
     key = cache_key(
@@ -113,7 +120,7 @@ def load_preference_dataset(
     get_logger().info("%s", stats.table(f"{split} rows of {', '.join(names)}"))
     for line in (*map("dropped: {}".format, stats.examples), *stats.describe_unknown_fields()):
         get_logger().info("%s", line)
-    dataset = PreferenceDataset(arrays, stats, names, share_prompt, folder)
+    dataset = PreferenceDataset(arrays, stats, names, template, share_prompt, folder)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(

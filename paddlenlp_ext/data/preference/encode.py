@@ -22,6 +22,7 @@ from itertools import islice
 
 import numpy as np
 
+from paddlenlp_ext.data.conversation import REFUSED
 from paddlenlp_ext.data.preference.rows import Answer, parse_preference
 from paddlenlp_ext.data.prompts import encode_truncated_prompt, parse_prompt
 from paddlenlp_ext.data.row_fields import NO_TARGET
@@ -85,7 +86,7 @@ def encode_preferences(
                 yield item
                 continue
             row, members = item
-            sequences = [join_turns(next(encoded), answer.conversation.context_turns) for answer, _ in members]
+            sequences = [join_turns(next(encoded)) for _ in members]
             yield _finish(row, [answer for answer, _ in members], sequences, template, limits, share_prompt)
 
 
@@ -95,9 +96,17 @@ def _render(
     if isinstance(row, InvalidRow):
         return row
     try:
-        return row, [(answer, template.render(answer.conversation)) for answer in parse_preference(row.value)]
+        return row, [(answer, _render_answer(answer, template)) for answer in parse_preference(row.value)]
     except InvalidRowError as error:
         return _invalid(row, error)
+
+
+def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn, ...]:
+    examples = template.render(answer.conversation)
+    if len(examples) > 1:
+        problem = "the chat template writes the earlier turns of an answer differently once others follow"
+        raise InvalidRowError(REFUSED, f"{problem}, so they cannot be compared together; move them to the prompt")
+    return examples[0].turns
 
 
 def _finish(

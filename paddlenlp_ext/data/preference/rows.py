@@ -12,12 +12,14 @@ only target. So all other fields of such rows have the same effects (`data/row_f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paddlenlp_ext.data.formats import MISSING_KEY, UNEQUAL_LISTS, UNKNOWN_FORMAT, WRONG_TYPE, parse_row
-from paddlenlp_ext.data.row_fields import NOT_SUPPORTED, PROMPT, SRC_TGT, FieldPath, RowFormat, check_texts, unknown_in
-from paddlenlp_ext.data.types import Conversation, InvalidRowError
+from paddlenlp_ext.data.conversation import Conversation
+from paddlenlp_ext.data.formats import UNEQUAL_LISTS, UNKNOWN_FORMAT, parse_row
+from paddlenlp_ext.data.row_fields import NOT_SUPPORTED, PROMPT, SRC_TGT, RowFormat, check_texts, unknown_in
+from paddlenlp_ext.data.row_values import MISSING_KEY, WRONG_TYPE, FieldPath, dotted
+from paddlenlp_ext.data.types import InvalidRowError
 
 SAME_ANSWERS = "same answers"
 RANKED = RowFormat("src, response, sort", (("src",), ("response",), ("sort",)), ("tgt", *SRC_TGT.optional))
@@ -88,12 +90,14 @@ def _no_format(row: dict[str, Any]) -> InvalidRowError:
 
 
 def _parse(row: dict[str, Any], rename: Rename) -> Conversation:
-    """Return the conversation of a row of fine-tuning; errors have paths of the original row."""
+    """Return the conversation of a row of fine-tuning; errors and messages have paths of the original row."""
     try:
-        return parse_row(row)
+        conversation = parse_row(row)
+        messages = (replace(message, path=rename(message.path)) for message in conversation.messages)
+        return replace(conversation, messages=tuple(messages))
     except InvalidRowError as error:
         path = rename(error.path)
-        message = str(error).replace(_dotted(error.path), _dotted(path)) if error.path else str(error)
+        message = str(error).replace(dotted(error.path), dotted(path)) if error.path else str(error)
         raise InvalidRowError(error.reason, message, path, by_policy=error.by_policy) from error
 
 
@@ -206,7 +210,3 @@ def _split_rated(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Rename, 
 def _check_different(answers: list[Any], path: FieldPath) -> None:
     if len(answers) == 2 and answers[0] == answers[1]:
         raise InvalidRowError(SAME_ANSWERS, "both answers are the same, so neither is preferred; remove the row", path)
-
-
-def _dotted(path: FieldPath) -> str:
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.templates.base import ChatTemplate, PlainTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate, PlainTemplate, TemplateOptions
 
-__all__ = ["ChatTemplate", "load_template"]
+__all__ = ["ChatTemplate", "TemplateOptions", "load_template"]
 
 FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 
 
-def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
+def load_template(option: str | None, tokenizer: Any, options: TemplateOptions | None = None) -> ChatTemplate:
     """Return the template that the key `chat_template` selects.
 
     Args:
@@ -21,21 +21,30 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
             a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
             `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
+        options: variables of a Jinja template, and what is learned of thoughts.
 
     Raises:
-        ValueError: the file is missing or holds no template, or the tokenizer has no end token.
+        ValueError: the file is missing or holds no template, the tokenizer has no end token, or the template has no
+            variable of `options.kwargs`.
     """
+    template = _load(option, tokenizer, options or TemplateOptions())
+    if options is not None and options.kwargs and not template.writes_messages:
+        raise ValueError("chat_template_kwargs: only a template in Jinja has variables; remove the key")
+    return template
+
+
+def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
     if option == "none" or (option is None and not tokenizer.chat_template):
         return PlainTemplate(tokenizer)
     from paddlenlp_ext.data.templates.jinja import JinjaTemplate
     from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
 
     if option is None:
-        return JinjaTemplate(tokenizer.get_chat_template(), tokenizer)
+        return JinjaTemplate(tokenizer.get_chat_template(), tokenizer, options)
     path = _find(Path(option).expanduser())
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".json":
-        return JinjaTemplate(text, tokenizer)
+        return JinjaTemplate(text, tokenizer, options)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -43,7 +52,7 @@ def load_template(option: str | None, tokenizer: Any) -> ChatTemplate:
     if is_paddlenlp_template(content):
         return PaddleNLPTemplate(content, path, text, tokenizer)
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
-        return JinjaTemplate(content["chat_template"], tokenizer)
+        return JinjaTemplate(content["chat_template"], tokenizer, options)
     raise ValueError(
         f'{path}: not a chat template; write {{"chat_template": "...Jinja..."}} or '
         '{"system": ..., "conversation": ..., "query": ...}'

@@ -1,22 +1,23 @@
 """Interface of chat templates, the encoder of their text, and the template without markers.
 
-    conversation --render--> RenderedTurn, RenderedTurn, ... --encode_turns--> EncodedTurn, EncodedTurn, ...
+    conversation --render--> examples of RenderedTurn, ... --encode_turns--> examples of EncodedTurn, ...
 
-    turn      prompt (head + content + tail)         answer
-    loss      0  0  0  0  0  0  0  0  0  0  0  0      1  1  1  1
+    turn      prompt (head + content + tail)    lead    answer
+    loss      0  0  0  0  0  0  0  0  0  0  0   0 or 1   1  1  1
 
-Prompt and answer are encoded separately, so that training uses exactly the prompt ids that generation starts from.
+The parts are encoded separately, so that training uses exactly the prompt ids that generation starts from. Most rows
+are one example; a row whose earlier turns the template rewrites is unfolded into several.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paddlenlp_ext.data.types import Conversation
+from paddlenlp_ext.data.conversation import ASSISTANT, Conversation, Message, turns_of
 from paddlenlp_ext.utils.logging import get_logger
 
 
@@ -114,39 +115,122 @@ class TextEncoder:
 
 
 @dataclass(frozen=True)
+class TemplateOptions:
+    """Options of a run that change what a chat template writes, and what of it counts in the loss.
+
+    Attributes:
+        kwargs: variables of the template, such as `enable_thinking`; a row may set them itself.
+        learn_empty_think: an empty thought before an answer counts in the loss.
+        mask_reasoning: thoughts do not count in the loss.
+    """
+
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    learn_empty_think: bool = False
+    mask_reasoning: bool = False
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Text between the prompt and the answer of a turn.
+
+    Attributes:
+        text: the text.
+        is_target: True if its tokens count in the loss.
+        is_prompt: True if generation starts after it.
+    """
+
+    text: str
+    is_target: bool
+    is_prompt: bool
+
+
+@dataclass(frozen=True)
 class RenderedTurn:
     """Text of one turn: the prompt is `head + content + tail`.
 
     Attributes:
-        head: text of the template before the user message; in the first turn it includes the system prompt.
-        content: the user message, the only part that may be truncated. None if the template rewrote it; `head` then
-            holds the full prompt.
-        tail: text of the template after the user message.
-        answer: target text, with its end token.
+        head: text of the template before the last message of the prompt; in the first turn it includes the system
+            prompt.
+        content: the last message of the prompt, the only part that may be truncated. None if the template rewrote it;
+            `head` then holds the full prompt.
+        tail: text of the template after that message.
+        answer: text of the answer, with its end token.
+        lead: texts between the prompt and the answer: a thought that is not learned, or a header that is.
+        is_target: True if the tokens of the answer count in the loss.
+        number: number of the answer among the answers of the conversation.
+        has_thought: True if a thought precedes the answer.
+        num_tool_calls: number of calls of tools in the answer.
     """
 
     head: str
     content: str | None
     tail: str
     answer: str
+    lead: tuple[Lead, ...] = ()
+    is_target: bool = True
+    number: int = 0
+    has_thought: bool = False
+    num_tool_calls: int = 0
 
     @property
     def prompt(self) -> str:
-        """Text before the answer."""
+        """Text before the lead and the answer."""
         return self.head + (self.content or "") + self.tail
 
 
 @dataclass(frozen=True)
 class EncodedTurn:
-    """Token ids of one turn; `answer` includes its end token."""
+    """Token ids of one turn; `answer` includes its end token.
+
+    Attributes:
+        prompt: ids of the prompt.
+        answer: ids of the answer.
+        lead: ids of each text between them.
+        text: the turn as text.
+    """
 
     prompt: list[int]
     answer: list[int]
+    text: RenderedTurn
+    lead: tuple[list[int], ...] = ()
 
     @property
     def length(self) -> int:
         """Number of tokens of the turn."""
-        return len(self.prompt) + len(self.answer)
+        return len(self.prompt) + len(self.answer) + sum(map(len, self.lead))
+
+    @property
+    def generation_start(self) -> int:
+        """Number of tokens before those that the model generates."""
+        leads = zip(self.lead, self.text.lead, strict=True)
+        return len(self.prompt) + sum(len(ids) for ids, lead in leads if lead.is_prompt)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens of the turn."""
+        return [*self.prompt, *(token for ids in self.lead for token in ids), *self.answer]
+
+    @property
+    def loss_mask(self) -> list[bool]:
+        """True for each token that counts in the loss."""
+        is_target = self.text.is_target
+        mask = [False] * len(self.prompt)
+        for ids, lead in zip(self.lead, self.text.lead, strict=True):
+            mask += [is_target and lead.is_target] * len(ids)
+        return mask + [is_target] * len(self.answer)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Example of a row, as text.
+
+    Attributes:
+        conversation: the messages that the example writes; its targets are those of the example.
+        turns: one turn for each answer that is located in the text.
+    """
+
+    conversation: Conversation
+    turns: tuple[RenderedTurn, ...]
 
 
 class ChatTemplate(ABC):
@@ -160,6 +244,7 @@ class ChatTemplate(ABC):
         pieces_continue: True if each piece of text is encoded as the continuation of the piece before it.
         stop_token_ids: ids that end generation.
         ends_answers: True if a special token ends every answer. If False, loading the template logs a warning.
+        writes_messages: True if it writes any list of messages, False if only turns of a question and an answer.
     """
 
     text: str
@@ -169,6 +254,7 @@ class ChatTemplate(ABC):
     pieces_continue: bool = True
     stop_token_ids: tuple[int, ...] = ()
     ends_answers: bool = True
+    writes_messages: bool = False
 
     @property
     def identity(self) -> str:
@@ -176,46 +262,57 @@ class ChatTemplate(ABC):
         return self.text
 
     @abstractmethod
-    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
-        """Return the text of each turn of a conversation.
+    def render(self, conversation: Conversation) -> list[Example]:
+        """Return the examples of a conversation as text, in the order of their last answers.
+
+        There are several if the template writes earlier answers differently once later messages follow. Each target
+        answer is a target in exactly one example.
 
         Raises:
-            InvalidRowError: the template refuses the conversation, or its answers cannot be located.
+            InvalidRowError: the template refuses the conversation or does not write all of it, or an answer cannot be
+                located.
         """
 
     @abstractmethod
-    def encode_prompt(
-        self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
-    ) -> list[int]:
-        """Return the prompt ids after which the model generates its answer to `question`.
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
+        """Return the prompt ids after which the model generates the answer to the last message.
 
         Args:
-            question: the user message.
-            history: (user, assistant) turns before the question.
-            system: system prompt.
+            conversation: messages of which the last is not an answer.
+
+        Raises:
+            InvalidRowError: the template refuses the conversation.
         """
 
-    def encode(self, conversation: Conversation) -> tuple[list[int], list[bool]]:
-        """Return the tokens of a conversation, and their loss mask."""
-        (turns,) = self.encode_turns([self.render(conversation)])
-        return join_turns(turns, conversation.context_turns)
+    def encode(self, conversation: Conversation) -> list[tuple[list[int], list[bool]]]:
+        """Return tokens and loss mask of each example of a conversation.
 
-    def encode_turns(self, conversations: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
-        """Return the ids of all prompts and answers of many conversations, from one call of the tokenizer."""
+        Raises:
+            InvalidRowError: as for `render`.
+        """
+        return [join_turns(turns) for turns in self.encode_turns([e.turns for e in self.render(conversation)])]
+
+    def answer_text(self, turn: RenderedTurn) -> str:
+        """Return the text that the model is to generate in a turn, without special tokens."""
+        return "".join(lead.text for lead in turn.lead if not lead.is_prompt) + turn.answer
+
+    def encode_turns(self, examples: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
+        """Return the ids of all turns of many examples, from one call of the tokenizer."""
         texts: list[str] = []
         continues: list[bool] = []
-        for turns in conversations:
+        for turns in examples:
             for index, turn in enumerate(turns):
-                texts += [turn.prompt, turn.answer]
-                continues += [self.pieces_continue and index > 0, self.pieces_continue]
+                parts = [turn.prompt, *(lead.text for lead in turn.lead), turn.answer]
+                texts += parts
+                continues += [self.pieces_continue and index > 0, *[self.pieces_continue] * (len(parts) - 1)]
         pieces = iter(self.encoder.encode(texts, continues))
         encoded = []
-        for turns in conversations:
-            pairs = [(next(pieces), next(pieces)) for _ in turns]
+        for turns in examples:
+            ids = [(turn, next(pieces), tuple(next(pieces) for _ in turn.lead), next(pieces)) for turn in turns]
             encoded.append(
                 [
-                    EncodedTurn(prompt if index else self.add_prefix(prompt), self._add_end(answer))
-                    for index, (prompt, answer) in enumerate(pairs)
+                    EncodedTurn(prompt if index else self.add_prefix(prompt), self._add_end(answer), turn, lead)
+                    for index, (turn, prompt, lead, answer) in enumerate(ids)
                 ]
             )
         return encoded
@@ -230,20 +327,13 @@ class ChatTemplate(ABC):
         return answer if end and answer[-len(end) :] == end else answer + end
 
 
-def join_turns(
-    turns: Sequence[EncodedTurn], context_turns: Collection[int] = frozenset()
-) -> tuple[list[int], list[bool]]:
-    """Return the tokens of all turns, concatenated, and their loss mask.
-
-    Args:
-        turns: encoded turns.
-        context_turns: indices of turns whose answers do not count in the loss.
-    """
+def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
+    """Return the tokens of all turns, concatenated, and their loss mask."""
     tokens: list[int] = []
     loss_mask: list[bool] = []
-    for index, turn in enumerate(turns):
-        tokens += turn.prompt + turn.answer
-        loss_mask += [False] * len(turn.prompt) + [index not in context_turns] * len(turn.answer)
+    for turn in turns:
+        tokens += turn.tokens
+        loss_mask += turn.loss_mask
     return tokens, loss_mask
 
 
@@ -271,18 +361,18 @@ class PlainTemplate(ChatTemplate):
         self.answer_end_ids = (int(tokenizer.eos_token_id),)
         self.stop_token_ids = self.answer_end_ids
 
-    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
+    def render(self, conversation: Conversation) -> list[Example]:
         """Render as `ChatTemplate.render` describes."""
         system = f"{conversation.system}\n" if conversation.system else ""
-        return tuple(
-            RenderedTurn("" if index else system, question, "", answer)
-            for index, (question, answer) in enumerate(conversation.turns)
-        )
+        turns = [
+            RenderedTurn("" if number else system, question, "", answer.content, (), answer.is_target, number)
+            for number, (question, answer) in enumerate(turns_of(conversation, "chat_template: none"))
+        ]
+        return [Example(conversation, tuple(turns))]
 
-    def encode_prompt(
-        self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
-    ) -> list[int]:
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
         """Encode as `ChatTemplate.encode_prompt` describes."""
-        (turns,) = self.encode_turns([self.render(Conversation(system, (*history, (question, ""))))])
+        asked = replace(conversation, messages=(*conversation.messages, Message(ASSISTANT, "")))
+        (turns,) = self.encode_turns([example.turns for example in self.render(asked)])
         before, _ = join_turns(turns[:-1])
         return before + turns[-1].prompt

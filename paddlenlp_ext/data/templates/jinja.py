@@ -1,185 +1,319 @@
 """Chat templates in Jinja, and the exact span of every answer in the rendered text.
 
-Answers are not searched for in the text, because an answer may also occur in the question. Their spans follow from
-rendering the conversation up to each border:
+A template that marks the assistant's text with `{% generation %}` decides itself what is learned. Without marks,
+answers are not searched for in the text, because an answer may also occur in the question. Their spans are differences
+of renderings:
 
-- A prompt is the template's rendering of the messages so far, with the generation prompt, as a server renders it. It
-  has to be a prefix of the rendering of the full conversation.
-- The text that a template writes after an answer is the same for every answer. A probe conversation finds it once. It
-  belongs to the answer up to its last special token (`<|im_end|>`, but not the line break after it).
+- An answer begins where the prompt ends: the rendering of the messages before it, with the generation prompt, as a
+  server renders it.
+- It ends where the rendering of the messages up to it ends, at the last special token (`<|im_end|>`, but not the line
+  break after it).
 
-If a template rewrites earlier turns, some prompts are not a prefix of the full text. Such a row is refused, unless the
-template marks the assistant's text with `{% generation %}`.
+If the template writes an answer differently once later messages follow (Qwen3's drops earlier thoughts), the answer is
+a target only in an example of its own, which ends with it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
+from paddlenlp_ext.data.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
 from paddlenlp_ext.data.templates.base import (
     ChatTemplate,
+    Example,
+    Lead,
     RenderedTurn,
+    TemplateOptions,
     TextEncoder,
-    end_of_answer,
     special_token_pattern,
     stop_token_ids,
 )
-from paddlenlp_ext.data.types import Conversation, InvalidRowError
+from paddlenlp_ext.data.templates.jinja_probe import REMEDY, Probe, probe_template
+from paddlenlp_ext.data.templates.jinja_render import Renderer, check_all_written, key_of
+from paddlenlp_ext.data.types import InvalidRowError
 
-REFUSED = "template refuses"
-_QUESTION = "Wherefore?"
-_ANSWER = "Therefore."
-_FIXED = {"date_string": "26 Jul 2024"}
-"""Variables that fix the date, with the name and the default value of Llama 3's template."""
-_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_REMEDY = "mark the assistant's text with {% generation %} in the template, or split the conversation"
-
-Messages = list[dict[str, str]]
-Spans = list[tuple[int, int]]
+_MAX_PROBES = 64
 
 
 class JinjaTemplate(ChatTemplate):
     """Chat template in the Jinja dialect of Hugging Face tokenizers.
 
     Raises:
-        ValueError: the template cannot be rendered, or the assistant's text in it cannot be located.
+        ValueError: the template cannot be rendered, has no variable of `options.kwargs`, or the assistant's text in it
+            cannot be located.
     """
 
-    def __init__(self, text: str, tokenizer: Any) -> None:
+    writes_messages = True
+
+    def __init__(self, text: str, tokenizer: Any, options: TemplateOptions | None = None) -> None:
         self.text = text
         self.encoder = TextEncoder(tokenizer)
-        self._tokenizer = tokenizer
-        self._is_marked = bool(_GENERATION_MARK.search(text))
-        self._special = special_token_pattern(tokenizer)
-        self._answer_tail = self._answer_end = self._prompt_tail = self._probe = ""
-        self._probe_template()
+        self.options = options or TemplateOptions()
+        self.renderer = Renderer(text, tokenizer)
+        self.special = special_token_pattern(tokenizer)
+        self._probes: dict[str, Probe] = {}
+        try:
+            self.renderer.check_kwargs(self.options.kwargs)
+        except ValueError as error:
+            raise ValueError(f"chat_template_kwargs: {error}") from error
+        probe = self.probe(self.options.kwargs)
+        self.ends_answers = bool(self.special.search(probe.answer_end))
+        self.stop_token_ids = stop_token_ids(probe.answer_end + probe.call_end, self.special, tokenizer)
 
     @property
     def identity(self) -> str:
-        """Source of the template, and the rendered probe, which changes daily if the template writes the date."""
-        return f"{self.text}\n{self._probe}"
+        """Source of the template, the rendered probe, which changes daily if the template writes the date, and options.
 
-    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
+        The options are left out for templates whose rows earlier versions read alike.
+        """
+        probe = self.probe(self.options.kwargs)
+        options = "" if self.options == TemplateOptions() else repr(self.options)
+        if self.renderer.is_marked or probe.rewrites or "think" in self.text:
+            options = repr(self.options)
+        return f"{self.text}\n{probe.text}{options}"
+
+    def render(self, conversation: Conversation) -> list[Example]:
         """Render as `ChatTemplate.render` describes."""
-        messages = _messages(conversation)
-        full_text, spans = self._spans(messages, len(conversation.turns))
-        turns = []
-        previous_end = 0
-        for (start, end), (question, _) in zip(spans, conversation.turns, strict=True):
-            turns.append(self._split(full_text[previous_end:start], question, full_text[start:end]))
-            previous_end = end
-        return tuple(turns)
+        draft = _Draft(self, conversation)
+        if _needs_check(conversation, draft.text(len(conversation.messages))):
+            check_all_written(self.renderer, conversation, draft.kwargs)
+        return _unfold(draft)
 
-    def encode_prompt(
-        self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
-    ) -> list[int]:
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
         """Encode as `ChatTemplate.encode_prompt` describes."""
-        messages = [*_messages(Conversation(system, tuple(history))), {"role": "user", "content": question}]
-        return self.encoder.encode([self._render(messages, add_generation_prompt=True)], [False])[0]
+        draft = _Draft(self, conversation)
+        text = draft.prompt(len(conversation.messages))
+        if _needs_check(conversation, text):
+            check_all_written(self.renderer, conversation, draft.kwargs)
+        return self.encoder.encode([text], [False])[0]
 
-    def _spans(self, messages: Messages, num_turns: int) -> tuple[str, Spans]:
-        """Return the text of the conversation, and the (start, end) of each answer in it."""
-        spans: Spans = []
-        full_text = self._render(messages, add_generation_prompt=False)
-        first_answer = len(messages) - 2 * num_turns + 1
-        for answer_index in range(first_answer, len(messages), 2):
-            prompt = self._render(messages[:answer_index], add_generation_prompt=True)
-            end = (
-                self._find_end(full_text, messages, answer_index, len(prompt)) if full_text.startswith(prompt) else None
-            )
-            if end is None:
-                break
-            spans.append((len(prompt), end))
-        if len(spans) == num_turns:
-            return full_text, spans
-        if self._is_marked:
-            return self._marked_spans(messages, num_turns)
-        what = f"the template writes turn {len(spans) + 1} differently in the full conversation than as a prompt"
-        raise InvalidRowError(REFUSED, f"{what}, so its answer cannot be located; {_REMEDY}")
+    def answer_text(self, turn: RenderedTurn) -> str:
+        """Return the text that the model is to generate in a turn, without special tokens."""
+        return self.special.sub("", super().answer_text(turn)).strip()
 
-    def _find_end(self, full_text: str, messages: Messages, answer_index: int, start: int) -> int | None:
-        """Return the end of the answer that begins at `start`, after its end token; None if it cannot be located."""
-        after_end = len(self._answer_tail) - len(self._answer_end)
-        so_far = full_text
-        if answer_index + 1 < len(messages):
-            so_far = self._render(messages[: answer_index + 1], add_generation_prompt=False)
-        if full_text.startswith(so_far) and so_far.endswith(self._answer_tail):
-            return len(so_far) - after_end
-        # Later messages changed the rendering of this turn; the answer may still follow verbatim.
-        answer = messages[answer_index]["content"].strip()
-        start += len(full_text[start:]) - len(full_text[start:].lstrip())
-        if full_text.startswith(answer + self._answer_end, start):
-            return start + len(answer) + len(self._answer_end)
+    def probe(self, kwargs: Mapping[str, Any]) -> Probe:
+        """Return the texts around questions and answers, for one choice of the template's variables.
+
+        Raises:
+            ValueError: as for `probe_template`.
+        """
+        key = key_of(kwargs)
+        if key not in self._probes:
+            if len(self._probes) >= _MAX_PROBES:
+                self._probes.clear()
+            self._probes[key] = probe_template(self.renderer, kwargs, self.special)
+        return self._probes[key]
+
+
+class _Draft:
+    """Renderings of a conversation and of its beginnings, each computed once."""
+
+    def __init__(self, template: JinjaTemplate, conversation: Conversation) -> None:
+        self.template = template
+        self.conversation = conversation
+        self.messages = conversation.messages
+        self.kwargs = {**template.options.kwargs, **conversation.template_kwargs}
+        self.answers = [index for index, message in enumerate(self.messages) if message.is_answer]
+        self._texts: dict[tuple[int, bool], str] = {}
+        self._marks: dict[int, dict[int, tuple[int, int]]] = {}
+        try:
+            template.renderer.check_kwargs(conversation.template_kwargs)
+            self.probe = template.probe(self.kwargs)
+        except ValueError as error:
+            raise InvalidRowError(REFUSED, str(error)) from error
+
+    def text(self, count: int) -> str:
+        """Return the text of the first `count` messages."""
+        return self._render(count, False)
+
+    def prompt(self, count: int) -> str:
+        """Return the text of the first `count` messages, with the prompt of the next answer."""
+        return self._render(count, True)
+
+    def located(self, count: int) -> dict[int, tuple[int, int]]:
+        """Return the (start, end) of answers in the text of the first `count` messages, by their index.
+
+        Answers that the template writes differently in the text that ends with them are left out.
+        """
+        if self.template.renderer.is_marked:
+            spans = self._marked_spans(count)
+            text = self.text(count)
+            own = {index: (self.text(index + 1), *self._marked_spans(index + 1)[index]) for index in spans}
+            return {i: (s, e) for i, (s, e) in spans.items() if text[s:e] == own[i][0][own[i][1] : own[i][2]]}
+        spans = {index: self._span(index) for index in self.answers if index < count}
+        text = self.text(count)
+        return {
+            index: span
+            for index, span in spans.items()
+            if span is not None and text.startswith(self.text(index + 1)[: span[1]])
+        }
+
+    def _span(self, index: int) -> tuple[int, int] | None:
+        """Return (start, end) of the answer at `index` in the text that ends with it; None if it cannot be located."""
+        text = self.text(index + 1)
+        start = self._start(index, text)
+        return None if start is None else (start, self._end(text, start))
+
+    def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
+        """Return the spans that the template marks in the first `count` messages, with the special token after each."""
+        if count not in self._marks:
+            renderer, special = self.template.renderer, self.template.special
+            text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
+            answers = [index for index in self.answers if index < count]
+            if len(spans) != len(answers):
+                problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
+                raise InvalidRowError(REFUSED, f"the template {problem}")
+            ends = [special.match(text, end) for _, end in spans]
+            self._marks[count] = {
+                index: (start, token.end() if token else end)
+                for index, (start, end), token in zip(answers, spans, ends, strict=True)
+            }
+        return self._marks[count]
+
+    def _start(self, index: int, text: str) -> int | None:
+        if index == 0:
+            return self._start_of_greeting(text)
+        if text.startswith(prompt := self.prompt(index)):
+            return len(prompt)
+        before = self.text(index)
+        if text.startswith(before):
+            for header in self.probe.headers:
+                if text.startswith(header, len(before)):
+                    return len(before) + len(header)
         return None
 
-    def _marked_spans(self, messages: Messages, num_turns: int) -> tuple[str, Spans]:
-        """Return the text, and the spans marked by `{% generation %}` with the special token that follows each."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+    def _start_of_greeting(self, text: str) -> int | None:
+        """Return the start of an answer to nothing: it has no prompt, so its content is replaced to locate it."""
+        label = "Zq0x"
+        greeting = replace(self.messages[0], content=label, reasoning=None)
+        labelled = replace(self.conversation, messages=(greeting,))
+        before, found, _ = self.template.renderer.text_of(labelled, self.kwargs).partition(label)
+        return len(before) if found and text.startswith(before) else None
 
-        texts, marks = render_jinja_template(
-            [messages],
-            chat_template=self.text,
-            return_assistant_tokens_mask=True,
-            **_FIXED,
-            **self._tokenizer.special_tokens_map,
-        )
-        full_text, spans = str(texts[0]), []
-        for start, end in marks[0]:
-            end_token = self._special.match(full_text, int(end))
-            spans.append((start, end_token.end() if end_token else end))
-        if len(spans) != num_turns:
-            message = (
-                f"the template marks {len(spans)} answers with {{% generation %}}, the conversation has {num_turns}"
-            )
-            raise InvalidRowError(REFUSED, message)
-        return full_text, spans
+    def _end(self, text: str, start: int) -> int:
+        tail, end = self.probe.answer_tail, self.probe.answer_end
+        if text.endswith(tail):
+            return len(text) - len(tail) + len(end)
+        ends = [match.end() for match in self.template.special.finditer(text, start)]
+        return ends[-1] if ends and not text[ends[-1] :].strip() else len(text)
 
-    def _split(self, prompt: str, question: str, answer: str) -> RenderedTurn:
-        for content in (question, question.strip()):
-            if prompt.endswith(content + self._prompt_tail):
-                start = len(prompt) - len(self._prompt_tail) - len(content)
-                return RenderedTurn(prompt[:start], content, self._prompt_tail, answer)
-        return RenderedTurn(prompt, None, "", answer)
-
-    def _probe_template(self) -> None:
-        """Find the text after a question and after an answer, by rendering a probe conversation."""
-        question, answer = {"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}
-        try:
-            prompt = self._render([question], add_generation_prompt=True)
-            full_text = self._render([question, answer], add_generation_prompt=False)
-        except InvalidRowError as error:
-            raise ValueError(f"the chat template cannot render a question and an answer: {error}") from error
-        self._probe = full_text
-        if prompt.count(_QUESTION) != 1 or full_text.count(_ANSWER) != 1:
-            raise ValueError(
-                "the chat template does not write the user message and the answer once each; use another template"
-            )
-        if not full_text.startswith(prompt) and not self._is_marked:
-            raise ValueError(
-                "the generation prompt of the chat template is not a prefix of the answered question, so answers "
-                f"cannot be located; {_REMEDY}"
-            )
-        self._prompt_tail = prompt.partition(_QUESTION)[2]
-        self._answer_tail = full_text.partition(_ANSWER)[2]
-        self._answer_end = end_of_answer(self._answer_tail, self._special)
-        self.ends_answers = bool(self._special.search(self._answer_end))
-        self.stop_token_ids = stop_token_ids(self._answer_end, self._special, self._tokenizer)
-
-    def _render(self, messages: Messages, add_generation_prompt: bool) -> str:
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages, chat_template=self.text, add_generation_prompt=add_generation_prompt, tokenize=False, **_FIXED
-            )
-        except TemplateError as error:
-            raise InvalidRowError(REFUSED, f"the chat template raises: {error}") from error
+    def _render(self, count: int, for_generation: bool) -> str:
+        key = (count, for_generation)
+        if key not in self._texts:
+            part = self.conversation.until(count)
+            self._texts[key] = self.template.renderer.text_of(part, self.kwargs, for_generation)
+        return self._texts[key]
 
 
-def _messages(conversation: Conversation) -> Messages:
-    messages = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
-    for question, answer in conversation.turns:
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return messages
+def _needs_check(conversation: Conversation, text: str) -> bool:
+    """Return whether a conversation has parts that its template may leave out."""
+    if conversation.tools:
+        return True
+    for index, message in enumerate(conversation.messages):
+        if message.role == SYSTEM and (index or message.content.strip() not in text):
+            return True
+        if message.role == TOOL or message.tool_calls or message.reasoning is not None:
+            return True
+        if message.is_target and "</think>" in message.content:
+            return True
+    return False
+
+
+def _unfold(draft: _Draft) -> list[Example]:
+    """Return examples such that each target reads as in the text that ends with it.
+
+    The first example is the full conversation. Targets that it writes differently are in examples that end with the
+    last of them.
+    """
+    remaining = {index for index in draft.answers if draft.messages[index].is_target}
+    examples: list[Example] = []
+    count = len(draft.messages)
+    while remaining:
+        located = draft.located(count)
+        learned = remaining & set(located)
+        last = max(remaining)
+        if learned:
+            examples.append(_example(draft, count, located, learned))
+            remaining -= learned
+        elif count == last + 1:
+            number = draft.answers.index(last) + 1
+            problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
+            raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", draft.messages[last].path)
+        count = max(remaining, default=last) + 1
+    return examples[::-1]
+
+
+def _example(draft: _Draft, count: int, located: dict[int, tuple[int, int]], learned: set[int]) -> Example:
+    """Return the example of the first `count` messages, in which only the `learned` answers are targets."""
+    text = draft.text(count)
+    messages = tuple(replace(m, is_target=index in learned) for index, m in enumerate(draft.messages[:count]))
+    turns: list[RenderedTurn] = []
+    previous_end = 0
+    for index, (start, end) in located.items():
+        header = ""
+        if draft.template.renderer.is_marked and index and text.startswith(prompt := draft.prompt(index)):
+            header = text[start : len(prompt)]
+        turn = _turn(draft, index, text[previous_end:start], header, text[start + len(header) : end])
+        turns.append(replace(turn, is_target=index in learned, number=draft.answers.index(index)))
+        previous_end = end
+    return Example(replace(draft.conversation, messages=messages), tuple(turns))
+
+
+def _turn(draft: _Draft, index: int, prompt: str, header: str, answer: str) -> RenderedTurn:
+    """Return the turn of the answer at `index`.
+
+    Args:
+        draft: the conversation.
+        index: index of the answer.
+        prompt: text before the answer, from the end of the answer before it.
+        header: text of the generation prompt that the template marks as learned.
+        answer: text of the answer.
+    """
+    message, options = draft.messages[index], draft.template.options
+    thought = draft.template.renderer.thought_of(message).strip()
+    head, content, tail = _split_prompt(draft, index, prompt)
+    leads: list[Lead] = []
+    if header:
+        empty = None if options.learn_empty_think else draft.probe.empty_thought.search(header)
+        leads.append(Lead(header[: empty.start()] if empty else header, True, True))
+        leads += [Lead(empty[0], False, True)] if empty else []
+    match = draft.probe.thought.match(answer)
+    found = match[1].strip() if match else None
+    if thought and message.is_target and (found == "" or draft.probe.empty_thought.search(prompt + header)):
+        problem = "the chat template writes an empty thought before the thought of the row; set enable_thinking to true"
+        raise InvalidRowError(REFUSED, problem, message.path)
+    if match and found == thought and message.is_target:
+        block = match[0]
+        if thought and options.mask_reasoning:
+            leads.append(Lead(block, False, False))
+        elif not thought and not options.learn_empty_think:
+            if leads:
+                leads.append(Lead(block, False, True))
+            elif content is None:
+                head += block
+            else:
+                tail += block
+        else:
+            block = ""
+        answer = answer[len(block) :]
+    elif thought and options.mask_reasoning and message.is_target:
+        problem = "mask_reasoning: the thought cannot be located in the text of the chat template"
+        raise InvalidRowError(REFUSED, problem, message.path)
+    return RenderedTurn(
+        head, content, tail, answer, tuple(leads), has_thought=bool(thought), num_tool_calls=len(message.tool_calls)
+    )
+
+
+def _split_prompt(draft: _Draft, index: int, prompt: str) -> tuple[str, str | None, str]:
+    """Return head, content and tail of a prompt; the content is the message before the answer, None if rewritten."""
+    before: Message | None = draft.messages[index - 1] if index else None
+    tail = None if before is None else draft.probe.prompt_tails.get(before.role)
+    if before is None or tail is None:
+        return prompt, None, ""
+    for content in (before.content, before.content.strip()):
+        if prompt.endswith(content + tail):
+            start = len(prompt) - len(tail) - len(content)
+            return prompt[:start], content, tail
+    return prompt, None, ""

@@ -9,15 +9,17 @@ second the answer. `query` replaces `conversation[0]` in prompts for generation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paddlenlp_ext.data.conversation import ASSISTANT, REFUSED, Conversation, Message, turns_of
 from paddlenlp_ext.data.templates.base import (
     ChatTemplate,
+    Example,
     RenderedTurn,
     TextEncoder,
     end_of_answer,
@@ -25,7 +27,7 @@ from paddlenlp_ext.data.templates.base import (
     special_token_pattern,
     stop_token_ids,
 )
-from paddlenlp_ext.data.types import Conversation, InvalidRowError
+from paddlenlp_ext.data.types import InvalidRowError
 
 _PROBE = "Wherefore?"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
@@ -76,31 +78,33 @@ class PaddleNLPTemplate(ChatTemplate):
         self._after_end = after_bot[len(self._end) :]
         self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
 
-    def render(self, conversation: Conversation) -> tuple[RenderedTurn, ...]:
+    def render(self, conversation: Conversation) -> list[Example]:
         """Render as `ChatTemplate.render` describes."""
         head = self._render_system(conversation.system)
         turns = []
-        for question, answer in conversation.turns:
-            target = self._before_bot + answer + self._end
-            turns.append(RenderedTurn(head + self._before_user, question, self._after_user, target))
+        for number, (question, answer) in enumerate(turns_of(conversation, "PaddleNLP's chat_template.json")):
+            text = self._before_bot + answer.content + self._end
+            turns.append(
+                RenderedTurn(head + self._before_user, question, self._after_user, text, (), answer.is_target, number)
+            )
             head = self._after_end
-        return tuple(turns)
+        return [Example(conversation, tuple(turns))]
 
-    def encode_prompt(
-        self, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None
-    ) -> list[int]:
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
         """Encode as `ChatTemplate.encode_prompt` describes."""
-        texts = self.render(Conversation(system, tuple(history)))
-        (turns,) = self.encode_turns([texts])
+        history = conversation.until(len(conversation.messages) - 1)
+        asked = replace(conversation, messages=(*conversation.messages, Message(ASSISTANT, "")))
+        question, _ = turns_of(asked, "PaddleNLP's chat_template.json")[-1]
+        (turns,) = self.encode_turns([example.turns for example in self.render(history)])
         before, _ = join_turns(turns)
-        head = self._after_end if history else self._render_system(system)
-        asked = head + self._before_query + question + self._after_query
-        return before + self.encoder.encode([asked], [bool(history)])[0]
+        head = self._after_end if turns else self._render_system(conversation.system)
+        text = head + self._before_query + question + self._after_query
+        return before + self.encoder.encode([text], [bool(turns)])[0]
 
     def _render_system(self, system: str | None) -> str:
         if system is not None and not self._takes_system:
             raise InvalidRowError(
-                "template refuses",
+                REFUSED,
                 "the template's \"system\" has no {{system}}, so the row's system prompt would be lost; add it",
             )
         return self._system.render(**({} if system is None else {"system": system}))

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import dataset as dataset_module
 from paddlenlp_ext.data.preference.collate import build_preference_collate
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
 from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.types import Conversation, DataError
+from paddlenlp_ext.data.types import DataError
 from tests.data.tiny_tokenizers import TEMPLATES
 
 PAIR = {"prompt": "2 + 2?", "chosen": "vier", "rejected": "the answer is five"}
@@ -48,12 +49,12 @@ def test_load_preference_dataset_tokens_are_those_of_the_template(load, tokenize
     rows = load(PAIR, TWO_TURNS)
     template = load_template(str(tmp_path / "chatml.jinja"), tokenizer)
     for row, history, question in ((rows[0], (), "2 + 2?"), (rows[1], (("a", "b"),), "2 + 2?")):
-        assert row.prompt.tolist() == template.encode_prompt(question, history)
+        assert row.prompt.tolist() == template.encode_prompt(Conversation.asking(question, history))
         answers = ["vier", "five" if history else "the answer is five"]
         for text, (tokens, mask) in zip(answers, row.answers, strict=True):
             assert tokenizer.decode(tokens) == f"{text}<|im_end|>" and mask.all()
-            conversation = Conversation(None, (*history, (question, text)), frozenset(range(len(history))))
-            assert template.encode(conversation)[0] == [*row.prompt, *tokens]
+            conversation = Conversation.from_turns(None, (*history, (question, text)), frozenset(range(len(history))))
+            assert template.encode(conversation)[0][0] == [*row.prompt, *tokens]
     assert rows.lengths.tolist() == [row.length for row in rows]
     assert rows.num_answers.tolist() == [2, 2]
     assert rows.source(1) == (str(tmp_path / "train.jsonl"), 2)

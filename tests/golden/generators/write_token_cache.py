@@ -46,6 +46,9 @@ def data_config() -> SimpleNamespace:
         truncation="right",
         bad_rows="drop",
         chat_template="none",
+        chat_template_kwargs=None,
+        learn_empty_think=False,
+        mask_reasoning=False,
         autoregressive=False,
         data_cache_dir="cache",
     )

@@ -1,0 +1,220 @@
+"""Render conversations with a Jinja template, and check that the template writes all of them.
+
+A template decides itself which fields of a message it reads. A field that it ignores would be lost without a word, so
+a conversation with rare fields (tools, calls, thoughts, later system messages) is rendered once more with a label in
+place of each of them: a label that is missing in the text names the field that the template does not write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from paddlenlp_ext.data.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
+from paddlenlp_ext.data.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.types import InvalidRowError
+
+_FIXED = {"date_string": "26 Jul 2024"}
+"""Variables that fix the date, with the name and the default value of Llama 3's template."""
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "conversation")
+"""Variables that `chat_template_kwargs` cannot set: the messages and arguments of the renderer."""
+
+Spans = list[tuple[int, int]]
+
+
+class Renderer:
+    """Source of a Jinja template, with the variables of its tokenizer.
+
+    Attributes:
+        text: the source.
+        is_marked: True if it marks the assistant's text with `{% generation %}`.
+        reasoning_key: field of a message from which it reads the thought; None if it reads none.
+    """
+
+    def __init__(self, text: str, tokenizer: Any) -> None:
+        self.text = text
+        self.is_marked = bool(_GENERATION_MARK.search(text))
+        found = set(_REASONING_KEY.findall(text))
+        keys = ("reasoning_content", "thinking", "reasoning")
+        self.reasoning_key = next((key for key in keys if key in found), None)
+        self._writes_tags = any(tag in text for tag in THOUGHT_TAGS)
+        self._tokenizer = tokenizer
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """Check that the template has the variables.
+
+        Raises:
+            ValueError: it does not mention one of them.
+        """
+        for name in kwargs:
+            if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", self.text):
+                raise ValueError(f"the chat template has no variable {name!r}; remove it")
+
+    def text_of(self, conversation: Conversation, kwargs: Mapping[str, Any], for_generation: bool = False) -> str:
+        """Return the text of a conversation, with the prompt of the next answer if it is for generation.
+
+        Raises:
+            InvalidRowError: the template raises an error.
+        """
+        try:
+            return self._tokenizer.apply_chat_template(
+                self._dictionaries(conversation),
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                chat_template=self.text,
+                add_generation_prompt=for_generation,
+                tokenize=False,
+                **{**_FIXED, **kwargs},
+            )
+        except (TemplateError, TypeError, AttributeError) as error:
+            raise InvalidRowError(REFUSED, f"the chat template raises: {error}") from error
+
+    def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
+        """Return the text of a conversation, and the (start, end) of each span that the template marks in it."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs}
+        texts, marks = render_jinja_template(
+            [self._dictionaries(conversation)],
+            tools=[dict(tool) for tool in conversation.tools] or None,
+            chat_template=self.text,
+            return_assistant_tokens_mask=True,
+            **variables,
+        )
+        return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
+
+    def thought_of(self, message: Message) -> str:
+        """Return the thought of an answer, from its field or from tags in its content; empty if it has none."""
+        if message.reasoning is not None:
+            return message.reasoning
+        return split_thought(message.content)[0] or ""
+
+    def _dictionaries(self, conversation: Conversation) -> list[dict[str, Any]]:
+        return [self._dictionary(message) for message in conversation.messages]
+
+    def _dictionary(self, message: Message) -> dict[str, Any]:
+        written: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.is_answer:
+            written |= self._with_thought(message)
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {
+                    **({} if call.call_id is None else {"id": call.call_id}),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        for key, value in (("name", message.name), ("tool_call_id", message.call_id)):
+            if value is not None:
+                written[key] = value
+        return written
+
+    def _with_thought(self, message: Message) -> dict[str, Any]:
+        """Return the content of an answer with its thought where the template reads it, and never twice."""
+        inline, rest = split_thought(message.content)
+        if message.reasoning is not None and inline is not None and inline.strip() != message.reasoning.strip():
+            problem = "the answer has a thought in its content and another one as a field; keep one"
+            raise InvalidRowError(REFUSED, problem, message.path)
+        if self.reasoning_key is not None:
+            thought = message.reasoning if message.reasoning is not None else inline
+            return {} if thought is None else {"content": rest, self.reasoning_key: thought}
+        if message.reasoning is None or inline is not None:
+            return {}
+        if not self._writes_tags:
+            problem = "the chat template does not write reasoning; write it into the answer, or remove it"
+            raise InvalidRowError(REFUSED, problem, message.path)
+        opening, closing = THOUGHT_TAGS
+        return {"content": f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"}
+
+
+@dataclass(frozen=True)
+class _Label:
+    """Label in place of a part of a conversation.
+
+    Attributes:
+        text: the label.
+        what: the part, in words.
+        path: location of the part in the row.
+        answer: index of the message that has to write it when it is the last one; None: the full text has to.
+    """
+
+    text: str
+    what: str
+    path: tuple[str | int, ...]
+    answer: int | None
+
+
+def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
+    """Check that the template writes the tools, calls, results, thoughts and system messages of a conversation.
+
+    Thoughts and contents are checked in target answers only: templates drop earlier thoughts on purpose.
+
+    Raises:
+        InvalidRowError: it does not write one of them, or raises an error.
+    """
+    labels: list[_Label] = []
+    labelled = _label(conversation, labels)
+    if not labels:
+        return
+    ends = sorted({label.answer for label in labels if label.answer is not None})
+    texts = {end: renderer.text_of(labelled.until(end + 1), kwargs) for end in ends}
+    full = renderer.text_of(labelled, kwargs)
+    for label in labels:
+        if label.text not in (full if label.answer is None else texts[label.answer]):
+            remedy = "remove it, or use another chat template"
+            raise InvalidRowError(REFUSED, f"the chat template does not write {label.what}; {remedy}", label.path)
+
+
+def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
+    """Return a conversation with labels in place of its rare parts, and append the labels."""
+
+    def add(what: str, path: tuple[str | int, ...], answer: int | None = None) -> str:
+        labels.append(_Label(f"Zq{len(labels)}x", what, path, answer))
+        return labels[-1].text
+
+    tools = []
+    for tool in conversation.tools:
+        name = tool["function"]["name"]
+        tools.append({**tool, "function": {**tool["function"], "name": add(f"the tool {name}", ("tools",))}})
+    messages = list(conversation.messages)
+    for index, message in enumerate(messages):
+        if message.role == TOOL or (message.role == SYSTEM and index > 0):
+            what = "a result of a tool" if message.role == TOOL else "a system message after another message"
+            messages[index] = replace(message, content=add(what, message.path))
+        elif message.is_answer:
+            messages[index] = _label_answer(message, index, add)
+    return replace(conversation, tools=tuple(tools), messages=tuple(messages))
+
+
+def _label_answer(message: Message, index: int, add: Callable[..., str]) -> Message:
+    inline, rest = split_thought(message.content)
+    if inline is None and message.reasoning is None and not message.tool_calls:
+        return message
+    changed = message
+    calls = [
+        replace(call, name=add(f"the call of {call.name}", message.path, index if message.is_target else None))
+        for call in message.tool_calls
+    ]
+    if message.is_target:
+        content = add("the content of an answer", message.path, index) if rest.strip() else ""
+        if (inline or message.reasoning or "").strip():
+            thought = add("the reasoning of an answer", message.path, index)
+            if message.reasoning is not None:
+                changed = replace(changed, reasoning=thought)
+            if inline is not None:
+                opening, closing = THOUGHT_TAGS
+                content = f"{opening}\n{thought}\n{closing}\n\n{content}"
+        changed = replace(changed, content=content)
+    return replace(changed, tool_calls=tuple(calls))
+
+
+def key_of(kwargs: Mapping[str, Any]) -> str:
+    """Return a text that identifies variables of a template."""
+    return json.dumps(dict(kwargs), sort_keys=True, default=str)
