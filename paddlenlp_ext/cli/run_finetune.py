@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_finetune(argv: Sequence[str]) -> None:
-    """Read the configuration from files and command line, then preview rows, do a dry run, or run.
+    """Fine-tune: read the configuration from files and command line, and run it.
 
     Args:
         argv: the command line without the program's name.
@@ -24,7 +24,11 @@ def run_finetune(argv: Sequence[str]) -> None:
     Raises:
         ValueError: invalid configuration, model, data or output_dir.
     """
-    config = load_run_config(argv, peft_methods())
+    run_program(load_run_config(argv, peft_methods()))
+
+
+def run_program(config: RunConfig) -> None:
+    """Preview rows, do a dry run, or run, as the section `command` says."""
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.preview_data:

@@ -11,8 +11,10 @@ import paddle
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
+from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options, tokenizer_fingerprint
+from paddlenlp_ext.data.preference.dataset import load_preference_dataset
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.config import DecoderConfig
@@ -36,6 +38,7 @@ from paddlenlp_ext.quantization.model import quantization_report, quantize_linea
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
+from paddlenlp_ext.trainer.preference import PreferenceObjective
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
@@ -83,18 +86,26 @@ def load_data(config: RunConfig) -> RunData:
     tokenizer = load_tokenizer(source.tokenizer_path)
     template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
-    train_rows = load_dataset(config.data, "train", *shared) if config.train.do_train else None
-    eval_rows = _load_dev_sets(config.data, *shared) if config.train.do_eval else None
+    train_rows = _load_split(config, config.data, "train", *shared) if config.train.do_train else None
+    eval_rows = _load_dev_sets(config, *shared) if config.train.do_eval else None
     return RunData(source, tokenizer, template, train_rows, eval_rows, compute_metrics)
 
 
-def _load_dev_sets(data: DataConfig, *shared: Any) -> TokenizedDataset | dict[str, TokenizedDataset]:
+def _load_dev_sets(config: RunConfig, *shared: Any) -> TokenizedDataset | dict[str, TokenizedDataset]:
     """Tokenize the dev sets; return a single one without a dict."""
     sets = {
-        name: load_dataset(replace(data, dataset_name_or_path=path), "dev", *shared)
-        for name, path in dev_sets(data).items()
+        name: _load_split(config, replace(config.data, dataset_name_or_path=path), "dev", *shared)
+        for name, path in dev_sets(config.data).items()
     }
     return sets.get("", sets)
+
+
+def _load_split(config: RunConfig, data: DataConfig, split: str, *shared: Any) -> TokenizedDataset:
+    """Tokenize a split: rows with answers, or with preferences between them."""
+    if config.preference is None:
+        return load_dataset(data, split, *shared)
+    assert isinstance(data, PreferenceDataConfig), "a preference run has this section"
+    return load_preference_dataset(data, config.preference, split, *shared)
 
 
 @dataclass(frozen=True)
@@ -257,6 +268,9 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     process_group = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
     forward_backward = build_forward_backward(built.model, built.pipeline)
+    objective = None
+    if config.preference is not None:
+        objective = PreferenceObjective(config, built.model, forward_backward, process_group)
     rows = (data.train_rows, data.eval_rows)
     return Trainer(
         built.model,
@@ -267,4 +281,5 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
         callbacks=callbacks,
         process_group=process_group,
         forward_backward=forward_backward,
+        objective=objective,
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.config.run_config import SECTIONS, RunConfig
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS, RunConfig
+from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -46,6 +47,26 @@ class Rows:
         for row in self.rows:
             answer = row.tokens[row.loss_mask].tolist()
             yield row.tokens[: len(row.tokens) - len(answer)].tolist(), _text(answer), f"question {row.row_index}"
+
+
+class PreferenceRows(Rows):
+    """Pairs of answers in memory, or rated answers, with the interface of a PreferenceDataset."""
+
+    def __init__(
+        self, num_rows: int, cache_folder: Path, seed: int = 0, share_prompt: bool = True, in_pairs: bool = True
+    ) -> None:
+        generator = np.random.default_rng(seed)
+        self.cache_folder, self.rows = cache_folder, []
+        cache_folder.mkdir(exist_ok=True, parents=True)
+        for index in range(num_rows):
+            prompt, first, second = generator.integers([1, 1, 1], [12, 8, 8])
+            tokens = generator.integers(1, VOCABULARY, prompt + first + second).astype(np.int32)
+            starts, is_desirable = (int(prompt), int(prompt + first)), (True, False)
+            if not in_pairs:
+                tokens, starts, is_desirable = tokens[: prompt + first], starts[:1], (index % 2 == 0,)
+            loss_mask = np.arange(len(tokens)) >= prompt
+            self.rows.append(EncodedPreference(tokens, loss_mask, index, starts, is_desirable, share_prompt))
+        self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
 
 
 class Tokenizer:
@@ -87,7 +108,7 @@ def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
 
 
 def make_config(output_dir: Path, **keys: Any) -> RunConfig:
-    """Build a RunConfig from flat keys over small defaults."""
+    """Build a RunConfig from flat keys over small defaults; with `loss_type`, of a preference run."""
     defaults = {
         "output_dir": str(output_dir),
         "do_train": True,
@@ -99,12 +120,13 @@ def make_config(output_dir: Path, **keys: Any) -> RunConfig:
         "src_length": 16,
         "disable_tqdm": True,
     }
-    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    classes = PREFERENCE_SECTIONS if "loss_type" in keys else SECTIONS
+    sections: dict[str, dict[str, Any]] = {name: {} for name in classes}
     for key, value in {**defaults, **keys}.items():
-        owners = [name for name, cls in SECTIONS.items() if key in {f.name for f in dataclasses.fields(cls)}]
+        owners = [name for name, cls in classes.items() if key in {f.name for f in dataclasses.fields(cls)}]
         assert len(owners) == 1, f"{key} belongs to {owners}"
         sections[owners[0]][key] = value
-    return RunConfig(**{name: cls(**sections[name]) for name, cls in SECTIONS.items()})
+    return RunConfig(**{name: cls(**sections[name]) for name, cls in classes.items()})
 
 
 def weights(model: Any) -> dict[str, np.ndarray]:

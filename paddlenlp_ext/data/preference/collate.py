@@ -42,12 +42,14 @@ class PreferenceBatch(PackedBatch):
         is_desirable: bool [A], True for a chosen answer or one that is rated as good.
         reference_logps: float32 [A], log-probabilities of the answers under the reference model, if known.
         mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
+        baseline: KTO's estimate of the KL divergence, computed from the mismatched answers.
     """
 
     answer_index: np.ndarray
     is_desirable: np.ndarray
     reference_logps: np.ndarray | None = None
     mismatched: PreferenceBatch | None = None
+    baseline: float | None = None
 
     @property
     def num_answers(self) -> int:
