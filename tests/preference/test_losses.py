@@ -125,8 +125,10 @@ FORMULAS = {
 @pytest.mark.parametrize("loss_type", FORMULAS)
 def test_pair_loss_equals_the_formula_with_its_gradients(loss_type):
     formula, options = FORMULAS[loss_type]
-    found, *gradients = run_pairs(PreferenceConfig(loss_type=loss_type, **options))
-    values = {name: array.astype(np.float64) for name, array in INPUTS.items()}
+    less_likely = {name: INPUTS[name] - np.float32(2) for name in ("reference_chosen", "reference_rejected")}
+    inputs = INPUTS | less_likely  # the mean log-ratios, which kto_pair clips at 0, are positive
+    found, *gradients = run_pairs(PreferenceConfig(loss_type=loss_type, **options), inputs)
+    values = {name: array.astype(np.float64) for name, array in inputs.items()}
     point = [values["chosen_logps"], values["rejected_logps"]]
     np.testing.assert_allclose(found.losses.numpy(), formula(*point, values), **TOLERANCE)
     step = 1e-6
@@ -152,6 +154,14 @@ def test_kto_loss_equals_trl(case):
     np.testing.assert_allclose(found.losses.mean().item(), expected["mean_loss"], **TOLERANCE)
     np.testing.assert_allclose(logps.grad.numpy(), expected["gradients"], **TOLERANCE)
     np.testing.assert_allclose(found.rewards.numpy()[is_desirable].mean(), expected["rewards_chosen"], **TOLERANCE)
+
+
+def test_kto_pair_baselines_are_at_least_zero():
+    """Check that the baselines of answers that became less likely are 0, whatever their distance."""
+    inputs = INPUTS | {name: np.zeros(7, np.float32) for name in ("reference_chosen", "reference_rejected")}
+    found, *_ = run_pairs(PreferenceConfig(loss_type="kto_pair"), inputs)
+    chosen, rejected = (0.1 * INPUTS[name] for name in ("chosen_logps", "rejected_logps"))
+    np.testing.assert_allclose(found.losses.numpy(), (2 - sigmoid(chosen) - sigmoid(-rejected)) / 2, **TOLERANCE)
 
 
 def test_kto_loss_with_sft_ratio_adds_the_loss_of_desirable_answers_only():

@@ -61,6 +61,11 @@ def test_metrics_added_over_micro_batches_and_ranks_equal_those_of_all_pairs():
     assert (PreferenceMetrics() + added).means() == added.means()
 
 
+def test_metrics_of_equal_rewards_are_not_accurate():
+    metrics = PreferenceMetrics.from_answers(np.zeros(2), np.ones(2), np.array([True, False]), np.ones(2))
+    assert metrics.means()["rewards/accuracies"] == 0
+
+
 def test_metrics_without_values_are_absent():
     assert PreferenceMetrics().means() == {}
     only_good = PreferenceMetrics.from_answers(

@@ -141,6 +141,30 @@ def test_load_preference_dataset_shortens_the_longest_answer_from_the_right(load
     assert sum(len(tokens) for tokens, _ in tight.answers) == 5
 
 
+def test_load_preference_dataset_as_separate_rows_limits_both_prompts(load):
+    row = load(PAIR)[0]
+    limit = len(row.tokens) + len(row.prompt) - 1
+    assert load(PAIR, max_length=limit).stats.num_truncated == 0
+    assert load(PAIR, max_length=limit, share_prompt=False).stats.num_truncated_tokens == 1
+    assert load(PAIR, max_length=limit + 1, share_prompt=False).stats.num_truncated == 0
+
+
+def test_load_preference_dataset_shares_what_a_template_writes_before_both_answers(load, tmp_path, tokenizer):
+    """Check a template whose text before the answer depends on it: the common part is the prompt."""
+    template = (
+        "{% for message in messages %}{% if message['role'] == 'assistant' %}"
+        "{{ 'A' + message['content'][0] + ':' }}{% generation %}{{ message['content'] + '<|im_end|>' }}"
+        "{% endgeneration %}{% else %}{{ 'Q:' + message['content'] }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'A:' }}{% endif %}"
+    )
+    (tmp_path / "odd.jinja").write_text(template, "utf-8")
+    row = load(PAIR, chat_template=str(tmp_path / "odd.jinja"))[0]
+    assert tokenizer.decode(row.prompt) == "Q:2 + 2?A"
+    for answer, (tokens, mask) in zip(("vier", "the answer is five"), row.answers, strict=True):
+        assert tokenizer.decode(tokens) == f"{answer[0]}:{answer}<|im_end|>"
+        assert tokenizer.decode(tokens[mask]) == f"{answer}<|im_end|>"
+
+
 def test_load_preference_dataset_from_the_left_keeps_answers(load):
     full = load(LONG)[0]
     row = load(LONG, max_length=len(full.tokens) - 7, truncation="left")[0]
