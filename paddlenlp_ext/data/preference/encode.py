@@ -24,7 +24,7 @@ import numpy as np
 
 from paddlenlp_ext.data.conversation import REFUSED
 from paddlenlp_ext.data.preference.rows import Answer, parse_preference
-from paddlenlp_ext.data.prompts import encode_truncated_prompt, parse_prompt
+from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.row_fields import NO_TARGET
 from paddlenlp_ext.data.sources import location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate, RenderedTurn, join_turns
@@ -175,7 +175,7 @@ def _shorten(
 
 def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:
     """Return the prompt with at most `room` tokens, without its oldest turns or the end of its last user message."""
-    prompt = parse_prompt(answers[0].row)
+    prompt = Prompt(answers[0].prompt, None)
     complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
     # A template may write text between the prompt of generation and the first target token.
     after = encoded.prompt[len(complete) :]

@@ -40,17 +40,21 @@ Rename = Callable[[FieldPath], FieldPath]
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a row, in a row of fine-tuning.
+    """Answer of a row.
 
     Attributes:
-        row: row of fine-tuning with the prompt and this answer, its only target.
-        conversation: the conversation of `row`.
+        conversation: the prompt and this answer, whose messages of the assistant are the only targets.
         is_desirable: True for a chosen answer, or one that is rated as good.
     """
 
-    row: dict[str, Any]
     conversation: Conversation
     is_desirable: bool
+
+    @property
+    def prompt(self) -> Conversation:
+        """Messages before the first target."""
+        is_target = [message.is_target for message in self.conversation.messages]
+        return self.conversation.until(is_target.index(True))
 
 
 def parse_preference(value: Any) -> tuple[Answer, ...]:
@@ -69,7 +73,7 @@ def parse_preference(value: Any) -> tuple[Answer, ...]:
         raise _no_format(value)
     check_texts(value, complete[0])
     split = {RANKED: _split_ranked, PAIR: _split_pair, RATED: _split_rated}[complete[0]]
-    return tuple(Answer(row, _parse(row, rename), good) for row, rename, good in split(value))
+    return tuple(Answer(_parse(row, rename), good) for row, rename, good in split(value))
 
 
 def unknown_preference_fields(row: Any) -> Iterator[str]:
@@ -93,6 +97,10 @@ def _parse(row: dict[str, Any], rename: Rename) -> Conversation:
     """Return the conversation of a row of fine-tuning; errors and messages have paths of the original row."""
     try:
         conversation = parse_row(row)
+        for message in conversation.messages:
+            if message.is_target and message.path[:1] == ("prompt",):
+                problem = "a message of the prompt has weight 1, but only the answers are compared; remove the weight"
+                raise InvalidRowError(NOT_SUPPORTED, problem, message.path)
         messages = (replace(message, path=rename(message.path)) for message in conversation.messages)
         return replace(conversation, messages=tuple(messages))
     except InvalidRowError as error:

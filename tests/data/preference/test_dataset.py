@@ -181,6 +181,24 @@ def test_load_preference_dataset_drops_the_oldest_turns_of_a_long_prompt(load, t
     assert "verb" not in text and "vier" not in text and "2 + 2?" in text
 
 
+EMPTY_THOUGHT = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_load_preference_dataset_keeps_what_a_template_writes_after_a_shortened_prompt(load, tokenizer, tmp_path):
+    """Check a template that writes an empty thought, which is not learned, before the answer."""
+    (tmp_path / "thought.jinja").write_text(EMPTY_THOUGHT, "utf-8")
+    full, row = (load(LONG, chat_template=str(tmp_path / "thought.jinja"), src_length=limit)[0] for limit in (2000, 60))
+    assert len(row.prompt) <= 60 < len(full.prompt)
+    for text in (tokenizer.decode(full.prompt), tokenizer.decode(row.prompt)):
+        assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert [tokens.tolist() for tokens, _ in row.answers] == [tokens.tolist() for tokens, _ in full.answers]
+
+
 @pytest.mark.parametrize("truncation", ["drop", "error"])
 def test_load_preference_dataset_with_a_long_row_drops_or_refuses_it(load, truncation):
     if truncation == "error":

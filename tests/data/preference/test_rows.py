@@ -82,6 +82,11 @@ INVALID = [
     (pair(prompt=7), ("prompt",), "wrong type"),
     (pair(rejected=[bot("bad")]), ("rejected",), "wrong type"),
     (pair(prompt=[user("q")]), ("chosen",), "wrong type"),
+    (
+        {"prompt": [user("q"), bot("a", weight=1), user("r")], "chosen": [bot("b")], "rejected": [bot("c")]},
+        ("prompt", 1),
+        "not supported",
+    ),
     (pair(chosen=" "), ("chosen",), "empty target"),
     (pair(rejected=""), ("rejected",), "empty target"),
     (pair(rejected="good"), ("rejected",), "same answers"),
