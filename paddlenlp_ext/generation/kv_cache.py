@@ -129,6 +129,7 @@ class KVCache:
         window: int | None,
         scale: float,
         implementation: str | None = None,
+        slopes_N: np.ndarray | None = None,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, H].
 
@@ -143,8 +144,8 @@ class KVCache:
             layout, prefix = self._first_layout(num_queries, window), layer.prefix
             if prefix is not None:
                 prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
-            return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix)
-        return decode_attention(q_BSNH, *layer.tensors, self._visible_positions(start, layer, window), scale)
+            return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix, slopes_N)
+        return decode_attention(q_BSNH, *layer.tensors, self._visible_positions(start, layer, window), scale, slopes_N)
 
     @paddle.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
@@ -187,5 +188,6 @@ class KVCache:
             own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
             prefix_end_BS = np.full_like(own_first_BS, before)
             ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
-            self._visible[key] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)))
+            positions_BS = np.maximum(queries_S - starts_B1, 0)
+            self._visible[key] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
         return self._visible[key]

@@ -40,6 +40,7 @@ class Tile:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
         key_rows: int64 [M*K * T], rows of k and v (after those of a prefix); padding as above.
         shape: (M*K, G*Q, T).
+        offset: position of the first query minus position of the first key.
         mask: fp32 [Q, T], 0 for visible keys and -inf for the others. Padding needs no mask: it follows its document,
             so no query of the document attends to it, and the gradient of the padding's own output is zero.
     """
@@ -47,6 +48,7 @@ class Tile:
     query_rows: paddle.Tensor
     key_rows: paddle.Tensor
     shape: tuple[int, int, int]
+    offset: int
     mask: paddle.Tensor
 
 
@@ -170,6 +172,7 @@ def _make_tile(
         query_rows=paddle.to_tensor(query_rows.ravel()),
         key_rows=paddle.to_tensor(key_rows.ravel()),
         shape=(num_matmuls, query_rows.size // num_matmuls, len(keys_T)),
+        offset=int(queries_Q[0] - keys_T[0]),
         mask=paddle.to_tensor(mask_QT),
     )
 
@@ -181,6 +184,7 @@ def blockwise_attention(
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
+    slopes_N: np.ndarray | None = None,
 ) -> paddle.Tensor:
     """Compute causal attention within each document, with memory linear in the pack's length."""
     sizes = (q_BSNH.shape[2], k_BSKH.shape[2], 0 if prefix is None else prefix[0].shape[0])
@@ -190,19 +194,19 @@ def blockwise_attention(
             paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
             for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
         )
-    return _BlockwiseAttention.apply(q_BSNH, k_BSKH, v_BSKH, plan, scale)
+    return _BlockwiseAttention.apply(q_BSNH, k_BSKH, v_BSKH, plan, scale, slopes_N)
 
 
 class _BlockwiseAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q_BSNH, k_BSKH, v_BSKH, plan, scale):
+    def forward(ctx, q_BSNH, k_BSKH, v_BSKH, plan, scale, slopes_N):
         ctx.save_for_backward(q_BSNH, k_BSKH, v_BSKH)
-        ctx.plan, ctx.scale = plan, scale
+        ctx.plan, ctx.scale, ctx.slopes_N = plan, scale, slopes_N
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
         with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same numbers
             for tile in plan.tiles:
-                probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile)
+                probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile, slopes_N)
                 outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
         return _untile(outputs, plan).reshape(q_BSNH.shape)
 
@@ -218,7 +222,7 @@ class _BlockwiseAttention(PyLayer):
             out_gradient = _take_queries(gradient_rows, tile)
             queries.stop_gradient = keys.stop_gradient = False
             with paddle.enable_grad():
-                probabilities = _probabilities(queries, keys, tile)
+                probabilities = _probabilities(queries, keys, tile, ctx.slopes_N)
             p_gradient = paddle.matmul(out_gradient, _take_keys(v_rows, tile), transpose_y=True)
             query_part, key_part = paddle.grad([probabilities], [queries, keys], [p_gradient])
             value_part = paddle.matmul(probabilities.detach(), out_gradient, transpose_x=True)
@@ -232,9 +236,17 @@ class _BlockwiseAttention(PyLayer):
         return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 
 
-def _probabilities(queries: paddle.Tensor, keys: paddle.Tensor, tile: Tile) -> paddle.Tensor:
-    """Return the softmax of a tile's masked scores, [M*K, G*Q, T]."""
+def _probabilities(
+    queries: paddle.Tensor, keys: paddle.Tensor, tile: Tile, slopes_N: np.ndarray | None
+) -> paddle.Tensor:
+    """Return the softmax of a tile's masked scores, with linear biases if slopes are given, [M*K, G*Q, T]."""
     scores = paddle.matmul(queries, keys, transpose_y=True)
+    if slopes_N is not None:  # in float32: half precision would round the biases of distant keys
+        num_queries, num_keys = tile.mask.shape
+        distances_QT = tile.offset + paddle.arange(num_queries).unsqueeze(1) - paddle.arange(num_keys)
+        bias_NQT = tile.mask - paddle.to_tensor(slopes_N[:, None, None]) * distances_QT.astype("float32")
+        biased = scores.astype("float32").reshape([-1, *bias_NQT.shape]) + bias_NQT
+        return F.softmax(biased, axis=-1).astype(scores.dtype).reshape(tile.shape)
     masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
     return F.softmax(masked, axis=-1).reshape(tile.shape)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
@@ -30,11 +31,13 @@ def attention_cpp(
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
+    slopes_N: np.ndarray | None = None,
 ) -> paddle.Tensor:
     """Compute causal attention within each document, as `attention_reference` does."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], prefix_length)
-    sizes = layout.cached(("native", *shape), lambda: _sizes(layout, *shape))
+    key = ("native", *shape, None if slopes_N is None else slopes_N.tobytes())
+    sizes = layout.cached(key, lambda: _sizes(layout, *shape, slopes_N))
     inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKH, *(prefix or ()))]
     _check_shapes(inputs, layout)
     in_bf16 = bf16_matmuls_enabled()
@@ -89,11 +92,20 @@ def _forward(
     return out_BSNH, log_sums_NS
 
 
-def _sizes(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix_length: int) -> ctypes.Structure:
+def _sizes(
+    layout: AttentionLayout,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    prefix_length: int,
+    slopes_N: np.ndarray | None,
+) -> ctypes.Structure:
     """Return the AttentionSizes struct of a layout."""
-    arrays = (*layout.documents(), layout.first_positions(), layout.parents())
+    slopes = None if slopes_N is None else np.ascontiguousarray(slopes_N, np.float32)
+    assert slopes is None or slopes.shape == (heads,), f"{slopes} for {heads} heads"
+    arrays = (*layout.documents(), layout.first_positions(), layout.parents(), slopes)
     window = _NO_WINDOW if layout.window is None else layout.window
     counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, prefix_length, window)
-    sizes = struct("AttentionSizes")(*counts, *(array.ctypes.data for array in arrays))
+    sizes = struct("AttentionSizes")(*counts, *(None if array is None else array.ctypes.data for array in arrays))
     sizes.arrays = arrays  # keeps the memory alive that the addresses point to
     return sizes

@@ -28,10 +28,12 @@ class VisiblePositions:
 
     Attributes:
         ranges: int64 [B, S, 4], start and end of a range of prefix slots, then of a range of the row's own slots. One
-            of the two ranges may be empty.
+            of the two ranges may be empty. A row's own range ends with the new position itself.
+        positions: int64 [B, S], index of each new position in its document; only linear biases need it.
     """
 
     ranges: np.ndarray
+    positions: np.ndarray | None = None
     _biases: dict[int, paddle.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def bias(self, num_slots: int) -> paddle.Tensor:
@@ -44,9 +46,24 @@ class VisiblePositions:
             self._biases[num_slots] = paddle.to_tensor(bias_BSC)
         return self._biases[num_slots]
 
+    def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
+        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        assert self.positions is not None, "linear biases need positions"
+        slots_C, ranges, positions_BS1 = np.arange(num_slots), self.ranges[..., None], self.positions[..., None]
+        in_own_BSC = slots_C >= ranges[:, :, 2]
+        distances_BSC = np.where(
+            in_own_BSC, ranges[:, :, 3] - 1 - slots_C, positions_BS1 + ranges[:, :, 1] - slots_C
+        ).astype(np.float32)
+        return paddle.to_tensor(-slopes_N[:, None, None] * distances_BSC[:, None])
+
 
 def decode_attention_reference(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BKCH: paddle.Tensor,
+    v_BKCH: paddle.Tensor,
+    seen: VisiblePositions,
+    scale: float,
+    slopes_N: np.ndarray | None = None,
 ) -> paddle.Tensor:
     """Compute softmax attention over all slots; invisible slots have a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
@@ -61,6 +78,8 @@ def decode_attention_reference(
     scores_BKQC = paddle.matmul(q_BKQH, k_BKCH, transpose_y=True).astype("float32")
     bias_B11SC = seen.bias(num_slots).unsqueeze([1, 2])
     scores_BKGSC = scores_BKQC.reshape([batch, kv_heads, group, length, num_slots]) + bias_B11SC
+    if slopes_N is not None:
+        scores_BKGSC = scores_BKGSC + seen.linear_bias(num_slots, slopes_N).reshape(scores_BKGSC.shape)
     probabilities_BKQC = F.softmax(scores_BKGSC, axis=-1).astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
     out_BKQH = paddle.matmul(probabilities_BKQC, v_BKCH)
     if length == 1:
@@ -70,7 +89,12 @@ def decode_attention_reference(
 
 
 def decode_attention_cpp(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BKCH: paddle.Tensor,
+    v_BKCH: paddle.Tensor,
+    seen: VisiblePositions,
+    scale: float,
+    slopes_N: np.ndarray | None = None,
 ) -> paddle.Tensor:
     """Compute decode attention in C++ (csrc/decode_attention.cpp), reading only the visible slots."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
@@ -82,8 +106,13 @@ def decode_attention_cpp(
     ranges = np.ascontiguousarray(seen.ranges, np.int64)
     run = function("decode_attention")
     tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
+    biases: list[int | None] = [None, None]
+    if slopes_N is not None:
+        assert seen.positions is not None and slopes_N.shape == (heads,), "linear biases need positions, and all slopes"
+        positions, slopes = np.ascontiguousarray(seen.positions, np.int64), np.ascontiguousarray(slopes_N, np.float32)
+        biases = [slopes.ctypes.data, positions.ctypes.data]
     sizes = (batch, length, heads, k_BKCH.shape[1], head_dim, k_BKCH.shape[2])
-    run(*map(pointer, tensors), ranges.ctypes.data, scale, *sizes)
+    run(*map(pointer, tensors), ranges.ctypes.data, *biases, scale, *sizes)
     return out_BSNH
 
 
@@ -93,7 +122,12 @@ decode_attention_op = DispatchedOp(
 
 
 def decode_attention(
-    q_BSNH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, seen: VisiblePositions, scale: float
+    q_BSNH: paddle.Tensor,
+    k_BKCH: paddle.Tensor,
+    v_BKCH: paddle.Tensor,
+    seen: VisiblePositions,
+    scale: float,
+    slopes_N: np.ndarray | None = None,
 ) -> paddle.Tensor:
     """Compute softmax attention of new positions over their visible slots; return [B, S, N, H], without gradient.
 
@@ -103,8 +137,9 @@ def decode_attention(
         v_BKCH: cached values, contiguous.
         seen: visible slots of each position, at least one.
         scale: factor of the scores, usually 1 / sqrt(H).
+        slopes_N: slopes of the linear biases (alibi.py); None: no biases.
     """
-    return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale)
+    return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale, slopes_N)
 
 
 def store_keys_reference(

@@ -146,6 +146,16 @@ class AttentionLayout:
         offsets = np.repeat(self.first_positions() - starts, lengths)
         return (np.arange(self.num_positions) + offsets).reshape(len(self.document_lengths), self.row_length)
 
+    def distances(self, prefix_length: int = 0) -> np.ndarray:
+        """Return how many positions each key precedes each query of its document, fp32 [B, S, P + S]; for tests.
+
+        Entries of keys that a query does not see have no meaning.
+        """
+        own_BS = self.positions()
+        prefix_BP = np.broadcast_to(np.arange(-prefix_length, 0), (len(own_BS), prefix_length))
+        keys_BT = np.concatenate([prefix_BP, own_BS], axis=1)
+        return (own_BS[:, :, None] - keys_BT[:, None, :]).astype(np.float32)
+
     def dense_mask(self, prefix_length: int = 0) -> np.ndarray:
         """Return a boolean mask [B, S, P + S] of the keys that each query sees; for tests and short inputs."""
         _, lengths = self.documents()

@@ -31,6 +31,7 @@ struct AttentionSizes {
     const i64* lengths;          // [documents]
     const i64* first_positions;  // [documents], position of the first token: 0, or the parent's length
     const i64* parents;          // [documents], an earlier document whose keys this one attends to, or -1
+    const float* slopes;         // [heads], of linear biases (ALiBi); null without biases
 };
 
 // Arguments of attention_backward. Shapes are those of attention_forward; each gradient has the shape of its tensor and
@@ -229,9 +230,12 @@ Status store_keys(const float* k, const float* v, float* k_cache, float* v_cache
                   i64 head_dim, i64 capacity, i64 at);
 
 // q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
-// end of the prefix's range, and start and end of the row's own range.
+// end of the prefix's range, and start and end of the row's own range, which ends after the query itself. slopes
+// [heads]: linear biases (ALiBi), with the position of each query in its document, positions [batch, length]; both are
+// null without biases.
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
-                        float scale, i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
+                        const float* slopes, const i64* positions, float scale, i64 batch, i64 length, i64 heads,
+                        i64 kv_heads, i64 head_dim, i64 capacity);
 
 // -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
 

@@ -29,9 +29,15 @@ struct Range {
     i64 size() const { return std::max<i64>(0, end - first); }
 };
 
+// Slope of the linear biases of a head (ALiBi, arXiv:2108.12409), in units of log2; 0 without biases.
+inline float slope_of(const AttentionSizes& sizes, i64 head) {
+    return sizes.slopes == nullptr ? 0.0f : sizes.slopes[head] * LOG2_E;
+}
+
 // Query q attends to key k (both counted in the tile) if 0 <= offset + q - k < window.
 struct Tile {
     i64 queries, keys, offset, window;
+    float slope;
 
     bool is_fully_masked() const { return offset + queries <= 0 || offset - (keys - 1) >= window; }
     bool is_unmasked() const { return offset >= keys - 1 && offset + queries - 1 < window; }
@@ -45,6 +51,16 @@ struct Tile {
     Range keys_of(i64 query) const {
         const i64 first = round_down(std::max<i64>(0, offset + query - window + 1));
         return {first, std::min(keys, round_up(std::max<i64>(0, offset + query + SQUARE)))};
+    }
+    // Lowers the scores [key][query] of 16 queries and the keys of `range` by the slope times the distance.
+    void add_biases(float* scores, i64 query, Range range) const {
+        if (slope == 0.0f) return;
+        const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const f32x16 first = slope * (lane + float(offset + query));
+        for (i64 key = range.first; key < range.end; ++key) {
+            float* const row = scores + key * BLOCK + query;
+            store(row, load(row) - (first - slope * float(key)));
+        }
     }
     // Scores of one key for 16 queries, with the masked ones replaced by `fill`.
     f32x16 mask(f32x16 scores, i64 query, i64 key, float fill) const {

@@ -65,8 +65,8 @@ class QueryBlock {
 
     // Tensors start at the block's first query and head; q_gradient is initialized and may be null.
     void load_queries(const float* q, const float* out, const float* out_gradient, const float* log_sums,
-                      float* q_gradient, i64 first, i64 queries) {
-        q_gradient_ = q_gradient, first_ = first, queries_ = queries;
+                      float* q_gradient, i64 first, i64 queries, float slope) {
+        q_gradient_ = q_gradient, first_ = first, queries_ = queries, slope_ = slope;
         q_transposed_.load(queries, q, row_, scale_ * LOG2_E);
         out_gradient_transposed_.load(queries, out_gradient, row_, 1.0f);
         q_col_major_.load(queries, q, row_);
@@ -82,7 +82,8 @@ class QueryBlock {
     void attend(const KeysValues<Element>& keys, const KeyGradients& to) {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
-            const Tile tile{queries_, std::min(BLOCK, keys.length - key), first_ - keys.position - key, sizes_.window};
+            const i64 offset = first_ - keys.position - key;
+            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window, slope_};
             if (tile.is_fully_masked()) break;
             const i64 at = key * keys.ld_row_major, ld_to = to.heads * sizes_.head_dim;
             multiply_squares(tile, keys.k_row_major + at, keys.ld_row_major, q_transposed_.data(), sizes_.head_dim,
@@ -113,6 +114,7 @@ class QueryBlock {
     void differentiate(const Tile& tile, i64 query) {
         const bool is_unmasked = tile.is_unmasked();
         const Range visible = tile.keys_of(query);
+        tile.add_biases(weights_, query, visible);
         const f32x16 log_sums = load(log_sums_ + query), shared = load(shared_ + query);
         for (i64 key = visible.first; key < visible.end; ++key) {
             float *const weights = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
@@ -152,6 +154,7 @@ class QueryBlock {
     const i64 row_;
     float* q_gradient_ = nullptr;
     i64 first_ = 0, queries_ = 0;
+    float slope_ = 0;
     TransposedBlock<Element> q_transposed_, out_gradient_transposed_;
     ColMajorBlock<Element> q_col_major_, out_gradient_col_major_;
     // Weights; gradients of the weights, later of the scores; per query, the log-sum and the dot product of output and
@@ -222,7 +225,7 @@ class BackwardPass {
             if (is_first_time) fill_zero(q_gradient, queries, sizes_.head_dim, ld);
             block.load_queries(tensors_.q + at, tensors_.out + at, tensors_.out_gradient + at,
                                tensors_.log_sums + head * sizes_.positions + start + first, q_gradient,
-                               sizes_.first_positions[document] + first, queries);
+                               sizes_.first_positions[document] + first, queries, slope_of(sizes_, head));
             attend();
         }
     }

@@ -16,8 +16,9 @@ using namespace attention;
 template <class Element>
 class QueryBlock {
   public:
-    QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, float scale, float* out)
-        : sizes_(sizes), first_(first), queries_(queries), out_(out), row_(sizes.heads * sizes.head_dim),
+    QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, float scale, float slope,
+               float* out)
+        : sizes_(sizes), first_(first), queries_(queries), slope_(slope), out_(out), row_(sizes.heads * sizes.head_dim),
           q_transposed_(sizes.head_dim) {
         q_transposed_.load(queries, q, row_, scale * LOG2_E);
         std::fill_n(largest_, BLOCK, -std::numeric_limits<float>::infinity());
@@ -29,7 +30,7 @@ class QueryBlock {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const i64 offset = first_ - keys.position - key;
-            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
+            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window, slope_};
             if (tile.is_fully_masked()) break;  // so are all earlier keys
             add(tile, keys, key);
         }
@@ -64,6 +65,7 @@ class QueryBlock {
 
     // Replaces the scores of 16 queries by softmax weights; returns the factor that rescales the earlier sums.
     f32x16 softmax_weights(const Tile& tile, i64 query, Range visible) {
+        tile.add_biases(weights_, query, visible);
         const bool is_unmasked = tile.is_unmasked();
         const f32x16 before = load(largest_ + query);
         f32x16 largest = before;
@@ -98,6 +100,7 @@ class QueryBlock {
 
     const AttentionSizes& sizes_;
     const i64 first_, queries_;
+    const float slope_;
     float* const out_;
     const i64 row_;
     bool is_first_ = true;
@@ -134,7 +137,8 @@ void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
         const i64 at = ((start + first) * sizes.heads + head) * sizes.head_dim;
         const i64 queries = std::min(BLOCK, sizes.lengths[document] - first);
         const i64 parent = sizes.parents[document], position = sizes.first_positions[document] + first;
-        QueryBlock<Element> block(sizes, tensors.q + at, position, queries, scale, tensors.out + at);
+        QueryBlock<Element> block(sizes, tensors.q + at, position, queries, scale, slope_of(sizes, head),
+                                  tensors.out + at);
         block.attend(keys.document(document, kv_head));
         if (parent >= 0) block.attend(keys.document(parent, kv_head));
         if (sizes.prefix > 0) block.attend(keys.prefix(kv_head));

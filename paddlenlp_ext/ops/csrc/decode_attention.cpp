@@ -1,6 +1,7 @@
 // Attention of a few new positions over cached keys and values [batch, kv_heads, capacity, head_dim].
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "parallel.h"
@@ -44,20 +45,36 @@ void softmax(float* scores, i64 keys) {
     for (i64 key = 0; key < keys; ++key) scores[key] /= total;
 }
 
+// Linear biases of the query heads that share a key head (null without biases), and the query's position in its
+// document.
+struct Biases {
+    const float* slopes;
+    i64 position;
+};
+
+// Scores of 16 keys, lowered by the slope times the distance, which is `farthest` for the first key.
+inline f32x16 biased(f32x16 scores, float slope, i64 farthest) {
+    const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return scores - slope * LOG2_E * (float(farthest) - lane);
+}
+
 // Computes the outputs of the query heads that share a key head, at one position.
-void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own, float scale, i64 group,
-            i64 head_dim) {
+void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own, const Biases& biases,
+            float scale, i64 group, i64 head_dim) {
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
     for (i64 head = 0; head < group; ++head) {
         float* const scores = weights.data() + head * stride;
         i64 done = 0;
-        for (const Range& range : {prefix, own}) {
-            for (i64 key = 0; key < range.size(); key += LANES)
-                store(scores + done + key,
-                      dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *
-                          (scale * LOG2_E));
+        // The own range ends with the query itself, and the prefix before the document's first position.
+        for (const auto& [range, nearest] : {std::pair{prefix, biases.position + 1}, std::pair{own, i64(0)}}) {
+            for (i64 key = 0; key < range.size(); key += LANES) {
+                f32x16 x = dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *
+                           (scale * LOG2_E);
+                if (biases.slopes != nullptr) x = biased(x, biases.slopes[head], nearest + range.size() - 1 - key);
+                store(scores + done + key, x);
+            }
             done += range.size();
         }
         softmax(scores, total);
@@ -71,7 +88,8 @@ void attend(const float* q, const float* k, const float* v, float* out, Range pr
 }  // namespace
 
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
-                        float scale, i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity) {
+                        const float* slopes, const i64* positions, float scale, i64 batch, i64 length, i64 heads,
+                        i64 kv_heads, i64 head_dim, i64 capacity) {
     return guarded([&] {
         const i64 group = heads / kv_heads, work = capacity * group * head_dim;
         parallel_for(batch * length * kv_heads, 1 + MIN_PRODUCTS_PER_THREAD / work, [&](i64 begin, i64 end) {
@@ -79,8 +97,10 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
                 const i64 query = task / kv_heads, cache = (query / length * kv_heads + task % kv_heads) * capacity;
                 const i64 at = task * group * head_dim;
                 const i64* const range = ranges + query * 4;
+                const Biases biases{slopes == nullptr ? nullptr : slopes + task % kv_heads * group,
+                                    slopes == nullptr ? 0 : positions[query]};
                 attend(q + at, k_cache + cache * head_dim, v_cache + cache * head_dim, out + at, {range[0], range[1]},
-                       {range[2], range[3]}, scale, group, head_dim);
+                       {range[2], range[3]}, biases, scale, group, head_dim);
             }
         });
     });
