@@ -27,12 +27,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.pose import PositionSkips
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
 
@@ -46,7 +48,7 @@ class PackedBatch:
     Attributes:
         input_ids: int64 [B, S].
         labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
-        position_ids: int64 [B, S], counted from zero in every document.
+        position_ids: int64 [B, S], counted from zero in every document; with PoSE (pose.py), they skip some positions.
         document_lengths: the lengths of the documents of each batch row; they sum to S, and trailing padding is one
             more document.
         row_indices: dataset rows of the batch, in order.
@@ -83,12 +85,21 @@ class PackedBatch:
         return prompt_lengths_of(self.labels, self.document_lengths, self.document_parents)
 
 
+Positions = Callable[[EncodedRow], np.ndarray]
+
+
+def consecutive(row: EncodedRow) -> np.ndarray:
+    """Return the positions 0, 1, 2, ... of a row, int64 [L - 1]."""
+    return np.arange(row.length)
+
+
 def collate(
     packs: Sequence[Sequence[EncodedRow]],
     *,
     pad_to_multiple_of: int | None = None,
     pad_to_length: int | None = None,
     pad_token_id: int = 0,
+    positions: Positions = consecutive,
 ) -> PackedBatch:
     """Concatenate the rows of a micro-batch.
 
@@ -98,6 +109,8 @@ def collate(
         pad_to_length: give each pack a batch row of this many positions (B = number of packs). None: the batch is
             one row that holds all documents (B = 1).
         pad_token_id: token at padding positions, which never count in the loss.
+        positions: function from a row to its positions, int64 [L - 1]; a document that continues another one reads them
+            from its first position on.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -107,7 +120,7 @@ def collate(
     num_positions = pad_to_length or sum(row.length for row in batch_rows[0])
     if pad_to_multiple_of is not None:
         num_positions = -(-num_positions // pad_to_multiple_of) * pad_to_multiple_of
-    return _fill(batch_rows, num_positions, pad_token_id)
+    return _fill(batch_rows, num_positions, pad_token_id, positions)
 
 
 def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) -> list[list[RowT]]:
@@ -117,7 +130,9 @@ def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) ->
     return [list(pack) for pack in packs]
 
 
-def _fill(batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_token_id: int) -> PackedBatch:
+def _fill(
+    batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_token_id: int, positions: Positions
+) -> PackedBatch:
     shape = (len(batch_rows), num_positions)
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
     labels = np.full(shape, IGNORED_LABEL, dtype=np.int64)
@@ -137,12 +152,12 @@ def _fill(batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_to
         start = 0
         for row in rows:
             assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens, none to predict"
-            first = len(lengths)
+            first, row_positions = len(lengths), positions(row)
             for document in row.documents:
                 end = start + len(document.input_ids)
                 input_ids[batch_index, start:end] = document.input_ids
                 labels[batch_index, start:end] = document.labels
-                position_ids[batch_index, start:end] = document.first_position + np.arange(end - start)
+                position_ids[batch_index, start:end] = row_positions[document.first_position :][: end - start]
                 lengths.append(end - start)
                 parents.append(None if document.parent is None else first + document.parent)
                 start = end
@@ -167,11 +182,17 @@ def _fill(batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_to
     )
 
 
-Collate = Callable[[Sequence[Sequence[int]]], PackedBatch]
-"""Function from a micro-batch (packs of row indices) to its batch."""
+class Collate(Protocol):
+    """Function from a micro-batch to its batch."""
+
+    def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
+        """Collate packs of row indices; in training, the epoch determines random positions (pose.py)."""
+        ...
 
 
-def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int) -> Collate:
+def build_collate(
+    rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int, skips: PositionSkips | None = None
+) -> Collate:
     """Return a function that collates packs of row indices, with the padding that `config.data` requests.
 
     Args:
@@ -180,10 +201,11 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
         pad_token_id: token at padding positions.
         vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id,
             for which a sharded embedding would return zeros without an error.
+        skips: random positions of the rows in training; None: consecutive positions.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
-    def collate_rows(micro_batch: Sequence[Sequence[int]]) -> PackedBatch:
+    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PackedBatch:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
         return collate(
@@ -191,6 +213,7 @@ def build_collate(rows: TokenizedDataset, data: DataConfig, pad_token_id: int, v
             pad_to_multiple_of=data.pad_to_multiple_of,
             pad_to_length=pad_to_length,
             pad_token_id=pad_token_id,
+            positions=consecutive if skips is None or epoch is None else partial(skips.of_row, epoch),
         )
 
     return collate_rows

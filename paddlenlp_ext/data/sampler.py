@@ -155,6 +155,8 @@ def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
         "max_length": config.data.max_length,
         "number of rows": len(rows),
         "dataset fingerprint": _fingerprint(rows),
+        # Absent in checkpoints of earlier versions, which had no PoSE.
+        **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
     }
 
 

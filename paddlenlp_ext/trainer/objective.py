@@ -18,6 +18,7 @@ import paddle
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch, build_collate
+from paddlenlp_ext.data.pose import position_skips
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 
@@ -80,18 +81,27 @@ class Objective:
 
 
 class CrossEntropy(Objective):
-    """Mean cross entropy of the target tokens; the sum beside it is the number of correct predictions."""
+    """Mean cross entropy of the target tokens; the sum beside it is the number of correct predictions.
+
+    Args:
+        config: the run's configuration, for collation.
+        context: the model's context, for PoSE.
+
+    Raises:
+        ValueError: see `position_skips`.
+    """
 
     unit = "target token"
     num_sums = 1
 
-    def __init__(self, config: RunConfig | None = None) -> None:
+    def __init__(self, config: RunConfig | None = None, context: int | None = None) -> None:
         self._config = config
+        self._skips = None if config is None or context is None else position_skips(config, context)
 
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the function that collates micro-batches of `rows`."""
         assert self._config is not None, "collation needs the data section of a configuration"
-        return build_collate(rows, self._config.data, pad_token_id, vocab_size)
+        return build_collate(rows, self._config.data, pad_token_id, vocab_size, self._skips)
 
     def num_units(self, batch: PackedBatch) -> int:
         """Return the number of target tokens."""

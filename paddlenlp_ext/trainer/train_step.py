@@ -132,8 +132,9 @@ class OptimizerStep:
 
         Every rank reads the same batches, so all ranks start from the same adapter as a single-process run.
         """
-        micro_batches = (packs for step_batch in step_batches for packs in step_batch.micro_batches)
-        batches = enumerate(map(self.collate_rows, micro_batches))
+        batches = enumerate(
+            self.collate_rows(packs, each.epoch) for each in step_batches for packs in each.micro_batches
+        )
 
         def run_batch() -> None:
             number, batch = next(batches)
@@ -148,7 +149,7 @@ class OptimizerStep:
     def _collate_local(self, step_batch: StepBatch) -> dict[int, PackedBatch]:
         """Return this rank's micro-batches by their index in the global batch."""
         local = step_batch.local_micro_batches(self.process_group.index, self.process_group.size)
-        return {index: self.collate_rows(packs) for index, packs in local.items()}
+        return {index: self.collate_rows(packs, step_batch.epoch) for index, packs in local.items()}
 
     def _count_global(self, batches: Collection[PackedBatch]) -> tuple[int, int, int, int]:
         """Return units, target tokens, tokens and rows of the global batch, summed over the replicas."""
@@ -173,7 +174,7 @@ class OptimizerStep:
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
         num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
         if self.process_group.forward_is_collective and num_missing:
-            dummy = self.collate_rows(step_batch.micro_batches[0])
+            dummy = self.collate_rows(step_batch.micro_batches[0], step_batch.epoch)
             scaled.append(self._scaled(dummy, 0.0, step, 0))
             num_missing = 0
         result = self._accumulate(scaled, self.process_group.after_micro_batch)

@@ -96,7 +96,7 @@ class Trainer:
         self._own_metrics = compute_metrics or load_compute_metrics(config.generation.compute_metrics)
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
-        self.objective = objective or CrossEntropy(config)
+        self.objective = objective or CrossEntropy(config, model.config.max_context)
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()

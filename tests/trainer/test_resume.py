@@ -42,6 +42,7 @@ RECIPES = {
             "weight_decay": 0.1,
         },
     ),
+    "LoRA with PoSE, packed": (LORA, {**PACKED, "use_pose_convert": True}),
     "full": ({}, {"weight_decay": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}),
     "full with noise, packed": ({}, {**PACKED, "neftune": True}),
     "full, Adam-mini": ({}, {"optim": "adamw_mini", "weight_decay": 0.1}),

@@ -156,9 +156,9 @@ def rows_taken_by(process_group, step_batch, rows, config):
     model, taken = make_model(), []
     collate = build_collate(rows, config.data, pad_token_id=0, vocab_size=VOCABULARY)
 
-    def collate_and_record(packs):
+    def collate_and_record(packs, epoch):
         taken.extend(row for pack in packs for row in pack)
-        return collate(packs)
+        return collate(packs, epoch)
 
     options = StepOptions(seed=0, max_grad_norm=1.0, total_steps=1)
     optimizer = build_optimizer(model, config.optim)

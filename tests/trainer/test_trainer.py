@@ -132,6 +132,12 @@ def test_trainer_token_outside_the_vocabulary_names_the_row(tmp_path):
         trainer.train()
 
 
+def test_trainer_with_pose_and_a_context_no_longer_than_rows_is_an_error(tmp_path):
+    config = make_config(tmp_path, use_pose_convert=True, max_length=256)
+    with pytest.raises(ValueError, match=r"context of 256 positions, .* more than max_length 256"):
+        Trainer(make_model(), config, Rows(8), None, Tokenizer()).train()
+
+
 def test_trainer_step_without_target_tokens_is_an_error(tmp_path):
     rows = Rows(4)
     for row in rows.rows:

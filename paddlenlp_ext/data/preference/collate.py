@@ -20,13 +20,13 @@ Shapes: B batch, S positions of a batch row, A answers of a batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.collate import PackedBatch, batch_rows_of, check_tokens, collate
+from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
 from paddlenlp_ext.data.preference.dataset import PreferenceDataset
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
@@ -150,7 +150,7 @@ def build_preference_collate(
     *,
     reference_logps: np.ndarray | None = None,
     with_mismatched: bool = False,
-) -> Callable[[Sequence[Sequence[int]]], PreferenceBatch]:
+) -> Collate:
     """Return a function that collates packs of row indices, with the padding that `config.data` requests.
 
     Args:
@@ -163,7 +163,7 @@ def build_preference_collate(
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
-    def collate_rows(micro_batch: Sequence[Sequence[int]]) -> PreferenceBatch:
+    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PreferenceBatch:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
         return collate_preferences(

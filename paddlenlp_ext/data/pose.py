@@ -1,0 +1,75 @@
+"""Positional skip-wise training (PoSE, Zhu et al. 2023, arXiv:2309.10400).
+
+The tokens of a row are split into two chunks, and the positions of the second one are raised by a random skip. Rows of
+the trained length thereby show the model positions of a longer context. Six tokens in a context of 20:
+
+    tokens          a  b  c  d  e  f
+    position_ids    0  1  9 10 11 12         boundary 2, skip 7
+
+Tokens, labels and visibility do not change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.config.run_config import RunConfig
+from paddlenlp_ext.data.types import EncodedRow
+
+
+@dataclass(frozen=True)
+class PositionSkips:
+    """Random positions of rows; a pure function of the seed, the epoch and the row.
+
+    Attributes:
+        context: number of positions to spread rows over.
+        seed: seed of the run.
+    """
+
+    context: int
+    seed: int
+
+    def positions(self, epoch: int, row: int, length: int) -> np.ndarray:
+        """Return the positions of a row, int64 [length], increasing and below the context.
+
+        The boundary is uniform in 1 ... length - 1, and the skip uniform in 0 ... context - length. A row of one token,
+        or one that is as long as the context, keeps its positions.
+
+        Args:
+            epoch: number of the epoch.
+            row: index of the row in the dataset.
+            length: number of tokens.
+        """
+        positions = np.arange(length)
+        if length > 1 and length < self.context:
+            generator = np.random.default_rng([self.seed, epoch, row])
+            boundary, skip = generator.integers(1, length), generator.integers(0, self.context - length + 1)
+            positions[boundary:] += skip
+        return positions
+
+    def of_row(self, epoch: int, row: EncodedRow) -> np.ndarray:
+        """Return the positions of a row, int64 [L - 1]."""
+        return self.positions(epoch, row.row_index, row.length)
+
+
+def position_skips(config: RunConfig, context: int) -> PositionSkips | None:
+    """Return the random positions of a run's training rows; None without PoSE.
+
+    Args:
+        config: the run's configuration.
+        context: the model's context.
+
+    Raises:
+        ValueError: the context is not longer than the rows may be.
+    """
+    if not config.data.use_pose_convert:
+        return None
+    if context <= config.data.max_length:
+        raise ValueError(
+            f"use_pose_convert spreads rows over the model's context of {context} positions, which must be more than "
+            f"max_length {config.data.max_length}; extend it (use_long_sequence_strategies, rope_scaling_factor), or "
+            "lower max_length"
+        )
+    return PositionSkips(context, config.train.seed)
