@@ -51,6 +51,7 @@ class AutoPeftModelForCausalLM:
             use_flash_attention,
             quantization_config=stored.base_quantization(read_model_config(base)),
             before_quantizing=stored.before_quantizing,
+            config_overrides=stored.config_overrides,
         )
         return PeftModel.from_files(model, stored, adapter_name, is_trainable)
 

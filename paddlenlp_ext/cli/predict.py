@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,9 +155,11 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     choose_device_or_cpu(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
     source = ModelSource.resolve(base)
-    check_context(arguments, source.config)
     options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     stored = None if adapter is None else read_adapter(adapter)
+    if stored is not None:
+        source = replace(source, config_overrides=stored.config_overrides)
+    check_context(arguments, source.config)
     if stored is not None:
         options |= {
             "quantization_config": stored.base_quantization(source.config),
@@ -199,7 +202,7 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
     """
     if config.get("max_position_embeddings") is None:
         return
-    longest = DecoderConfig.from_dict(config).rope.max_context
+    longest = DecoderConfig.from_dict(config).max_context
     total = arguments.src_length + arguments.max_length
     if total > longest:
         raise ValueError(

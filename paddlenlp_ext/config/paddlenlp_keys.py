@@ -24,7 +24,6 @@ def _keys(
 
 _DEGREES = (-1, 0, 1)
 _SEQUENCES = "sequences are sharded over tensor-parallel devices only: set sequence_parallel"
-_STRETCHING = "long-sequence strategies are not implemented"
 _KERNELS = "the fastest kernel is selected automatically"
 _LAUNCHER = "the launcher decides"
 _AUTO_PARALLEL = "layouts are set by the parallel degrees"
@@ -40,9 +39,6 @@ SECTION_KEYS = (
     *_keys("no effect", None, True, "split_inputs_sequence_dim", "there is no sep or context parallelism"),
     *_keys("no effect", None, 1, "pp_recompute_interval", "recompute: true recomputes every layer"),
     *_keys("not yet", None, None, "task_name", "built-in datasets have no tasks"),
-    *_keys("not yet", None, False, "use_long_sequence_strategies", _STRETCHING),
-    *_keys("not yet", None, None, "strategy_type strategy_name", _STRETCHING, "use_long_sequence_strategies"),
-    *_keys("not yet", None, 1.0, "rope_scaling_factor", _STRETCHING, "use_long_sequence_strategies"),
     *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit", "muon"), "optim", "the optimizer is not implemented"),
     *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
     *_keys("not yet", None, _DEGREES, "expert_parallel_degree", _EXPERTS),
@@ -54,7 +50,6 @@ _ADAPTERS = (
 )
 
 _TRAINING = (
-    *_keys("not yet", bool, False, "use_pose_convert", "PoSE is not implemented"),
     *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),
     *_keys("not yet", float, 0.25, "ssa_group_size_ratio", "shifted sparse attention", "use_ssa"),
     *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),

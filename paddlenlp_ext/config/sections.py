@@ -67,6 +67,9 @@ class DataConfig(OptionGroup):
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
     lazy: bool = option(False, help="read rows during training")
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
+    use_pose_convert: bool = option(
+        False, help="PoSE: train with skips in the positions of each row, up to the model's context"
+    )
     data_cache_dir: str | None = option(
         None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
     )
@@ -100,6 +103,21 @@ class GenerationConfig(OptionGroup):
     temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")
 
 
+LONG_SEQUENCE_MODULE = "paddlenlp.transformers.long_sequence_strategies"
+LONG_SEQUENCE_STRATEGIES: dict[str, dict[str, str]] = {
+    "embedding_strategies": {
+        "RotaryEmbedding": "default",
+        "LinearScalingRotaryEmbedding": "linear",
+        "NTKScalingRotaryEmbedding": "ntk",
+        "DynamicNTKScalingRotaryEmbedding": "dynamic",
+        "YaRNScalingRotaryEmbedding": "yarn",
+        "LongRoPEScalingRotaryEmbedding": "longrope",
+        "Llama3ScalingRotaryEmbedding": "llama3",
+    },
+    "attention_strategies": {"AttentionWithLinearBias": "alibi"},
+}
+"""PaddleNLP's module -> strategy_name -> short spelling."""
+
 BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
 QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
@@ -131,23 +149,32 @@ class ModelConfig(OptionGroup):
     weight_double_quant_block_size: int = option(
         256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
     )
-    use_long_sequence_strategies: bool = option(False, help="extend the rotary embedding to longer sequences")
+    use_long_sequence_strategies: bool = option(
+        False, help="extend the model's context by strategy_name; the saved config.json has the new positions"
+    )
     strategy_type: str | None = option(
-        None, choices=("embedding_strategies", "attention_strategies"), help="type of long-sequence strategy"
+        None,
+        choices=tuple(LONG_SEQUENCE_STRATEGIES),
+        synonyms={f"{LONG_SEQUENCE_MODULE}.{kind}": kind for kind in LONG_SEQUENCE_STRATEGIES},
+        help="PaddleNLP's module of the strategy; unset: that of strategy_name",
     )
     strategy_name: str | None = option(
         None,
-        choices=(
-            "RotaryEmbedding",
-            "LinearScalingRotaryEmbedding",
-            "NTKScalingRotaryEmbedding",
-            "DynamicNTKScalingRotaryEmbedding",
-            "YaRNScalingRotaryEmbedding",
-            "AttentionWithLinearBias",
-        ),
-        help="long-sequence strategy",
+        choices=tuple(name for names in LONG_SEQUENCE_STRATEGIES.values() for name in names),
+        synonyms={
+            **{
+                f"{LONG_SEQUENCE_MODULE}.{kind}.{name}": name
+                for kind, names in LONG_SEQUENCE_STRATEGIES.items()
+                for name in names
+            },
+            **{short: name for names in LONG_SEQUENCE_STRATEGIES.values() for name, short in names.items()},
+        },
+        help="long-sequence strategy; also default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
     )
-    rope_scaling_factor: float = option(1.0, above=0, help="ratio of the target context length to the model's own")
+    rope_scaling_factor: float = option(1.0, minimum=1, help="ratio of the target context length to the trained one")
+    strategy_parameters: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help="further numbers of the strategy, in the keys of transformers' rope_parameters"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

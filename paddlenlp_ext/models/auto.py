@@ -34,6 +34,7 @@ class AutoModelForCausalLM:
         use_flash_attention: bool = True,
         quantization_config: QuantizationConfig | None = None,
         before_quantizing: BeforeQuantizing | None = None,
+        config_overrides: Mapping[str, Any] | None = None,
     ) -> CausalLM:
         """Load a model in evaluation mode. A model that was saved quantized is loaded quantized.
 
@@ -45,6 +46,7 @@ class AutoModelForCausalLM:
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
+            config_overrides: keys that replace those of config.json, such as `rope_scaling`; saved with the model.
 
         Raises:
             ValueError: no such model, an unsupported architecture, tensors that do not match the model,
@@ -53,6 +55,8 @@ class AutoModelForCausalLM:
         source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
         if quantization_config is not None:
             source = replace(source, requested_quantization=quantization_config)
+        if config_overrides:
+            source = replace(source, config_overrides=dict(config_overrides))
         model = build_skeleton(source, dtype, use_flash_attention)
         load_values(model, source, before_quantizing)
         return model
@@ -85,7 +89,7 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
     Raises:
         ValueError: an unsupported architecture.
     """
-    config = DecoderConfig.from_dict(source.config, name_or_path=source.name)
+    config = DecoderConfig.from_dict(source.config, source.name, source.config_overrides)
     with _default_dtype(dtype), paddle.LazyGuard():
         model = CausalLM(config)
     model.generation_config = read_generation_config(source.path)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import AttentionShape, QKNorm
-from paddlenlp_ext.nn.rope import RopeSettings
+from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 _ACTIVATIONS = ("silu", "swish")
@@ -27,8 +28,10 @@ class DecoderConfig:
         residual_multiplier: factor of what attention and feed-forward add to the residual stream.
         logit_scale: factor of the logits.
         layer: order of norms, attention and feed-forward (models/layers.py).
+        ropes: rotary settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         source: the config.json dict, written back by `save_pretrained`.
+        config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).
         name_or_path: name by which the user refers to the model; None for a model that was not loaded.
     """
 
@@ -56,14 +59,20 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     layer: str = "pre_norm"
-    rope: RopeSettings
+    ropes: tuple[RopeSettings, ...]
     tensor_plan: TensorPlan = field(repr=False)
     source: Mapping[str, Any] = field(repr=False)
     name_or_path: str | None = None
+    config_overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_dict(cls, source: Mapping[str, Any], name_or_path: str | None = None) -> DecoderConfig:
-        """Read a config.json dict.
+    def from_dict(
+        cls,
+        source: Mapping[str, Any],
+        name_or_path: str | None = None,
+        config_overrides: Mapping[str, Any] = MappingProxyType({}),
+    ) -> DecoderConfig:
+        """Read a config.json dict; `config_overrides` names keys of it that differ from the loaded file.
 
         Raises:
             ValueError: an unknown `model_type`, activation or rope type; a missing or impossible size.
@@ -89,12 +98,13 @@ class DecoderConfig:
         if source.get("head_dim") is None and hidden_size % num_heads:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
         head_dim = reader.size("head_dim", default=hidden_size // num_heads)
+        num_layers = reader.size("num_hidden_layers")
         values: dict[str, Any] = {
             "model_type": source["model_type"],
             "vocab_size": reader.size("vocab_size"),
             "hidden_size": hidden_size,
             "intermediate_size": reader.size("intermediate_size"),
-            "num_hidden_layers": reader.size("num_hidden_layers"),
+            "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,
             "num_key_value_heads": num_kv_heads,
             "head_dim": head_dim,
@@ -103,12 +113,24 @@ class DecoderConfig:
             "initializer_range": float(reader.value("initializer_range")),
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
             "mlp_bias": bool(reader.value("mlp_bias")),
-            "rope": RopeSettings.from_config({**family.defaults, **source}, head_dim),
+            "ropes": rope_by_layer({**family.defaults, **source}, head_dim, num_layers),
             "tensor_plan": family.tensor_plan,
             "source": {**source, "architectures": [family.architecture]},
             "name_or_path": name_or_path,
+            "config_overrides": dict(config_overrides),
         }
         return cls(**{**values, **family.differences(reader)})
+
+    @property
+    def max_context(self) -> int:
+        """Number of positions that the frequencies of layers without a window cover, scaling included."""
+        full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
+        return min(rope.max_context for rope in full or self.ropes)
+
+    @property
+    def has_linear_biases(self) -> bool:
+        """True if a layer has ALiBi's biases instead of a rotary embedding."""
+        return any(rope.rope_type == ALIBI for rope in self.ropes)
 
     @property
     def n_head(self) -> int:
@@ -135,6 +157,7 @@ class DecoderConfig:
             rotates=self.rotates is None or self.rotates[layer_index],
             interleaved=self.interleaved_rope,
             window=self.windows[layer_index],
+            has_linear_biases=self.ropes[layer_index].rope_type == ALIBI,
         )
 
 

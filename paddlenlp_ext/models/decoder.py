@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import write_generation_config, write_model_config
+from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
 from paddlenlp_ext.generation.padded import generate_for
@@ -26,7 +27,7 @@ from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.rope import RotaryEmbedding
+from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.ops.linear import linear
@@ -81,7 +82,8 @@ class Decoder(nn.Layer):
         self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
         norm_type = LayerNorm if config.layer == "parallel" else RMSNorm
         self.norm = norm_type(config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(config.rope)
+        self.rotary = RotaryEmbeddings(config.ropes)
+        self.has_linear_biases = config.has_linear_biases
 
     def forward(
         self,
@@ -147,8 +149,8 @@ class Decoder(nn.Layer):
         `first_position` is added to every position id, given or not.
 
         Raises:
-            ValueError: document lengths together with a cache, lengths that do not sum to the row length, or parents
-                that do not match the documents.
+            ValueError: document lengths together with a cache, lengths that do not sum to the row length, parents that
+                do not match the documents, or positions with gaps for a model with linear biases.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
@@ -157,7 +159,7 @@ class Decoder(nn.Layer):
             if position_ids_BS is None:
                 ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
                 position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
-            return AttentionInputs(*self.rotary(position_ids_BS + first_position), {}, cache)
+            return AttentionInputs(self.rotary(position_ids_BS + first_position), {}, cache)
         rows = [[length]] * batch if document_lengths is None else document_lengths
         layouts = {
             window: AttentionLayout.from_documents(rows, window, document_parents) for window in set(self.windows)
@@ -167,7 +169,12 @@ class Decoder(nn.Layer):
             raise ValueError(f"document_lengths {rows} do not sum to the rows of input_ids of shape {[batch, length]}")
         if position_ids_BS is None:
             position_ids_BS = paddle.to_tensor(layout.positions())
-        return AttentionInputs(*self.rotary(position_ids_BS + first_position), layouts)
+        elif self.has_linear_biases and not np.array_equal(position_ids_BS.numpy(), layout.positions()):
+            raise ValueError(
+                "position_ids do not count from 0 in each document, and a model with ALiBi counts the distances of its "
+                "biases itself; leave position_ids out"
+            )
+        return AttentionInputs(self.rotary(position_ids_BS + first_position), layouts)
 
 
 class ShardedLMHead(Protocol):
@@ -347,9 +354,14 @@ class CausalLM(TrainableModel):
         """Load the weights of a saved model with the same configuration.
 
         Raises:
-            ValueError: the stored tensors do not match the model; the message lists missing, unexpected and misshapen
-                tensors.
+            ValueError: the saved model has other rotary settings, or the stored tensors do not match the model; the
+                message lists missing, unexpected and misshapen tensors.
         """
+        if DecoderConfig.from_dict(read_model_config(folder)).ropes != self.config.ropes:
+            raise ValueError(
+                f"{folder}: config.json has other rotary settings than this model; set "
+                "use_long_sequence_strategies and its keys as in training"
+            )
         load_weights(self, open_weights(folder), self.remote_parameters)
 
 

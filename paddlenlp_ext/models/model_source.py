@@ -10,7 +10,8 @@ tokenizer_path ---> tokenizer
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.models.long_context import context_overrides
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.options import QuantizationConfig
 
@@ -33,12 +35,14 @@ class ModelSource:
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
+        config_overrides: keys that replace those of config.json (models/long_context.py).
     """
 
     name: str
     path: Path
     tokenizer_path: Path
     requested_quantization: QuantizationConfig | None = None
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def resolve(
@@ -66,7 +70,7 @@ class ModelSource:
         """Find the files that `config.model` names.
 
         Raises:
-            ValueError: see `resolve`; or a quantization option is out of range.
+            ValueError: see `resolve`; or an option of quantization or of the long-sequence strategy is invalid.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None
@@ -77,12 +81,13 @@ class ModelSource:
                 double_quant=config.weight_double_quant,
                 double_quant_block_size=config.weight_double_quant_block_size,
             )
-        return cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
+        source = cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
+        return replace(source, config_overrides=context_overrides(source.config, config))
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Contents of the model's config.json, or their equivalent in a GGUF file."""
-        return read_model_config(self.path)
+        """Contents of the model's config.json, or their equivalent in a GGUF file, with the overrides."""
+        return {**read_model_config(self.path), **self.config_overrides}
 
     @cached_property
     def stored_quantization(self) -> QuantizationConfig | None:

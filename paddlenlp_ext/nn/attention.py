@@ -19,17 +19,19 @@ Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
+from paddlenlp_ext.nn.rope import Rotation
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, alibi_slopes, attention
 from paddlenlp_ext.ops.rope import apply_rope
 
 
@@ -52,6 +54,7 @@ class KeyValueCache(Protocol):
         window: int | None,
         scale: float,
         implementation: str | None,
+        slopes_N: np.ndarray | None,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, H]."""
         ...
@@ -62,7 +65,7 @@ class AttentionInputs:
     """Inputs that all layers of one forward pass share.
 
     Attributes:
-        cos, sin: rotation tables of the positions, fp32 [B, S, H].
+        rotations: rotation tables of the positions for each layer of the model.
         layouts: document layout for each window that a layer uses (None: no window); empty when decoding with a cache.
         cache: keys and values of earlier steps, None outside generation.
         prefix: learned keys and values of one layer, which precede those of every document. A cache holds its own
@@ -72,8 +75,7 @@ class AttentionInputs:
         adapter_inputs: data of this pass for an adapter around the layers; no other code reads it.
     """
 
-    cos: paddle.Tensor
-    sin: paddle.Tensor
+    rotations: Sequence[Rotation]
     layouts: Mapping[int | None, AttentionLayout]
     cache: KeyValueCache | None = None
     prefix: KeyValuePrefix | None = None
@@ -110,6 +112,7 @@ class AttentionShape:
         rotates: whether queries and keys are rotated.
         interleaved: whether the rotation turns neighbouring channels (ops/rope.py).
         window: sliding window; None: no window.
+        has_linear_biases: add ALiBi's biases to the scores.
     """
 
     hidden_size: int
@@ -124,6 +127,7 @@ class AttentionShape:
     rotates: bool = True
     interleaved: bool = False
     window: int | None = None
+    has_linear_biases: bool = False
 
 
 class Attention(nn.Layer):
@@ -131,6 +135,7 @@ class Attention(nn.Layer):
 
     Attributes:
         implementation: backend of the attention op, None for the fastest available one.
+        slopes_N: slopes of the linear biases of this process's heads; None: no biases.
     """
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
@@ -139,6 +144,7 @@ class Attention(nn.Layer):
         self.rotates, self.interleaved, self.qk_norm = shape.rotates, shape.interleaved, shape.qk_norm
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self.implementation: str | None = None
+        self.slopes_N = alibi_slopes(shape.num_heads) if shape.has_linear_biases else None
         kv_size = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
@@ -161,9 +167,15 @@ class Attention(nn.Layer):
             out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
         else:
             out_BSNH = inputs.cache.attend(
-                self.layer_index, q_BSNH, k_BSKH, v_BSKH, self.window, self.scale, self.implementation
+                *(self.layer_index, q_BSNH, k_BSKH, v_BSKH),
+                *(self.window, self.scale, self.implementation, self.slopes_N),
             )
         return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+
+    def keep_heads(self, index: int, num_parts: int) -> None:
+        """Keep the slopes of part `index` of the heads; tensor parallelism shards the projections likewise."""
+        if self.slopes_N is not None:
+            self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
@@ -186,27 +198,28 @@ class Attention(nn.Layer):
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))
         if not shared:
-            return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix)
+            return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix, self.slopes_N)
         assert prefix is None, "shared positions and a learned prefix exclude each other"
         q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
         q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
         shared_layout = AttentionLayout.from_documents([[shared]], self.window)
-        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, shared_layout, self.scale, self.implementation)
+        options = (self.scale, self.implementation)
+        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, shared_layout, *options, None, self.slopes_N)
         prefix = (k_1PKH[0], v_1PKH[0])
-        rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, self.scale, self.implementation, prefix)
+        rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, *options, prefix, self.slopes_N)
         return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
     def _norm_and_rotate(self, x_BSE: paddle.Tensor, norm: RMSNorm | None, inputs: AttentionInputs) -> paddle.Tensor:
         """Map projected queries or keys [B, S, heads * H] to [B, S, heads, H]."""
-        kind = self.qk_norm
+        kind, rotation = self.qk_norm, inputs.rotations[self.layer_index]
         if norm is None or kind is None:
-            return self.rotate(self._heads(x_BSE), inputs.cos, inputs.sin)
+            return self.rotate(self._heads(x_BSE), *rotation)
         if not kind.per_head:
-            return self.rotate(self._heads(norm(x_BSE)), inputs.cos, inputs.sin)
+            return self.rotate(self._heads(norm(x_BSE)), *rotation)
         x_BSNH = self._heads(x_BSE)
         if kind.after_rotation:
-            return norm(self.rotate(x_BSNH, inputs.cos, inputs.sin))
-        return self.rotate(norm(x_BSNH), inputs.cos, inputs.sin)
+            return norm(self.rotate(x_BSNH, *rotation))
+        return self.rotate(norm(x_BSNH), *rotation)
 
     def rotate(self, x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
         """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""

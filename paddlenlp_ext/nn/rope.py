@@ -1,20 +1,24 @@
 """Rotary position embedding: inverse frequencies from a config's settings, rotation tables from positions.
 
 Sources: rotary angles arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN arXiv:2309.00071; dynamic
-NTK-aware scaling as published with YaRN; the smoothed scaling of Llama 3.1 as its model card's config describes it.
+NTK-aware scaling as published with YaRN; LongRoPE arXiv:2402.13753; the smoothed scaling of Llama 3.1 as its model
+card's config describes it. With ALiBi (arXiv:2108.12409) nothing is rotated: positions are biases of the attention.
 Shapes: B batch, S sequence, H head dimension.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import paddle
 
+ALIBI = "alibi"
+"""Rope type of models without rotation. transformers has no such type, so it refuses the model by this name."""
+FULL_ATTENTION = "full_attention"
 _NON_SCALING_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
@@ -41,16 +45,13 @@ class RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
 
         Contradictions are resolved as in transformers: `rope_scaling` takes precedence over `rope_parameters`, and a
-        top-level `original_max_position_embeddings` over the one inside them.
+        top-level `original_max_position_embeddings` over the one inside them. Settings by layer type are for
+        `rope_by_layer`.
 
         Raises:
-            ValueError: an unknown rope type, an odd head dimension, or settings that differ by layer type.
+            ValueError: an unknown rope type or an odd head dimension.
         """
-        settings = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        if any(isinstance(value, Mapping) for value in settings.values()):
-            raise ValueError(
-                f"rope settings by layer type ({', '.join(settings)}) are not supported; use one for all layers"
-            )
+        settings = stored_settings(config)
         rope_type = settings.get("rope_type") or settings.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"unknown rope type {rope_type!r} in config.json; known: {', '.join(ROPE_TYPES)}")
@@ -64,7 +65,7 @@ class RopeSettings:
         theta = settings.get("rope_theta", config.get("rope_theta"))
         scaling = {key: value for key, value in settings.items() if key not in _NON_SCALING_KEYS}
         trained = config.get("original_max_position_embeddings")
-        if trained is not None and rope_type in ("llama3", "yarn"):
+        if trained is not None and rope_type in ("llama3", "longrope", "yarn"):
             scaling["original_max_position_embeddings"] = trained
         longest = int(config.get("max_position_embeddings", 2048))
         return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
@@ -80,7 +81,24 @@ class RopeSettings:
             value = default
         if value is None:
             raise ValueError(f"rope type {self.rope_type!r} needs {key!r} in the rope settings of config.json")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{key} {value!r} in the rope settings of config.json is not a number")
         return float(value)
+
+    def numbers(self, key: str) -> np.ndarray:
+        """Return the numbers of the scaling's parameter `key`, one per frequency, fp32 [H / 2].
+
+        Raises:
+            ValueError: the list is missing or has another length.
+        """
+        values = self.scaling.get(key)
+        if not isinstance(values, list) or len(values) != self.head_dim // 2:
+            found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
+            raise ValueError(
+                f"rope type {self.rope_type!r} needs a list of {self.head_dim // 2} numbers as {key!r} in the rope "
+                f"settings of config.json, not {found}"
+            )
+        return np.asarray(values, np.float32)
 
     @property
     def max_context(self) -> int:
@@ -91,10 +109,57 @@ class RopeSettings:
         return max(self.max_position_embeddings, int(self.number("factor", 1.0) * trained))
 
 
+def stored_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rope settings of a config.json dict as they are stored; empty if it has only `rope_theta`, or none."""
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
+def is_by_layer_type(settings: Mapping[str, Any]) -> bool:
+    """Return whether stored settings are a dict for each layer type."""
+    return any(isinstance(value, Mapping) for value in settings.values())
+
+
+def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[RopeSettings, ...]:
+    """Return the rotary settings of each layer; `layer_types` decides if `rope_parameters` is keyed by layer type.
+
+    Raises:
+        ValueError: invalid settings, or a layer type without settings.
+    """
+    stored = stored_settings(config)
+    if not is_by_layer_type(stored):
+        return (RopeSettings.from_config(config, head_dim),) * num_layers
+    types = config.get("layer_types")
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ValueError(
+            f"rope_parameters in config.json are given by layer type ({', '.join(stored)}), which needs layer_types "
+            f"with {num_layers} entries"
+        )
+    missing = sorted({kind for kind in types if not isinstance(stored.get(kind), Mapping)})
+    if missing:
+        raise ValueError(f"rope_parameters in config.json have no settings for layers of type {', '.join(missing)}")
+    shared = {
+        key: value for key, value in config.items() if key not in ("rope_scaling", "original_max_position_embeddings")
+    }
+    settings = {
+        kind: RopeSettings.from_config({**shared, "rope_parameters": stored[kind]}, head_dim) for kind in {*types}
+    }
+    return tuple(settings[kind] for kind in types)
+
+
+def _power(base: float, exponent: Any) -> Any:
+    """Return a power in float32, correctly rounded: at position 10,000 the last bit of a frequency changes 1e-3."""
+    return np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)).astype(np.float32)
+
+
+def _wavelengths(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
+    """Return the positions per radian of each frequency without scaling, fp32 [H / 2]."""
+    exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
+    return _power(settings.theta if theta is None else theta, exponents)
+
+
 def _unscaled(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
     """Return the inverse frequencies without scaling, fp32 [H / 2]."""
-    exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
-    return (1.0 / np.power(np.float32(settings.theta if theta is None else theta), exponents)).astype(np.float32)
+    return np.float32(1) / _wavelengths(settings, theta)
 
 
 def _default(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -108,18 +173,18 @@ def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Increase the base for lengths beyond the trained context, so that the slowest frequency covers the length."""
     factor, dim, trained = settings.number("factor"), settings.head_dim, settings.max_position_embeddings
-    stretch = factor * max(length, trained) / trained - (factor - 1)
-    return _unscaled(settings, settings.theta * stretch ** (dim / (dim - 2))), 1.0
+    stretch = np.float32(factor * max(length, trained)) / np.float32(trained) - np.float32(factor - 1)
+    return _unscaled(settings, settings.theta * _power(stretch, dim / (dim - 2))), 1.0
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Stretch long wavelengths by `factor`, keep short ones, and interpolate in between by the number of turns."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     trained = settings.number("original_max_position_embeddings")
-    unscaled = _unscaled(settings)
-    turns = trained * unscaled / (2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (unscaled * (keep + (1 - keep) / settings.number("factor"))).astype(np.float32), 1.0
+    unscaled, factor = _unscaled(settings), np.float32(settings.number("factor"))
+    turns = np.float32(trained) / (np.float32(2 * math.pi) / unscaled)
+    keep = np.clip((turns - np.float32(low)) / np.float32(high - low), np.float32(0), np.float32(1))
+    return (1 - keep) * unscaled / factor + keep * unscaled, 1.0
 
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -136,8 +201,25 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001), 0.0, 1.0)
-    unscaled = _unscaled(settings)
-    return (unscaled * (1 - ramp) + unscaled / factor * ramp).astype(np.float32), _yarn_temperature(settings, factor)
+    wavelengths, keep = _wavelengths(settings), (1 - ramp).astype(np.float32)
+    interpolated, own = np.float32(1) / (np.float32(factor) * wavelengths), np.float32(1) / wavelengths
+    return interpolated * (1 - keep) + own * keep, _yarn_temperature(settings, factor)
+
+
+def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Divide each frequency by a searched factor: one set within the trained context, another beyond it."""
+    longest = settings.max_position_embeddings
+    trained = settings.number("original_max_position_embeddings", longest)
+    short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
+    factor = settings.number("factor", longest / trained)
+    temperature = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    stretch = long if length > trained else short
+    return np.float32(1) / (stretch * _wavelengths(settings)), settings.number("attention_factor", temperature)
+
+
+def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Return frequencies of 0, which rotate nothing."""
+    return np.zeros(settings.head_dim // 2, np.float32), 1.0
 
 
 def _yarn_temperature(settings: RopeSettings, factor: float) -> float:
@@ -159,11 +241,14 @@ ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] =
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    ALIBI: _alibi,
 }
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class RotaryEmbedding:
-    """Cosine and sine tables of positions; has no parameters."""
+    """Cosine and sine tables of positions for one layer; has no parameters."""
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
@@ -171,8 +256,7 @@ class RotaryEmbedding:
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, H]."""
-        depends_on_length = self.settings.rope_type == "dynamic"
-        length = int(position_ids_BS.max()) + 1 if depends_on_length else 0
+        length = int(position_ids_BS.max()) + 1 if self.settings.rope_type in _LENGTH_DEPENDENT else 0
         inverse_frequencies, amplitude = self._inverse_frequencies(length)
         frequencies_H = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
         angles_BSH = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_H
@@ -181,3 +265,28 @@ class RotaryEmbedding:
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
         """Return the inverse frequencies, fp32 [H / 2], and the factor of the tables."""
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)
+
+
+Rotation = tuple[paddle.Tensor, paddle.Tensor]
+"""Cosine and sine of a layer's angles, each fp32 [B, S, H]."""
+
+
+class RotaryEmbeddings:
+    """Rotation tables of all layers; layers with equal settings share them.
+
+    Args:
+        by_layer: settings of each layer.
+    """
+
+    def __init__(self, by_layer: Sequence[RopeSettings]) -> None:
+        distinct: list[RopeSettings] = []
+        for settings in by_layer:
+            if settings not in distinct:
+                distinct.append(settings)
+        self._embeddings = [RotaryEmbedding(settings) for settings in distinct]
+        self._index_by_layer = [distinct.index(settings) for settings in by_layer]
+
+    def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
+        """Return the tables of each layer."""
+        tables = [embedding(position_ids_BS) for embedding in self._embeddings]
+        return tuple(tables[index] for index in self._index_by_layer)

@@ -22,6 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
@@ -85,6 +86,9 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
             shared = inputs.setdefault(parent, _SharedInput(collectives.enter))
             if not _shard_linear(outermost, style, axis, shared, collectives.leave):
                 decoder.remote_parameters.add(f"{_without_adapters(name)}.bias")
+    for layer in decoder.sublayers():
+        if isinstance(layer, Attention):
+            layer.keep_heads(axis.index, axis.size)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
         apply_sequence_parallel(decoder, sequence)

@@ -27,6 +27,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 _INFORMATIVE = frozenset(
     {
         "auto_mapping",
+        "base_config_overrides",
         "base_model_name_or_path",
         "base_quantization",
         "inference_mode",

@@ -23,7 +23,6 @@ from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
-from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -48,6 +47,7 @@ def get_peft_model(
     config = peft_config
     stored = read_adapter(config.path) if config.path else None
     if stored is not None:
+        resume.require_same_config(stored, model.config)
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
@@ -303,8 +303,7 @@ class PeftModel(TrainableModel):
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
         }
-        if self.quantization is not None:  # not a field of PEFT; merging and prediction need the same base
-            shared["base_quantization"] = options_to_dict(self.quantization)
+        shared |= resume.base_fields(self.config, self.quantization)
         config, tensors = self.peft_config, replaced_parameters.with_tied_copy(self.base_model, tensors)
         fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, config)}
         keys = {**config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
@@ -326,7 +325,7 @@ class PeftModel(TrainableModel):
             is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: no adapter, unsupported fields, or an adapter of another model; the model is unchanged.
+            ValueError: no adapter, unsupported fields, or another base model or config; the model is unchanged.
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
@@ -338,6 +337,7 @@ class PeftModel(TrainableModel):
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
+        resume.require_same_config(stored, model.config)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
             inject(model, config)
@@ -362,9 +362,9 @@ class PeftModel(TrainableModel):
         """Load the tensors of an adapter whose files are already read; warn if its base has another name.
 
         Raises:
-            ValueError: see `load_weights`; or the base is quantized differently.
+            ValueError: see `load_weights`; or the base is quantized differently or has another config.
         """
-        resume.require_same_base(stored, self.config.name_or_path, self.quantization)
+        resume.require_same_base(stored, self.config, self.quantization)
         resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
 

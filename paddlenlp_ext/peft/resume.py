@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+from typing import Any
 
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.quantization.hf_config import options_to_dict
 from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -81,12 +84,32 @@ def _key(attribute: str, config: PeftConfig) -> str:
     return attribute
 
 
-def require_same_base(stored: AdapterFiles, base_model: str | None, quantization: QuantizationConfig | None) -> None:
+def base_fields(config: Any, quantization: QuantizationConfig | None) -> dict[str, Any]:
+    """Return the fields of adapter_config.json with which merging and prediction build the base of the training run.
+
+    They are not fields of Hugging Face PEFT, which warns that it ignores them.
+
+    Args:
+        config: config of the base.
+        quantization: quantization of the base; None for none.
+    """
+    fields = {} if quantization is None else {"base_quantization": options_to_dict(quantization)}
+    return fields | ({"base_config_overrides": dict(config.config_overrides)} if config.config_overrides else {})
+
+
+def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
     """Check that a resumed adapter was trained over the same base; warn if only the name of the base differs.
 
+    Args:
+        stored: the adapter.
+        config: config of the base.
+        quantization: quantization of the base; None for none.
+
     Raises:
-        ValueError: the base is now quantized differently.
+        ValueError: the base is now quantized differently, or other keys of its config are changed.
     """
+    require_same_config(stored, config, is_resumed=True)
+    base_model = config.name_or_path
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
@@ -100,6 +123,30 @@ def require_same_base(stored: AdapterFiles, base_model: str | None, quantization
             f"{stored.folder}: the adapter was trained over weights in {describe_quantization(stored.quantization)}, "
             f"but the base now has them in {describe_quantization(quantization)}; set weight_quantize_algo and its "
             "keys as in training"
+        )
+
+
+def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = False) -> None:
+    """Check that the base has the config keys that the adapter's training changed, such as `rope_scaling`.
+
+    Args:
+        stored: the adapter.
+        config: config of the base.
+        is_resumed: check also that no other keys are changed now.
+
+    Raises:
+        ValueError: a key has another value.
+    """
+    trained, now = stored.config_overrides, config.source
+    different = {key for key, value in trained.items() if now.get(key) != value}
+    if is_resumed:
+        different |= config.config_overrides.keys() - trained.keys()
+    if different:
+        shown = [{key: each.get(key, "as stored") for key in sorted(different)} for each in (trained, now)]
+        raise ValueError(
+            f"{stored.folder}: the adapter was trained over a base with {json.dumps(shown[0])} in its config.json, and "
+            f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies and its keys as in training (in "
+            "Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
         )
 
 

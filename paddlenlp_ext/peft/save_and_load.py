@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,7 @@ class AdapterFiles:
         tensors: the adapter's tensors by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight");
             floating-point tensors are converted to float32, which represents every stored dtype exactly.
         quantization: quantization of the base during training; None if it was not quantized.
+        config_overrides: keys in which the base's config differed from its config.json, such as `rope_scaling`.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class AdapterFiles:
     base_model: str | None
     tensors: dict[str, np.ndarray]
     quantization: QuantizationConfig | None = None
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def replaced(self) -> dict[str, np.ndarray]:
         """Return the tensors that replace parameters of the base."""
@@ -155,7 +157,8 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
     config = dataclasses.replace(config.for_tensors(layers), saved_embeddings=embeddings)
     tensors = {**config.from_stored(layers), **replaced}
-    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization)
+    overrides = fields.get("base_config_overrides") or {}
+    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization, overrides)
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:

@@ -102,7 +102,7 @@ def test_from_dict_invalid_layer_types_raise():
 
 def test_from_dict_head_dim_may_differ_from_hidden_size():
     config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
-    assert config.head_dim == 6 and config.rope.head_dim == 6
+    assert config.head_dim == 6 and config.ropes[0].head_dim == 6
     assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
 
 

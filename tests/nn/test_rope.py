@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.nn.rope import RopeSettings, RotaryEmbedding
+from paddlenlp_ext.nn.rope import RopeSettings, RotaryEmbedding, rope_by_layer
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -125,12 +125,51 @@ def test_rope_dynamic_scales_only_beyond_trained_length():
     assert np.abs(tables(config, [7, 200])[0][0] - tables({}, [7, 200])[0][0]).max() > 1e-4
 
 
+def test_rope_longrope_divides_frequencies_and_scales_the_tables():
+    """Compare with arXiv:2402.13753: other factors beyond the trained context, and one temperature for both."""
+    short, long, trained, factor = [1.0, 1.5, 2.0, 2.5], [1.0, 2.0, 3.0, 4.0], 32, 4.0
+    scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "factor": factor}
+    config = {"rope_scaling": scaling, "original_max_position_embeddings": trained, "max_position_embeddings": 128}
+    plain = 1e4 ** (-np.arange(0, 8, 2) / 8)
+    temperature = np.sqrt(1 + np.log(factor) / np.log(trained))
+    for last, factors in ((31, short), (32, long)):
+        cos, _ = tables(config, [5, last])
+        np.testing.assert_allclose(cos[0, :4], temperature * np.cos(5 * plain / factors), atol=1e-6)
+    cos, sin = tables({**config, "rope_scaling": {**scaling, "attention_factor": 1.5}}, [40])
+    np.testing.assert_allclose(cos**2 + sin**2, 2.25, rtol=1e-5)
+
+
+def test_rope_alibi_rotates_nothing():
+    cos, sin = tables({"rope_scaling": {"rope_type": "alibi"}}, [0, 3, 5000])
+    assert (cos == 1).all() and (sin == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "needs layer_types with 2 entries"),
+        ({"layer_types": ["full_attention"]}, "needs layer_types with 2 entries"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "no settings for layers of type chunked_attention"),
+    ],
+)
+def test_rope_by_layer_without_settings_of_a_layer_raises(config, message):
+    parameters = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(ValueError, match=message):
+        rope_by_layer({"rope_parameters": parameters, **config}, 8, 2)
+
+
 @pytest.mark.parametrize(
     ("config", "head_dim", "message"),
     [
-        ({"rope_scaling": {"rope_type": "longrope"}}, 8, "unknown rope type 'longrope'.*known: default, linear"),
+        ({"rope_scaling": {"rope_type": "mrope"}}, 8, "unknown rope type 'mrope'.*known: default, linear"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4}}, 8, "needs a list of 4 .*not None"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}},
+            8,
+            "'long_factor' in the rope settings of config.json, not 3 numbers",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, 8, "factor '4' .* is not a number"),
         ({"rope_scaling": {"rope_type": "linear"}}, 8, "'linear' needs 'factor'"),
-        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, 8, "by layer type"),
         ({}, 7, "head_dim 7"),
         ({"partial_rotary_factor": 0.5}, 8, "partial_rotary_factor 0.5"),
     ],

@@ -9,7 +9,7 @@ from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.validation import parallel, precision, preference, training
+from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, training
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -23,7 +23,8 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
     """
     arguments = {**sections, "adapter": adapter}
     for rules in (
-        *(training.run_rules, training.rules, precision.training_rules, precision.rules, parallel.rules),
+        *(training.run_rules, training.rules, long_context.rules, precision.training_rules, precision.rules),
+        parallel.rules,
         *((preference.rules,) if "preference" in sections else ()),
         training.idle_rules,
     ):
@@ -45,7 +46,7 @@ def check_trainer_config(config: RunConfig) -> None:
             if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
                 report.error(entry.message(str(value)), option.key)
     preference_rules = (preference.rules,) if config.preference is not None else ()
-    for rules in (training.rules, precision.training_rules, *preference_rules):
+    for rules in (training.rules, long_context.rules, precision.training_rules, *preference_rules):
         rules.apply(arguments, report)
     if report.problems:
         raise ConfigError(report.problems)

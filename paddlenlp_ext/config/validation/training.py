@@ -262,6 +262,12 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "recompute is false",
     ),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
+    (
+        ("strategy_type", "strategy_name", "rope_scaling_factor", "strategy_parameters"),
+        "use_long_sequence_strategies",
+        (False,),
+        "use_long_sequence_strategies is false",
+    ),
     (BLOCKWISE_KEYS, "weight_quantize_algo", (None,), "weight_quantize_algo is off"),
     (
         ("muon_momentum", "muon_scale"),

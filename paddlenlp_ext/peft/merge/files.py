@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 from paddle import nn
@@ -161,12 +162,19 @@ def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
     return Linear(shape[1], shape[0], bias=has_bias)
 
 
-def write_companions(folder: Path, base: Path, adapter: Path, dtype: str | None) -> None:
+def write_companions(
+    folder: Path,
+    base: Path,
+    adapter: Path,
+    dtype: str | None,
+    config_overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Write config, generation config, tokenizer and chat template; a tokenizer in the adapter's folder has precedence.
 
-    The adapter's run_config.json is copied too, because it names the chat template of the prompts.
+    `config_overrides` are keys of the config that the adapter's training changed. The adapter's run_config.json is
+    copied too, because it names the chat template of the prompts.
     """
-    config = read_model_config(base)
+    config = {**read_model_config(base), **config_overrides}
     config.pop("quantization_config", None)  # merged weights are not quantized
     write_model_config(folder, config, dtype)
     if base.is_file():

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import paddle
@@ -96,7 +96,8 @@ def merge_adapter(
         adapter: adapter folder.
         output: folder to create.
         load_model: returns the float32 model of a folder or file, as `AutoModelForCausalLM.from_pretrained` does; it
-            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base.
+            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base, and
+            `config_overrides` for one over a base with a changed config.
         base: base model; None for the one that the adapter names.
         dtype: dtype of the merged weights; None for that of each tensor of the base.
         overwrite: replace an existing model at `output`.
@@ -129,7 +130,7 @@ def merge_adapter(
     _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
     with atomic_folder(output) as draft:
         write_merged_weights(draft, target.source, stored, modules, dtype)
-        write_companions(draft, base_path, stored.folder, dtype)
+        write_companions(draft, base_path, stored.folder, dtype, stored.config_overrides)
         round_to_stored(merged, open_weights(draft))
         expected = _logits(merged, input_ids)
         del merged  # one model at a time
@@ -166,7 +167,9 @@ def _load_adapted(
     input_ids: paddle.Tensor,
 ) -> _AdaptedBase:
     before = stored.before_quantizing
-    options = {} if quantization is None else {"quantization_config": quantization, "before_quantizing": before}
+    options: dict[str, Any] = {"config_overrides": stored.config_overrides} if stored.config_overrides else {}
+    if quantization is not None:
+        options |= {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
     layers = [*quantizable_linears(model), *quantized_linears(model)]
     source = QuantizedWeights(open_weights(base), quantization, layers, before)

@@ -142,7 +142,8 @@ class PrefixModel(PeftModel):
             raise ValueError("a prefix for positions from 0 does not fit a model with norms after the rotation")
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
-        cos_1PH, sin_1PH = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
+        rotations = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
+        cos_1PH, sin_1PH = rotations[attention.layer_index]
         amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
         if not attention.rotates:
             amplitude = 1.0

@@ -96,8 +96,8 @@ class PromptModel(PeftModel):
             position_ids = paddle.to_tensor(layout.positions())
         positions_1T = position_ids.reshape([1, -1]) + num_prompt
         # One call for all positions: with some RoPE scalings the angles depend on the largest one.
-        cos, sin = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
-        inputs = dataclasses.replace(inputs, cos=cos, sin=sin, num_shared=num_prompt)
+        rotations = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
+        inputs = dataclasses.replace(inputs, rotations=rotations, num_shared=num_prompt)
         tokens_BSD = decoder.embed(input_ids)
         tokens_1TD = tokens_BSD.reshape([1, batch * length, -1])
         x_1XD = paddle.concat([prompt_PD.unsqueeze(0).astype(tokens_1TD.dtype), tokens_1TD], axis=1)

@@ -1,0 +1,65 @@
+"""Rules about long-sequence strategies and PoSE."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.sections import LONG_SEQUENCE_STRATEGIES, DataConfig, ModelConfig
+from paddlenlp_ext.config.validation.rules import Rules
+
+rules = Rules()
+_ALIBI = "AttentionWithLinearBias"
+
+
+@rules("use_long_sequence_strategies", "strategy_name")
+def _strategies_need_a_name(model: ModelConfig, report: Report) -> None:
+    if model.use_long_sequence_strategies and model.strategy_name is None:
+        report.error(
+            "use_long_sequence_strategies needs strategy_name, such as YaRNScalingRotaryEmbedding",
+            "strategy_name",
+            "use_long_sequence_strategies",
+        )
+
+
+@rules("strategy_type", "strategy_name")
+def _strategy_has_its_type(model: ModelConfig, report: Report) -> None:
+    if model.strategy_type is None or model.strategy_name is None:
+        return
+    if model.strategy_name not in LONG_SEQUENCE_STRATEGIES[model.strategy_type]:
+        kind = next(kind for kind, names in LONG_SEQUENCE_STRATEGIES.items() if model.strategy_name in names)
+        report.error(
+            f"strategy_name {model.strategy_name} belongs to strategy_type {kind}, not {model.strategy_type}; "
+            "leave strategy_type out",
+            "strategy_type",
+            "strategy_name",
+        )
+
+
+@rules("use_long_sequence_strategies", "strategy_name", "rope_scaling_factor")
+def _scaling_has_a_factor(model: ModelConfig, report: Report) -> None:
+    if model.use_long_sequence_strategies and model.rope_scaling_factor == 1 and model.strategy_name != _ALIBI:
+        report.note(
+            "use_long_sequence_strategies extends nothing: rope_scaling_factor is 1; set it to the ratio of the target "
+            "context to the trained one",
+            "rope_scaling_factor",
+            "use_long_sequence_strategies",
+        )
+
+
+@rules("use_long_sequence_strategies", "strategy_name", "flash_mask", "use_pose_convert")
+def _linear_biases_exclude_other_positions(model: ModelConfig, data: DataConfig, report: Report) -> None:
+    if not (model.use_long_sequence_strategies and model.strategy_name == _ALIBI):
+        return
+    if data.use_pose_convert:
+        report.error(
+            f"use_pose_convert has no meaning with strategy_name {_ALIBI}, whose biases need no training at long "
+            "distances; set use_pose_convert: false",
+            "use_pose_convert",
+            "strategy_name",
+        )
+    if model.flash_mask:
+        report.note(
+            f"flash_mask selects zero_padding only: FlashMask's kernel adds no biases, and strategy_name {_ALIBI} uses "
+            "attention in plain Paddle on a GPU",
+            "flash_mask",
+            "strategy_name",
+        )

@@ -1,0 +1,184 @@
+"""Long-sequence strategies: changes of a model's config.json that extend its context.
+
+    strategy_name                        rope type of the saved config        max_position_embeddings
+    RotaryEmbedding                      unchanged                            trained x factor
+    LinearScalingRotaryEmbedding         linear                               trained (readers multiply by factor)
+    NTKScalingRotaryEmbedding            default, with another rope_theta     trained x factor
+    DynamicNTKScalingRotaryEmbedding     dynamic                              trained (readers multiply by factor)
+    YaRNScalingRotaryEmbedding           yarn                                 trained x factor
+    LongRoPEScalingRotaryEmbedding       longrope                             trained x factor
+    Llama3ScalingRotaryEmbedding         llama3                               trained x factor
+    AttentionWithLinearBias              alibi (known here only)              trained x factor
+
+The keys are those of transformers, so that other programs compute the same positions. nn/rope.py has the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.rope import (
+    ALIBI,
+    FULL_ATTENTION,
+    RopeSettings,
+    RotaryEmbeddings,
+    is_by_layer_type,
+    stored_settings,
+)
+
+Changes = dict[str, Any]
+_TRAINED = "original_max_position_embeddings"
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Context extension that a strategy writes as rope settings.
+
+    Attributes:
+        rope: the model's settings, without scaling.
+        factor: ratio of the target context to the trained one.
+        trained: trained context.
+        parameters: `strategy_parameters` of the run.
+    """
+
+    rope: RopeSettings
+    factor: float
+    trained: int
+    parameters: Mapping[str, Any]
+
+    @property
+    def target(self) -> int:
+        """Number of positions of the extended context."""
+        return int(self.factor * self.trained)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Long-sequence strategy.
+
+    Attributes:
+        settings: function from an extension to rope settings, in the keys of transformers.
+        parameters: keys of `strategy_parameters` that it reads, besides `original_max_position_embeddings`.
+        keeps_length: whether `max_position_embeddings` is the trained context, which readers multiply by the factor.
+    """
+
+    settings: Callable[[Extension], Changes]
+    parameters: tuple[str, ...] = ()
+    keeps_length: bool = False
+
+
+def _scaled(rope_type: str) -> Callable[[Extension], Changes]:
+    """Return settings of a scaling that is described by its factor alone."""
+    return lambda extension: {"rope_type": rope_type, "factor": extension.factor}
+
+
+def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Changes]:
+    """Return settings of a scaling that also depends on the trained context, with defaults of its parameters."""
+
+    def settings(extension: Extension) -> Changes:
+        return {
+            "rope_type": rope_type,
+            "factor": extension.factor,
+            _TRAINED: extension.trained,
+            **defaults,
+            **extension.parameters,
+        }
+
+    return settings
+
+
+def _ntk(extension: Extension) -> Changes:
+    """Raise the base so that the slowest frequency covers the target: theta * factor^(H / (H - 2))."""
+    dim = extension.rope.head_dim
+    return {"rope_type": "default", "rope_theta": extension.rope.theta * extension.factor ** (dim / (dim - 2))}
+
+
+def _longrope(extension: Extension) -> Changes:
+    if "long_factor" not in extension.parameters:
+        raise ValueError(
+            "LongRoPEScalingRotaryEmbedding needs the searched factors of the frequencies: set strategy_parameters to "
+            f'{{"long_factor": [{extension.rope.head_dim // 2} numbers]}}'
+        )
+    return _from_trained("longrope", short_factor=[1.0] * (extension.rope.head_dim // 2))(extension)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    "RotaryEmbedding": Strategy(lambda extension: {"rope_type": "default"}),
+    "LinearScalingRotaryEmbedding": Strategy(_scaled("linear"), keeps_length=True),
+    "NTKScalingRotaryEmbedding": Strategy(_ntk),
+    "DynamicNTKScalingRotaryEmbedding": Strategy(_scaled("dynamic"), keeps_length=True),
+    "YaRNScalingRotaryEmbedding": Strategy(
+        _from_trained("yarn"),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    ),
+    "LongRoPEScalingRotaryEmbedding": Strategy(_longrope, ("short_factor", "long_factor", "attention_factor")),
+    "Llama3ScalingRotaryEmbedding": Strategy(
+        _from_trained("llama3", low_freq_factor=1.0, high_freq_factor=4.0), ("low_freq_factor", "high_freq_factor")
+    ),
+    "AttentionWithLinearBias": Strategy(lambda extension: {"rope_type": ALIBI}),
+}
+
+
+def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Changes:
+    """Return the keys of config.json that a run's long-sequence strategy changes, with their new values.
+
+    In a config with settings by layer type, only those of full attention change: other layers see only their window.
+
+    Args:
+        config: the model's config.json.
+        options: `config.model` of the run.
+
+    Returns:
+        {} without a strategy.
+
+    Raises:
+        ValueError: the model is already scaled, or parameters of the strategy are unknown, missing or invalid.
+    """
+    if not options.use_long_sequence_strategies:
+        return {}
+    name, given = options.strategy_name, options.strategy_parameters or {}
+    assert name is not None, "checked by config.validation"
+    strategy, stored = STRATEGIES[name], stored_settings(config)
+    by_layer = is_by_layer_type(stored)
+    if by_layer and FULL_ATTENTION not in stored:
+        raise ValueError(f"strategy_name {name}: rope_parameters in config.json have no settings for {FULL_ATTENTION}")
+    ropes = DecoderConfig.from_dict(config).ropes
+    rope = ropes[config["layer_types"].index(FULL_ATTENTION)] if by_layer else ropes[0]
+    if rope.rope_type != "default":
+        raise ValueError(
+            f"strategy_name {name}: the model's config.json already has rope type {rope.rope_type!r} with a context of "
+            f"{rope.max_context}; set use_long_sequence_strategies: false to use it, or remove it from config.json"
+        )
+    parameters = dict(given)
+    trained = parameters.pop(_TRAINED, rope.max_position_embeddings)
+    if not isinstance(trained, int) or isinstance(trained, bool) or trained < 1:
+        raise ValueError(f"strategy_parameters: {_TRAINED} must be a positive integer, got {trained!r}")
+    unknown = sorted(parameters.keys() - strategy.parameters)
+    if unknown:
+        known = ", ".join((_TRAINED, *strategy.parameters))
+        raise ValueError(f"strategy_parameters: {name} has no {', '.join(unknown)}; known: {known}")
+    extension = Extension(rope, options.rope_scaling_factor, trained, parameters)
+    settings = strategy.settings(extension)
+    overrides = {
+        "max_position_embeddings": trained if strategy.keeps_length else extension.target,
+        **({_TRAINED: trained} if _TRAINED in config else {}),  # at the top level it wins over the settings
+        **_in_form_of(config, stored, settings, by_layer),
+    }
+    # Invalid parameters are an error before any row is read.
+    RotaryEmbeddings(DecoderConfig.from_dict({**config, **overrides}).ropes)
+    return overrides
+
+
+def _in_form_of(config: Mapping[str, Any], stored: Mapping[str, Any], settings: Changes, by_layer: bool) -> Changes:
+    """Return rope settings in the form of the config: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    own = stored.get(FULL_ATTENTION, {}) if by_layer else stored
+    new = {**({"rope_theta": own["rope_theta"]} if "rope_theta" in own else {}), **settings}
+    if by_layer or config.get("rope_parameters"):
+        nulls = {"rope_scaling": None} if "rope_scaling" in config else {}
+        return {"rope_parameters": {**stored, FULL_ATTENTION: new} if by_layer else new, **nulls}
+    theta = {"rope_theta": new.pop("rope_theta")} if "rope_theta" in new else {}
+    return {**theta, "rope_scaling": None if new == {"rope_type": "default"} else new}
