@@ -18,6 +18,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.preference.collate import PreferenceBatch, build_preference_collate
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear_cross_entropy import token_logprobs
@@ -67,9 +68,7 @@ class PreferenceObjective(Objective):
         self._weights: ReferenceWeights | None = None
 
     # -- before the first step ----------------------------------------------------------------------------------------
-    def build_collate(
-        self, rows: Any, pad_token_id: int, vocab_size: int
-    ) -> Callable[[Sequence[Sequence[int]]], PreferenceBatch]:
+    def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the function that collates micro-batches of `rows`, after a pass of the reference model if needed."""
         logps = None
         if self.options.has_reference and not self._follows_model:
