@@ -33,9 +33,15 @@ setup(
         "quickstart": ["gguf", "lemminflect", "sacrebleu", "rouge-score"],
         "metrics": ["sacrebleu", "rouge-score"],
         "gguf": ["gguf"],
+        "hub": ["datasets"],
+        "parquet": ["pyarrow"],
+        "zstd": ["zstandard"],
         "visualdl": ["visualdl"],
         "triton": [TRITON],
         # Triton's interpreter runs the GPU kernels' tests on a CPU.
-        "dev": ["pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit", TRITON],
+        "dev": [
+            *("pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit", TRITON),
+            *("pyarrow", "zstandard"),
+        ],
     },
 )

@@ -23,7 +23,7 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
 _NAME = re.compile(r"[\w.-]+")
 
 
-def dev_sets(data: DataConfig) -> dict[str, str | None]:
+def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
     """Return the dev sets of a run: name -> path. The name of the only dev set is "".
 
     Raises:

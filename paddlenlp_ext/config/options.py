@@ -320,6 +320,8 @@ def _from_json(option: Option, written: Any) -> Any:
         return written
     if float in kinds and isinstance(written, int | float) and math.isfinite(written):
         return float(written)
+    if str in kinds and isinstance(written, str):
+        return written
     if not kinds.isdisjoint((list, tuple)):
         elements = [written] if isinstance(written, str) else written
         if isinstance(elements, list) and all(isinstance(element, str) for element in elements):
@@ -328,8 +330,6 @@ def _from_json(option: Option, written: Any) -> Any:
         return written
     if Mapping in kinds and isinstance(written, dict):
         return written if all(value is None or isinstance(value, str) for value in written.values()) else _NO_VALUE
-    if str in kinds and isinstance(written, str):
-        return written
     return _NO_VALUE
 
 
@@ -343,7 +343,7 @@ def _from_word(option: Option, word: str) -> Any:
         return float(word)
     if not kinds.isdisjoint((dict, Mapping)) and word.startswith("{"):
         return _json_word(option, word)
-    if not kinds.isdisjoint((list, tuple)):
+    if not kinds.isdisjoint((list, tuple)) and (str not in kinds or word.startswith("[")):
         # `a,b`, or a JSON list, whose elements may contain commas
         return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
     return word if str in kinds or object in kinds else _NO_VALUE

@@ -25,12 +25,16 @@ class CommandConfig(OptionGroup):
 class DataConfig(OptionGroup):
     """`config.data`: the rows, and how they become batches."""
 
-    dataset_name_or_path: str | None = option(
+    dataset_name_or_path: str | list[str] | None = option(  # noqa: RUF009 (as every option)
         None,
         winning_aliases=("task_name_or_path",),
-        help="folder with train.json and dev.json (or train/*.json, dev/*.json), or a built-in name",
+        help="folder with train.json and dev.json (or train/*.json, dev/*.json), built-in name or hub id; several, "
+        "separated by commas, are read one after the other",
     )
-    task_name: str | None = option(None, help="subset of a built-in dataset")
+    task_name: str | None = option(None, help="configuration of a data set of the hub")
+    dataset_num_proc: int | None = option(
+        None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
+    )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset",),

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paddlenlp_ext.data.readers.base import BLOCK_ROWS, Block, Cursor, FileReader, ParsedBlock
 from paddlenlp_ext.data.types import SourceRow
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -111,6 +112,28 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
     for item in sorted([*irregular, *regular], key=lambda item: item.rank)[: NUM_ROWS[split]]:
         question = f'What is the {item.form.question} "{item.lemma}"? Answer with one word.'
         yield SourceRow(item.location, {"src": question, "tgt": item.answer})
+
+
+class InflectionReader(FileReader):
+    """Reader of the built-in dataset; a cursor is the number of rows before it."""
+
+    def __init__(self, split: str) -> None:
+        super().__init__(lexicon_path())
+        self.name = self.path.name
+        self._split = split
+
+    @property
+    def is_json_text(self) -> bool:
+        """True: earlier versions looked for keys in the compressed lexicon, and their caches stay valid."""
+        return True
+
+    def blocks(self, start: Cursor = ()) -> Iterator[Block]:
+        """Yield the rows from a cursor on."""
+        rows = tuple(read_inflection(self._split))
+        for first in range(start[0] if start else 0, len(rows), BLOCK_ROWS):
+            block = rows[first : first + BLOCK_ROWS]
+            end = first + len(block)
+            yield ParsedBlock((end,), end / len(rows), block)
 
 
 def _items(location: Location, text: str) -> Iterator[Item]:

@@ -1,59 +1,100 @@
-"""Find the files of a dataset and read their rows.
+"""Find the files of a dataset and open their readers.
 
-A dataset is a directory or the name of a built-in dataset. The directory holds `train.json` and `dev.json` (or
-`.jsonl`), or directories `train/` and `dev/` of such files. A file holds one JSON object per line; a `.json` file may
-hold one JSON array instead.
+A dataset is a directory, the name of a built-in dataset, or a data set of the Hugging Face hub. The directory holds
+`train.json` and `dev.json`, or directories `train/` and `dev/` of such files; other suffixes select other formats
+(`readers/`). Several datasets are read one after the other.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paddlenlp_ext.data.hub import HubReader, is_hub_id, is_saved_dataset
+from paddlenlp_ext.data.inflection import InflectionReader
+from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
 from paddlenlp_ext.data.types import InvalidRow, SourceRow
-from paddlenlp_ext.utils.json_reader import (
-    SYNTAX,
-    JsonError,
-    Location,
-    decode_utf8,
-    locate,
-    read_value,
-    skip_space,
-)
+from paddlenlp_ext.utils.json_reader import Location, locate
 from paddlenlp_ext.utils.registry import did_you_mean
 
 SPLITS = ("train", "dev")
-SUFFIXES = (".json", ".jsonl")
 ADVERTISE_GEN = "AdvertiseGen"
 """Name of a dataset that is read from a folder of the user: it is not distributed with the package."""
+BUILTIN_NAMES = ("inflection",)
 
 
-def find_files(dataset_name_or_path: str, split: str, builtin_names: tuple[str, ...] = ()) -> list[Path]:
-    """Return the files of one split, in the order of their names; a file is a dev split of its own.
+def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the datasets that the key names: a list, or names separated by commas.
+
+    Raises:
+        ValueError: there is no name, or a name is empty.
+    """
+    if not isinstance(dataset_name_or_path, str):
+        names = tuple(dataset_name_or_path)
+    elif "," not in dataset_name_or_path or Path(dataset_name_or_path).expanduser().exists():
+        names = (dataset_name_or_path,)
+    else:
+        names = tuple(name.strip() for name in dataset_name_or_path.split(","))
+    if not names or not all(names):
+        raise ValueError(f"dataset_name_or_path: {dataset_name_or_path!r} has an empty name; separate names by commas")
+    return names
+
+
+def open_split(name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> list[Reader]:
+    """Return the readers of one split of one dataset, in reading order.
+
+    Args:
+        name: a directory, a built-in name or a hub id.
+        split: "train" or "dev".
+        task_name: configuration of a data set of the hub.
+        is_stream: whether a data set of the hub is read while it is downloaded.
+
+    Raises:
+        ValueError: the dataset does not exist, lacks the split, or holds it twice.
+    """
+    assert split in SPLITS, split
+    if name in BUILTIN_NAMES and not task_name:
+        return [InflectionReader(split)]
+    folder = _find_folder(name)
+    if is_saved_dataset(folder) or (not folder.exists() and is_hub_id(name)):
+        return [HubReader(name, split, task_name, is_stream)]
+    if task_name:
+        raise ValueError(f"task_name: {task_name!r} selects a configuration of a data set of the hub; remove it")
+    return [open_reader(path) for path in find_files(name, split)]
+
+
+def open_reader(path: Path) -> Reader:
+    """Return the reader of a file; a file with an unknown suffix holds JSON lines."""
+    suffix = suffix_of(path)
+    return READERS.get(suffix if suffix in READERS.names() else "")(path)
+
+
+def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
+    """Return the files of one split of a directory, in the order of their names; a file is a dev split of its own.
 
     Raises:
         ValueError: the directory does not exist, lacks the split, or holds it twice.
     """
-    assert split in SPLITS, split
     folder = _find_folder(dataset_name_or_path)
-    if split == "dev" and folder.is_file() and folder.suffix in SUFFIXES:
+    if split == "dev" and folder.is_file() and folder.name.endswith(known_suffixes()):
         return [folder]
     if not folder.is_dir():
         what = "is a file" if folder.is_file() else "is neither a directory nor a built-in dataset"
-        known = f"; built in: {', '.join(builtin_names)}" if builtin_names else ""
         raise ValueError(
-            f"dataset_name_or_path: {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, builtin_names)} "
-            f"Use a directory with train.json and dev.json (one JSON object per line){known}"
+            f"dataset_name_or_path: {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, BUILTIN_NAMES)} "
+            "Use a directory with train.json and dev.json (one JSON object per line), or a hub id (owner/name); built "
+            f"in: {', '.join(BUILTIN_NAMES)}"
         )
-    single = [folder / f"{split}{suffix}" for suffix in SUFFIXES]
+    suffixes = known_suffixes()
+    single = [folder / f"{split}{suffix}" for suffix in suffixes]
     present = [path for path in single if path.is_file()]
-    many = sorted(path for path in (folder / split).glob("*") if path.suffix in SUFFIXES and path.is_file())
+    many = sorted(path for path in (folder / split).glob("*") if path.name.endswith(suffixes) and path.is_file())
     if len(present) + bool(many) > 1:
         named = ", ".join(str(path) for path in [*present, *many[:1]])
         raise ValueError(f"{folder}: the split {split!r} exists more than once: {named}; keep one")
     if not present and not many:
-        looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in SUFFIXES)])
+        looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in suffixes)])
         raise ValueError(f"{folder}: no {split!r} split; add one of {looked_for}")
     return present or many
 
@@ -82,11 +123,7 @@ def _find_folder(dataset_name_or_path: str) -> Path:
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
     """Yield every row of a file, or an `InvalidRow` where one cannot be read; blank lines are not rows."""
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if path.suffix == ".json" and content.lstrip()[:1] == b"[":
-        yield from _read_array(str(path), content)
-    else:
-        yield from _read_lines(str(path), content)
+    return open_reader(path).rows()
 
 
 def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
@@ -94,57 +131,3 @@ def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
     if not row.text:
         return row.location
     return row.location.after(row.text[: locate(row.text, path)])
-
-
-def _read_lines(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
-    for line, raw in enumerate(content.split(b"\n"), start=1):
-        if raw.strip():
-            yield _read_line(Location(file, line, 1), raw.rstrip(b"\r"))
-
-
-def _read_line(origin: Location, raw: bytes) -> SourceRow | InvalidRow:
-    try:
-        text = decode_utf8(raw)
-        start = skip_space(text, 0)
-        value, end = read_value(text, start, allow_nan=True)
-        if (end := skip_space(text, end)) < len(text):
-            raise JsonError("more text after the row", text, end)
-    except JsonError as error:
-        remedy = "; one JSON object per line is expected" if error.reason == SYNTAX else ""
-        return InvalidRow(error.location(origin), error.reason, f"{error}{remedy}")
-    return SourceRow(origin.after(text[:start]), value, text[start:])
-
-
-def _read_array(file: str, content: bytes) -> Iterator[SourceRow | InvalidRow]:
-    """Yield the elements of a JSON array; a syntax error is fatal, because no later element can be found."""
-    origin = Location(file, 1, 1)
-    try:
-        text = decode_utf8(content)
-    except JsonError as error:
-        yield _fatal(error, origin)
-        return
-    reached, location = 0, origin
-    offset = skip_space(text, text.index("[") + 1)
-    while text[offset : offset + 1] != "]":
-        location, reached = location.after(text[reached:offset]), offset
-        try:
-            value, end = read_value(text, offset, allow_nan=True)
-            yield SourceRow(location, value, text[offset:end])
-        except JsonError as error:
-            if error.end is None:
-                yield _fatal(error, origin)
-                return
-            yield InvalidRow(location, error.reason, str(error))
-            end = error.end
-        offset = skip_space(text, end)
-        if text[offset : offset + 1] == ",":
-            offset = skip_space(text, offset + 1)
-        elif text[offset : offset + 1] != "]":
-            yield _fatal(JsonError("a comma or the closing bracket of the array is expected", text, offset), origin)
-            return
-    if (rest := skip_space(text, offset + 1)) < len(text):
-        yield _fatal(JsonError("more text after the array", text, rest), origin)
-
-
-def _fatal(error: JsonError, origin: Location) -> InvalidRow:
-    return InvalidRow(error.location(origin), error.reason, f"{error}; the rest of the file cannot be read", fatal=True)

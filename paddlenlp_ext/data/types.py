@@ -177,6 +177,16 @@ class DataStats:
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
 
+    def add(self, other: DataStats) -> None:
+        """Add the counts of further rows, and their examples of dropped rows up to `MAX_LISTED`."""
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        self.dropped = dict(Counter(self.dropped) + Counter(other.dropped))
+        self.examples = (*self.examples, *other.examples)[:MAX_LISTED]
+        for file, counts in other.unknown_fields.items():
+            self.unknown_fields[file] = dict(Counter(self.unknown_fields.get(file, {})) + Counter(counts))
+
     def check(self) -> None:
         """Assert that every row was counted exactly once."""
         total = self.num_untruncated + self.num_truncated + self.num_dropped

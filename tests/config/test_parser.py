@@ -156,8 +156,6 @@ def test_aliases_load_as_their_key(tmp_path):
     others = {alias: value for alias, (_, value) in pairs.items()}
     flat = load(write(tmp_path, SMALLEST | others | {"lokr": True})).to_flat_dict()
     assert {key: flat[key] for key, _ in pairs.values()} == dict(pairs.values())
-    (found,) = problems(write(tmp_path, SMALLEST | {"task_name": "a"}))
-    assert found.message.startswith("task_name: a is not available yet")
     both = SMALLEST | {"intokens": True, "zero_padding": True}
     assert load(write(tmp_path, both)).data.zero_padding
     (found,) = problems(write(tmp_path, SMALLEST | {"flashmask": True, "flash_mask": False}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from tokenizers import normalizers
 
 from paddlenlp_ext.data import dataset as dataset_module
-from paddlenlp_ext.data.dataset import TokenArrays, load_dataset, load_or_build
+from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.sources import open_reader
+from paddlenlp_ext.data.store import TokenWriter, load_or_build
 from paddlenlp_ext.data.types import DataStats, InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
@@ -149,11 +152,30 @@ def test_cache_key_of_rows_that_version_1_read_alike_is_that_of_version_1(tmp_pa
     file = tmp_path / "train.json"
     file.write_text(row)
     parts = {"tokenizer": "t", "template_text": "", "options": {}}
-    key = dataset_module.cache_key(files=[file], **parts)
+    key = dataset_module.cache_key(readers=[open_reader(file)], **parts)
     facts = dataset_module.tokenization_facts(is_version_1)
     content = hashlib.sha256(file.read_bytes()).hexdigest()
     expected = {"files": [(str(file), content)], "tokenizer": "t", "template": "", "options": {}, **facts}
     assert key == hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 1000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"src": "a", "tgt" : "b: \\"x\\":"}\n{"tgt"\n:1}',
+        b'{"src": "a", "weight" \t : 0}',
+        b'{"src": "\\"", "tgt": "a", "n":1}',
+        b'""""""::"":"a":',
+        b"no quote at all:",
+    ],
+)
+def test_plain_keys_in_pieces_are_those_of_the_full_text(text, size):
+    keys = dataset_module._PlainKeys()
+    for start in range(0, len(text), size):
+        keys.observe(text[start : start + size])
+    found = {match[1] for match in re.finditer(rb'"([^"]*)"\s*:', text)}
+    assert keys.are_plain == (found <= dataset_module._PLAIN_KEYS)
 
 
 def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeypatch):
@@ -273,12 +295,14 @@ def test_load_dataset_with_a_half_written_cache_tokenizes_again(options, tokeniz
 
 
 def build_counted(folder: Path, log: Path) -> None:
-    def build():
+    def build(folder):
         with open(log, "a") as file:
             file.write("built\n")
-        return TokenArrays.from_rows([], []), DataStats()
+        with TokenWriter(folder):
+            return DataStats()
 
-    load_or_build(folder, build)
+    arrays, _ = load_or_build(folder, build)
+    assert len(arrays) == 0
 
 
 def test_load_or_build_in_several_processes_builds_once(tmp_path):

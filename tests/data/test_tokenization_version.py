@@ -10,8 +10,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from paddlenlp_ext.data.dataset import TOKENIZATION_VERSION, tokenize
+from paddlenlp_ext.data.dataset import TOKENIZATION_VERSION
+from paddlenlp_ext.data.encode import RowEncoder
 from paddlenlp_ext.data.inflection import read_inflection
+from paddlenlp_ext.data.readers.base import ParsedBlock
 from paddlenlp_ext.data.sources import read_rows
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
@@ -109,13 +111,13 @@ def digest_of_tokens(folder: Path) -> str:
     lines, array = folder / "rows.jsonl", folder / "rows.json"
     lines.write_text("\n\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     array.write_text(json.dumps(ROWS, indent=1, ensure_ascii=False), encoding="utf-8-sig")
-    rows = [*read_rows(lines), *read_rows(array)]
+    rows = (*read_rows(lines), *read_rows(array))
     digest = hashlib.sha256()
 
     def add(rows, files, template, limits, autoregressive) -> None:
-        try:
-            store, stats = tokenize(rows, files, template, limits, autoregressive, "drop")
-        except ValueError:
+        encoded = RowEncoder(template, limits, autoregressive, tuple(files))(ParsedBlock((), 1.0, tuple(rows)))
+        store, stats = encoded.arrays, encoded.stats
+        if not len(store):
             digest.update(b"no row is left")
             return
         for name in ("tokens", "loss_mask", "offsets", "locations", "answers"):

@@ -11,18 +11,18 @@ import numpy as np
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.dataset import (
-    TokenArrays,
     TokenizedDataset,
     cache_dir,
     cache_key,
-    load_or_build,
     template_options,
     tokenizer_fingerprint,
 )
 from paddlenlp_ext.data.preference.encode import TokenizedPreference, encode_preferences
 from paddlenlp_ext.data.preference.rows import unknown_preference_fields
 from paddlenlp_ext.data.preference.types import EncodedPreference
-from paddlenlp_ext.data.sources import find_files, read_rows
+from paddlenlp_ext.data.readers.base import Reader
+from paddlenlp_ext.data.sources import dataset_names, open_reader, open_split
+from paddlenlp_ext.data.store import TokenArrays, TokenWriter, load_or_build
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.tokenize import LengthLimits
 from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, InvalidRow, SourceRow
@@ -43,12 +43,12 @@ class PreferenceDataset(TokenizedDataset):
         self,
         arrays: TokenArrays,
         stats: DataStats,
-        files: Sequence[str],
+        readers: Sequence[Reader],
         template: ChatTemplate,
         share_prompt: bool,
         cache_folder: Path,
     ) -> None:
-        super().__init__(arrays, stats, files, tuple, template, autoregressive=False)
+        super().__init__(arrays, stats, readers, template, autoregressive=False)
         self.cache_folder = cache_folder
         self._share_prompt = share_prompt
         num_tokens = self.lengths + 1
@@ -99,28 +99,31 @@ def load_preference_dataset(
             pairs and a row has one answer.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
-    files = _files(config, split)
-    names = [str(path) for path in files]
+    readers = _readers(config, split)
+    names = [reader.name for reader in readers]
     template = template or load_template(config.chat_template, tokenizer, template_options(config))
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     share_prompt = preference.share_prompt
     key = cache_key(
-        files=files,
+        readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
         options={**vars(limits), "bad_rows": config.bad_rows, "rows": "preference", "share_prompt": share_prompt},
     )
     folder = cache_dir(config) / f"{split}-{key[:32]}"
 
-    def build() -> tuple[TokenArrays, DataStats]:
-        rows = (row for path in files for row in read_rows(path))
-        return tokenize_preferences(rows, names, template, limits, share_prompt, config.bad_rows)
+    def build(folder: Path) -> DataStats:
+        rows = (row for reader in readers for row in reader.rows())
+        arrays, stats = tokenize_preferences(rows, names, template, limits, share_prompt, config.bad_rows)
+        with TokenWriter(folder) as writer:
+            writer.append(arrays)
+        return stats
 
     arrays, stats = load_or_build(folder, build)
     get_logger().info("%s", stats.table(f"{split} rows of {', '.join(names)}"))
     for line in (*map("dropped: {}".format, stats.examples), *stats.describe_unknown_fields()):
         get_logger().info("%s", line)
-    dataset = PreferenceDataset(arrays, stats, names, template, share_prompt, folder)
+    dataset = PreferenceDataset(arrays, stats, readers, template, share_prompt, folder)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(
@@ -130,8 +133,8 @@ def load_preference_dataset(
     return dataset
 
 
-def _files(config: PreferenceDataConfig, split: str) -> list[Path]:
-    """Return the files of a split, in the order of their names.
+def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:
+    """Return the readers of a split, in the order of their names.
 
     Raises:
         ValueError: the path is not set, or it does not exist or lacks the split.
@@ -141,8 +144,11 @@ def _files(config: PreferenceDataConfig, split: str) -> list[Path]:
         written = config.train_dataset_path
     if written is None:
         raise ValueError(f"{split}_dataset_path: not set; use a file with one JSON object per line")
-    path = Path(written).expanduser()
-    return [path] if path.is_file() else find_files(written, split)
+    readers: list[Reader] = []
+    for name in dataset_names(written):
+        path = Path(name).expanduser()
+        readers += [open_reader(path)] if path.is_file() else open_split(name, split, config.task_name)
+    return readers
 
 
 def tokenize_preferences(

@@ -1,0 +1,207 @@
+"""Encode blocks of rows, in this process or in several, always in the order of the blocks.
+
+           +--> worker 1 --+
+    blocks +--> worker 2 --+--> EncodedBlock, EncodedBlock, ...     in order, a few blocks ahead of the caller
+           +--> worker 3 --+
+
+A worker parses, renders, tokenizes and truncates the rows of a block. The result does not depend on the number of
+workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from types import TracebackType
+
+from paddlenlp_ext.data.readers.base import Block, Cursor
+from paddlenlp_ext.data.row_fields import unknown_fields
+from paddlenlp_ext.data.store import TokenArrays
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.tokenize import LengthLimits, encode_rows
+from paddlenlp_ext.data.types import MAX_LISTED, DataStats, InvalidRow, SourceRow
+
+BYTES_PER_WORKER = 1 << 22
+"""Data for which it pays to start one more process, in bytes."""
+_BLOCKS_AHEAD = 16
+_PARENT_CHECK_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """Encoded rows of a block.
+
+    Attributes:
+        arrays: the valid rows.
+        stats: numbers of rows and tokens.
+        invalid: invalid rows, without those that an option excludes (`truncation: drop`).
+        end, fraction: as in `Block`.
+    """
+
+    arrays: TokenArrays
+    stats: DataStats
+    invalid: tuple[InvalidRow, ...]
+    end: Cursor
+    fraction: float
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """Encoder of blocks.
+
+    Attributes:
+        template: chat template that renders conversations.
+        limits: `src_length`, `max_length` and `truncation`.
+        autoregressive: rows are plain text; all of their tokens count in the loss.
+        files: names of the files; locations store indices into them.
+    """
+
+    template: ChatTemplate
+    limits: LengthLimits
+    autoregressive: bool
+    files: tuple[str, ...]
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        """Encode the rows of a block, and count them."""
+        unknown: dict[str, Counter[str]] = {}
+        read = _count_unknown_fields(block.rows(), self.autoregressive, unknown)
+        results = list(encode_rows(read, self.template, self.limits, self.autoregressive))
+        valid = [row for row in results if not isinstance(row, InvalidRow)]
+        dropped = [row for row in results if isinstance(row, InvalidRow)]
+        arrays = TokenArrays.from_rows(valid, self.files)
+        starts = [index for index, example in enumerate(valid) if example.part == 0]
+        rows_read = [valid[start:end] for start, end in itertools.pairwise([*starts, len(valid)])]
+        unfolded = [len(examples) for examples in rows_read if len(examples) > 1]
+        num_truncated = sum(any(example.num_truncated_tokens for example in examples) for examples in rows_read)
+        stats = DataStats(
+            num_read=len(rows_read) + len(dropped),
+            num_untruncated=len(rows_read) - num_truncated,
+            num_truncated=num_truncated,
+            num_tokens=len(arrays.tokens),
+            num_target_tokens=int(arrays.loss_mask.sum()),
+            num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
+            num_unfolded=len(unfolded),
+            num_unfolded_examples=sum(unfolded),
+            num_thoughts=sum(row.num_thoughts for row in valid),
+            num_tool_calls=sum(row.num_tool_calls for row in valid),
+            unknown_fields={file: dict(counts) for file, counts in unknown.items()},
+        )
+        stats.drop(dropped, MAX_LISTED)
+        invalid = tuple(row for row in dropped if not row.by_policy)
+        return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
+
+
+def _count_unknown_fields(
+    rows: Iterable[SourceRow | InvalidRow], autoregressive: bool, unknown: dict[str, Counter[str]]
+) -> Iterator[SourceRow | InvalidRow]:
+    """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+    for row in rows:
+        if isinstance(row, SourceRow):
+            for name in unknown_fields(row.value, autoregressive):
+                unknown.setdefault(str(row.location.file), Counter())[name] += 1
+        yield row
+
+
+def num_workers(requested: int | None, num_bytes: int) -> int:
+    """Return the number of processes that tokenize a dataset.
+
+    Args:
+        requested: `dataset_num_proc`; None: the processors that this process may use, fewer for little data.
+        num_bytes: size of the data files.
+    """
+    if requested is not None:
+        return requested
+    available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return min(available, 1 + num_bytes // BYTES_PER_WORKER)
+
+
+class BlockEncoder:
+    """Encode blocks in `num_processes` worker processes, or in this one if that is less than two.
+
+    Workers are forked when the object is created, so that it should be created before a device is initialized. A
+    context manager; `close` ends the workers.
+
+    Args:
+        encoder: encoder of the rows.
+        num_processes: number of workers; with `in_background`, one worker is a process of its own too.
+        in_background: encode while the caller does other work.
+    """
+
+    def __init__(self, encoder: RowEncoder, num_processes: int, in_background: bool = False) -> None:
+        self._encoder = encoder
+        self._executor: ProcessPoolExecutor | None = None
+        if num_processes > (0 if in_background else 1) and sys.platform == "linux":
+            context = multiprocessing.get_context("fork")
+            self._executor = ProcessPoolExecutor(num_processes, context, _begin_worker, (encoder, os.getpid()))
+            self._executor.submit(os.getpid).result()  # the first task starts all workers
+
+    def __enter__(self) -> BlockEncoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+
+    def encode(self, blocks: Iterable[Block]) -> Iterator[EncodedBlock]:
+        """Yield the encoded blocks in order; workers are at most 16 blocks ahead of the caller.
+
+        Raises:
+            ValueError: a worker was killed.
+        """
+        if self._executor is None:
+            yield from map(self._encoder, blocks)
+            return
+        ahead: deque[Future[EncodedBlock]] = deque()
+        try:
+            for block in blocks:
+                ahead.append(self._executor.submit(_encode_in_worker, block))
+                if len(ahead) >= _BLOCKS_AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "a process that tokenizes was killed, perhaps for lack of memory; lower dataset_num_proc or "
+                "dataloader_num_workers"
+            ) from error
+
+
+_worker_encoder: RowEncoder | None = None
+"""Encoder of this process if it is a worker; forked with it, as a tokenizer is slow to send."""
+
+
+def _begin_worker(encoder: RowEncoder, parent: int) -> None:
+    global _worker_encoder
+    _worker_encoder = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers use all processors already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent finishes its step first
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """End this worker when its parent is gone: a killed parent cannot end it."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def _encode_in_worker(block: Block) -> EncodedBlock:
+    assert _worker_encoder is not None, "this process is not a worker"
+    return _worker_encoder(block)

@@ -1,0 +1,1 @@
+"""Formats of data files: each module registers a reader under the suffixes of its files."""

@@ -1,0 +1,141 @@
+"""Read files that may be compressed (.gz, .zst) as a stream of bytes."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paddlenlp_ext.utils.extras import import_extra
+
+_CHUNK = 1 << 17
+
+
+class ByteStream:
+    """Uncompressed bytes of a file, from its beginning to its end.
+
+    Args:
+        file: the open file.
+        path: its path; the suffix selects the compression.
+
+    Raises:
+        ValueError: the package for this compression is not installed.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self._size = file, path, max(1, path.stat().st_size)
+        self._compressed = path.suffix in COMPRESSIONS
+        self._stream = COMPRESSIONS[path.suffix](file, path) if self._compressed else file
+        self._errors = (EOFError, OSError, zlib.error)
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the file that has been read."""
+        return min(1.0, self._file.tell() / self._size)
+
+    def read(self, count: int) -> bytes:
+        """Return the next `count` bytes, or fewer at the end of the file.
+
+        Raises:
+            ValueError: the compressed data is damaged.
+        """
+        try:
+            return self._stream.read(count)
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    def read_lines(self, count: int) -> bytes:
+        """Return about `count` bytes that end with a line, or with the file.
+
+        Raises:
+            ValueError: the compressed data is damaged.
+        """
+        content = self.read(count)
+        try:
+            return content if content.endswith(b"\n") else content + self._stream.readline()
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    def skip(self, count: int) -> None:
+        """Move forward by `count` bytes, which decompresses them if the file is compressed.
+
+        Raises:
+            ValueError: the compressed data is damaged, or the file has become shorter.
+        """
+        if not self._compressed:
+            self._file.seek(count, io.SEEK_CUR)
+            return
+        while count > 0:
+            skipped = len(self.read(min(count, _CHUNK)))
+            if not skipped:
+                raise ValueError(f"{self._path}: shorter than when the run was saved; restore the file")
+            count -= skipped
+
+    def _damaged(self, error: Exception) -> ValueError:
+        return ValueError(f"{self._path}: damaged ({error}); restore the file, or compress it again")
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[ByteStream]:
+    """Open a file that may be compressed.
+
+    Raises:
+        ValueError: the package for this compression is not installed.
+    """
+    with open(path, "rb") as file:
+        yield ByteStream(file, path)
+
+
+class _ZstandardFile(io.RawIOBase):
+    """Uncompressed bytes of a file of one or more Zstandard frames; a truncated frame is an error."""
+
+    def __init__(self, file: BinaryIO, zstandard: Any) -> None:
+        self._file = file
+        self._zstandard = zstandard
+        self._frame: Any = None
+        self._input = self._output = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._output and (self._input or self._read_input()):
+            self._decompress()
+        count = min(len(buffer), len(self._output))
+        buffer[:count] = self._output[:count]
+        self._output = self._output[count:]
+        return count
+
+    def _read_input(self) -> bool:
+        self._input = self._file.read(_CHUNK)
+        if not self._input and self._frame is not None:
+            raise EOFError("the last Zstandard frame is incomplete")
+        return bool(self._input)
+
+    def _decompress(self) -> None:
+        if self._frame is None:
+            self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+        try:
+            self._output = self._frame.decompress(self._input)
+        except self._zstandard.ZstdError as error:
+            raise OSError(str(error)) from error
+        self._input = b""
+        if self._frame.eof:
+            self._input, self._frame = self._frame.unused_data, None
+
+
+def _open_gzip(file: BinaryIO, _path: Path) -> Any:
+    return gzip.GzipFile(fileobj=file)
+
+
+def _open_zstandard(file: BinaryIO, path: Path) -> Any:
+    zstandard = import_extra("zstandard", "zstd", str(path))
+    return io.BufferedReader(_ZstandardFile(file, zstandard), _CHUNK)
+
+
+COMPRESSIONS = {".gz": _open_gzip, ".zst": _open_zstandard}
+"""Suffix of a compressed file -> function that opens its uncompressed bytes."""
