@@ -69,7 +69,7 @@ class Reader(ABC):
 
     @property
     def is_json_text(self) -> bool:
-        """Whether the bytes that `fingerprint` hashes are the text of JSON rows."""
+        """True if the bytes that `fingerprint` hashes are the text of JSON rows."""
         return False
 
     @abstractmethod

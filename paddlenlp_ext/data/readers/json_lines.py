@@ -34,7 +34,7 @@ class JsonLinesReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """Whether the file is not compressed."""
+        """True if the file is not compressed."""
         return self.path.suffix not in COMPRESSIONS
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
