@@ -318,7 +318,8 @@ LABEL_METRICS = (
     "f1_micro",
     "unknown_labels",
 )
-METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS)
+PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected", "nll_loss")
+METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)

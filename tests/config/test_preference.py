@@ -126,6 +126,19 @@ def test_preference_run_needs_the_files_of_its_splits():
     assert load(loss_type="kto", per_device_train_batch_size=1, zero_padding=True).preference.loss_type == "kto"
 
 
+EVALUATION = {"do_eval": True, "dev_dataset_path": "dev.jsonl", "evaluation_strategy": "epoch"}
+
+
+def test_preference_metrics_select_the_best_model(tmp_path):
+    train = load(**EVALUATION, metric_for_best_model="eval_rewards/margins").train
+    assert train.metric_for_best_model == "rewards/margins"
+    found = refused(**EVALUATION, metric_for_best_model="perplexity")
+    assert "not measured on preferences" in found["metric_for_best_model"]
+    sft = SMALLEST | {"do_eval": True, "evaluation_strategy": "epoch", "metric_for_best_model": "rewards/accuracies"}
+    (problem,) = problems(write(tmp_path, sft), methods=METHODS)
+    assert "llm/run_dpo.py" in problem.message
+
+
 def test_preference_limits_are_checked():
     found = refused(beta=0, label_smoothing=0.5, loss_type="dpo", simpo_gamma=-1, ref_model_update_steps=-2)
     assert set(found) == {"beta", "label_smoothing", "loss_type", "simpo_gamma", "ref_model_update_steps"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.config.sections import GenerationConfig, TrainConfig
+from paddlenlp_ext.config.sections import PREFERENCE_METRICS, DataConfig, GenerationConfig, TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 rules = Rules()
+other_rules = Rules()
+"""Rules about runs without preferences."""
 _USED_BY = {
     "label_smoothing": ("sigmoid", "simpo", "robust"),
     "simpo_gamma": ("simpo",),
@@ -38,6 +41,24 @@ def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig,
         report.error(f"use_pose_convert is for rows of one answer, and {reason}; leave it out", "use_pose_convert")
     if generation.eval_with_do_generation:
         report.error(f"eval_with_do_generation: {reason}; leave it out", "eval_with_do_generation")
+
+
+@rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
+def _best_metric_is_one_of_preferences(data: PreferenceDataConfig, train: TrainConfig, report: Report) -> None:
+    metric = best_metric(train, dev_set_names(data)).metric
+    if train.evaluation_strategy != "no" and metric not in ("loss", *PREFERENCE_METRICS):
+        report.error(
+            f"metric_for_best_model {metric} is not measured on preferences; use loss, {', '.join(PREFERENCE_METRICS)}",
+            "metric_for_best_model",
+        )
+
+
+@other_rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
+def _best_metric_is_not_one_of_preferences(data: DataConfig, train: TrainConfig, report: Report) -> None:
+    metric = best_metric(train, dev_set_names(data)).metric
+    if train.evaluation_strategy != "no" and metric in PREFERENCE_METRICS:
+        message = f"metric_for_best_model {metric} is measured on preferences, by llm/run_dpo.py; use loss"
+        report.error(message, "metric_for_best_model")
 
 
 @rules("loss_type", "per_device_train_batch_size", "zero_padding")
