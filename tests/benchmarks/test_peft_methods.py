@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import ROOT
 from benchmarks.peft_methods.entries import LORA_RANKS, all_entries
 from benchmarks.peft_methods.outcome import Cost, Outcome, best_of_each
+from benchmarks.peft_methods.run import main
 from benchmarks.peft_methods.table import markdown, table_lines, write_outcomes
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
@@ -76,13 +74,8 @@ def test_write_outcomes_writes_every_figure_and_a_plot(tmp_path: Path):
 
 @pytest.mark.slow
 def test_peft_methods_quick_run_writes_the_table_and_reuses_finished_runs(tmp_path: Path):
-    def launch(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchmarks.peft_methods.run", "--quick", "--jobs", "2"]
-        command += ["--out", str(tmp_path), "--methods", *more]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    first = launch("full", "lora_r2")
-    assert first.returncode == 0, first.stderr
+    options = ["--quick", "--jobs", "2", "--out", str(tmp_path), "--methods"]
+    main([*options, "full", "lora_r2", "--no_costs"])
     with (tmp_path / "runs.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == 2 * ["full", "lora_r2"]
@@ -90,17 +83,15 @@ def test_peft_methods_quick_run_writes_the_table_and_reuses_finished_runs(tmp_pa
     assert len({row["num_tokens"] for row in rows}) == 1
     assert int(rows[0]["trainable_parameters"]) > int(rows[1]["trainable_parameters"]) > 0
     assert [bool(row["score"]) for row in rows] == 2 * [True] + 2 * [False]
-    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
-        costs = {row["method"]: row for row in csv.DictReader(file)}
-    assert all(float(cost["tokens_per_second"]) > 0 and float(cost["peak_memory_gb"]) > 0 for cost in costs.values())
-    assert (tmp_path / "table.png").is_file() and "| lora_r2 |" in (tmp_path / "table.md").read_text()
 
     logs = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/run.log")}
-    assert len(logs) == 6
-    again = launch("lora_r2")
-    assert again.returncode == 0, again.stderr
+    assert len(logs) == 4
+    main([*options, "lora_r2"])
     assert {path: path.stat().st_mtime_ns for path in logs} == logs
+    with (tmp_path / "costs.csv").open(encoding="utf-8") as file:
+        (cost,) = csv.DictReader(file)
+    assert float(cost["tokens_per_second"]) > 0 and float(cost["peak_memory_gb"]) > 0
+    assert (tmp_path / "table.png").is_file() and "| lora_r2 |" in (tmp_path / "table.md").read_text()
 
-    unknown = launch("lora_r3")
-    assert unknown.returncode == 2
-    assert "--methods lora_r3: unknown" in unknown.stderr
+    with pytest.raises(ValueError, match="--methods lora_r3: unknown"):
+        main([*options, "lora_r3"])

@@ -1,10 +1,13 @@
-"""Shipped configurations for Llama and Qwen under the launcher, in every documented layout, on tiny weights.
+"""Shipped configurations for Llama and Qwen under the launcher, in the documented layouts, on tiny weights.
+
+On two processes every method has every layout, with one family each; on four, every method has a third of the layouts.
 
 A run makes one step and saves, or is refused before any weight is read, with the nearest supported option.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -72,14 +75,18 @@ Jobs = dict[str, tuple[str, str, dict[str, object]]]
 """Family, method and layout's keys of a job, by its name."""
 
 
-def every_job(processes: int) -> Jobs:
-    """Return all files in all layouts; on four processes, files of both families alternate."""
+EVERY = {2: 1, 4: 3}
+"""Number of processes -> n: a method has every n-th layout."""
+
+
+def chosen_jobs(processes: int) -> Jobs:
+    """Return every file in some layouts: the families alternate, and so do the layouts if not all are chosen."""
     return {
         f"{family} {method} {name}": (family, method, keys)
-        for place, (name, keys) in enumerate(LAYOUTS[processes].items())
         for number, method in enumerate(METHODS)
-        for turn, family in enumerate(MODELS)
-        if processes == 2 or turn == (place + number) % 2
+        for place, (name, keys) in enumerate(LAYOUTS[processes].items())
+        if (place + number) % EVERY[processes] == 0
+        for family in [list(MODELS)[(place // EVERY[processes] + number) % 2]]
     }
 
 
@@ -97,8 +104,11 @@ def some_jobs() -> Jobs:
     """Return one file per layout of two processes, and files that are refused."""
     chosen = ["lora data", "qlora tensor", "sft sequence", "dora stages", "pt virtual", "lora_ga stage1", "sft stage2"]
     chosen += ["wint8_lora stage3", "mora tensor", "reft sequence"]
-    jobs = every_job(2)
-    return {name: jobs[name] for number, job in enumerate(chosen) for name in [f"{list(MODELS)[number % 2]} {job}"]}
+    jobs = {}
+    for number, words in enumerate(chosen):
+        family, (method, layout) = list(MODELS)[number % 2], words.split()
+        jobs[f"{family} {words}"] = (family, method, LAYOUTS[2][layout])
+    return jobs
 
 
 def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
@@ -177,8 +187,11 @@ def test_shipped_config_of_each_layout_starts(tmp_path):
 
 @pytest.mark.layouts
 @pytest.mark.parametrize("processes", LAYOUTS)
-def test_shipped_configs_start_in_every_layout(tmp_path, processes):
-    assert_start_or_are_refused(every_job(processes), processes, tmp_path)
+def test_shipped_configs_start_in_the_layouts(tmp_path, processes):
+    jobs = chosen_jobs(processes)
+    assert {(family, method) for family, method, _ in jobs.values()} == set(itertools.product(MODELS, METHODS))
+    assert {name.split()[2] for name in jobs} == set(LAYOUTS[processes])
+    assert_start_or_are_refused(jobs, processes, tmp_path)
 
 
 @pytest.mark.layouts
