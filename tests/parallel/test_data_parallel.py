@@ -13,6 +13,7 @@ CASES = [
     Case("sft"),
     Case("sft-untied-accumulated", {"gradient_accumulation_steps": 2}, {"tie_word_embeddings": False}),
     Case("sft-stops-early", STOPS_EARLY),
+    Case("sft-pose", {"use_pose_convert": True}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
     Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),

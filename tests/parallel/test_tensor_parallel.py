@@ -84,7 +84,13 @@ FAMILIES = [
     Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
-LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES)]
+ALIBI = {"rope_scaling": {"rope_type": "alibi"}}
+LINEAR_BIASES = [
+    Case("sft-alibi", TENSOR, ALIBI),
+    Case("sp-prefix-alibi", {**TENSOR, "sequence_parallel": True}, ALIBI, "prefix_tuning", {"num_tokens": 3}),
+]
+LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *LINEAR_BIASES)
+LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in LAYOUTS]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 
 

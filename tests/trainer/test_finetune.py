@@ -56,6 +56,22 @@ def test_finetune_reads_a_file_and_overrides_it(run_folders: Path, tmp_path: Pat
     assert not (result.output_dir / "eval_results.json").exists()
 
 
+@pytest.mark.parametrize("lora", [True, False])
+def test_finetune_with_a_strategy_and_pose_saves_its_positions(run_folders: Path, lora: bool):
+    strategy = {"use_long_sequence_strategies": True, "strategy_name": "yarn", "rope_scaling_factor": 4}
+    keys = keys_of(run_folders, lora=lora, use_pose_convert=True, do_eval=False, **strategy)
+    result = paddlenlp_ext.finetune(keys if lora else {key: keys[key] for key in keys if key != "lora_rank"})
+    saved = json.loads((result.output_dir / ("adapter_config.json" if lora else "config.json")).read_text())
+    saved = saved["base_config_overrides"] if lora else saved
+    trained = json.loads((run_folders / "model" / "config.json").read_text())["max_position_embeddings"]
+    assert saved["max_position_embeddings"] == 4 * trained
+    assert saved["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": trained,
+    }
+
+
 def test_finetune_errors_name_the_keys(run_folders: Path):
     with pytest.raises(ConfigError) as error:
         paddlenlp_ext.finetune(keys_of(run_folders, lora_rank=0, learnign_rate=1.0), max_steps="two")
