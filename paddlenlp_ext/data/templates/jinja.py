@@ -157,20 +157,45 @@ class _Draft:
         return None if start is None else (start, self._end(text, start))
 
     def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return the spans that the template marks in the first `count` messages, with the special token after each."""
+        """Return the spans that the template marks in the first `count` messages, with the end token after each."""
         if count not in self._marks:
-            renderer, special = self.template.renderer, self.template.special
+            renderer = self.template.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
             answers = [index for index in self.answers if index < count]
             if len(spans) != len(answers):
                 problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
                 raise InvalidRowError(REFUSED, f"the template {problem}")
-            ends = [special.match(text, end) for _, end in spans]
             self._marks[count] = {
-                index: (start, token.end() if token else end)
-                for index, (start, end), token in zip(answers, spans, ends, strict=True)
+                index: (start, self._with_end_token(text, start, end))
+                for index, (start, end) in zip(answers, spans, strict=True)
             }
         return self._marks[count]
+
+    def _with_end_token(self, text: str, start: int, end: int) -> int:
+        """Return the end of a marked span, after the end token that follows it outside the mark."""
+        token = self.template.special.match(text, end)
+        ends = [match.end() for match in self.template.special.finditer(text, start, end)]
+        has_end = bool(ends) and not text[ends[-1] : end].strip()
+        return end if has_end or token is None or token[0] not in self.probe.answer_end else token.end()
+
+    def answer_after_prompt(self, index: int) -> str | None:
+        """Return the text of the answer at `index` without the prompt, which the template writes differently before it.
+
+        The message before the answer is replaced by a label to locate the end of the prompt. None: it is not the same
+        in both texts.
+        """
+        if index == 0:
+            return None
+        label = "Zq0x"
+        asked = replace(self.messages[index - 1], content=label)
+        labelled = replace(self.conversation, messages=(*self.messages[: index - 1], asked, self.messages[index]))
+        render = self.template.renderer.text_of
+        prompt, full = render(labelled.until(index), self.kwargs, True), render(labelled, self.kwargs)
+        before, after = prompt.rpartition(label)[2], full.rpartition(label)[2]
+        if label not in prompt or label not in full or not after.startswith(before):
+            return None
+        answer = after.removeprefix(before)
+        return answer[: self._end(answer, 0)]
 
     def _start(self, index: int, text: str) -> int | None:
         if index == 0:
@@ -238,11 +263,26 @@ def _unfold(draft: _Draft) -> list[Example]:
             examples.append(_example(draft, count, located, learned))
             remaining -= learned
         elif count == last + 1:
-            number = draft.answers.index(last) + 1
-            problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
-            raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", draft.messages[last].path)
+            examples.append(_spliced_example(draft, last))
+            remaining.remove(last)
         count = max(remaining, default=last) + 1
     return examples[::-1]
+
+
+def _spliced_example(draft: _Draft, index: int) -> Example:
+    """Return the example of an answer whose prompt the template writes differently once it is answered.
+
+    gpt-oss's template drops the thought of a call from the text of the final answer, but not from its prompt. The
+    example is the prompt, as a server renders it, and the answer.
+    """
+    answer = draft.answer_after_prompt(index)
+    if answer is None:
+        number = draft.answers.index(index) + 1
+        problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
+        raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", draft.messages[index].path)
+    turn = replace(_turn(draft, index, draft.prompt(index), "", answer), number=draft.answers.index(index))
+    messages = tuple(replace(m, is_target=number == index) for number, m in enumerate(draft.messages[: index + 1]))
+    return Example(replace(draft.conversation, messages=messages), (turn,))
 
 
 def _example(draft: _Draft, count: int, located: dict[int, tuple[int, int]], learned: set[int]) -> Example:
@@ -273,34 +313,32 @@ def _turn(draft: _Draft, index: int, prompt: str, header: str, answer: str) -> R
     """
     message, options = draft.messages[index], draft.template.options
     thought = draft.template.renderer.thought_of(message).strip()
-    head, content, tail = _split_prompt(draft, index, prompt)
-    leads: list[Lead] = []
-    if header:
-        empty = None if options.learn_empty_think else draft.probe.empty_thought.search(header)
-        leads.append(Lead(header[: empty.start()] if empty else header, True, True))
-        leads += [Lead(empty[0], False, True)] if empty else []
     match = draft.probe.thought.match(answer)
     found = match[1].strip() if match else None
     if thought and message.is_target and (found == "" or draft.probe.empty_thought.search(prompt + header)):
         problem = "the chat template writes an empty thought before the thought of the row; set enable_thinking to true"
         raise InvalidRowError(REFUSED, problem, message.path)
-    if match and found == thought and message.is_target:
-        block = match[0]
-        if thought and options.mask_reasoning:
-            leads.append(Lead(block, False, False))
-        elif not thought and not options.learn_empty_think:
-            if leads:
-                leads.append(Lead(block, False, True))
-            elif content is None:
-                head += block
-            else:
-                tail += block
-        else:
-            block = ""
-        answer = answer[len(block) :]
-    elif thought and options.mask_reasoning and message.is_target:
+    is_left_out = options.mask_reasoning if thought else not options.learn_empty_think
+    block = match[0] if match and found == thought and is_left_out and message.is_target else ""
+    if thought and options.mask_reasoning and message.is_target and not block:
         problem = "mask_reasoning: the thought cannot be located in the text of the chat template"
         raise InvalidRowError(REFUSED, problem, message.path)
+    head, content, tail = _split_prompt(draft, index, prompt)
+    leads = []
+    if header:
+        # A thought that begins in the header is left out from there; an empty one may be all in the header.
+        begun = (draft.probe.thought_start if block else draft.probe.empty_thought).search(header)
+        start = begun.start() if begun and is_left_out else len(header)
+        leads = [Lead(header[:start], True, True), Lead(header[start:], False, True)]
+        leads = [lead for lead in leads if lead.text]
+    if block and not thought and not header:
+        if content is None:
+            head += block
+        else:
+            tail += block
+    elif block:
+        leads.append(Lead(block, False, not thought))
+    answer = answer[len(block) :]
     return RenderedTurn(
         head, content, tail, answer, tuple(leads), has_thought=bool(thought), num_tool_calls=len(message.tool_calls)
     )

@@ -30,6 +30,7 @@ class Probe:
         answer_end: its beginning, which belongs to the answer: up to the last special token.
         headers: texts between the last message and an answer, longest first.
         thought: pattern of a thought at the beginning of an answer, with the thought as its group.
+        thought_start: pattern of the beginning of a thought at the end of a text.
         empty_thought: pattern of an empty thought at the end of a text.
         call_end: special token after a call of a tool; empty if there is none.
         rewrites: True if the template writes an answer differently once another turn follows.
@@ -41,6 +42,7 @@ class Probe:
     answer_end: str
     headers: tuple[str, ...]
     thought: re.Pattern[str]
+    thought_start: re.Pattern[str]
     empty_thought: re.Pattern[str]
     call_end: str
     rewrites: bool
@@ -102,6 +104,7 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
         answer_end=end,
         headers=tuple(sorted(headers, key=len, reverse=True)),
         thought=re.compile(rf"\s*(?:{re.escape(opening)})?\s*(.*?)\s*{re.escape(closing)}\n*", re.DOTALL),
+        thought_start=re.compile(rf"{re.escape(opening)}\s*$" if opening else r"(?!)"),
         empty_thought=re.compile(rf"{re.escape(opening)}\s*{re.escape(closing)}\s*$" if opening else r"(?!)"),
         call_end=called_ends[-1] if called_ends else "",
         rewrites=not two_turns.startswith(full[: full.rindex(_ANSWER) + len(_ANSWER) + len(end)]),

@@ -124,7 +124,7 @@ class Renderer:
             raise InvalidRowError(REFUSED, problem, message.path)
         if self.reasoning_key is not None:
             thought = message.reasoning if message.reasoning is not None else inline
-            return {} if thought is None else {"content": rest, self.reasoning_key: thought}
+            return {"content": rest, self.reasoning_key: thought} if thought else {"content": rest}
         if message.reasoning is None or inline is not None:
             return {}
         if not self._writes_tags:
