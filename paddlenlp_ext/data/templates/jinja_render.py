@@ -65,7 +65,7 @@ class Renderer:
         """
         try:
             return self._tokenizer.apply_chat_template(
-                self._dictionaries(conversation),
+                self.dictionaries(conversation),
                 tools=[dict(tool) for tool in conversation.tools] or None,
                 chat_template=self.text,
                 add_generation_prompt=for_generation,
@@ -81,7 +81,7 @@ class Renderer:
 
         variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs}
         texts, marks = render_jinja_template(
-            [self._dictionaries(conversation)],
+            [self.dictionaries(conversation)],
             tools=[dict(tool) for tool in conversation.tools] or None,
             chat_template=self.text,
             return_assistant_tokens_mask=True,
@@ -95,7 +95,12 @@ class Renderer:
             return message.reasoning
         return split_thought(message.content)[0] or ""
 
-    def _dictionaries(self, conversation: Conversation) -> list[dict[str, Any]]:
+    def dictionaries(self, conversation: Conversation) -> list[dict[str, Any]]:
+        """Return the messages as the template reads them.
+
+        Raises:
+            InvalidRowError: an answer has two thoughts, or one that the template cannot write.
+        """
         return [self._dictionary(message) for message in conversation.messages]
 
     def _dictionary(self, message: Message) -> dict[str, Any]:
