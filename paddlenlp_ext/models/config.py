@@ -9,10 +9,11 @@ from typing import Any
 
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import AttentionShape, QKNorm
+from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.sharding_spec import TensorPlan
 
-_ACTIVATIONS = ("silu", "swish")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,10 @@ class DecoderConfig:
         rotates: whether each layer rotates queries and keys; None: all layers do.
         interleaved_rope: whether the rotation turns neighbouring channels (ops/rope.py).
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
-        embedding_multiplier: factor of the input embeddings.
+        activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
+        norm_offset: number that is added to the weights of RMS norms (nn/rms_norm.py).
+        scales_embeddings: whether the embeddings of tokens are multiplied by sqrt(hidden_size).
+        embedding_multiplier: factor of the input of the first layer.
         residual_multiplier: factor of what attention and feed-forward add to the residual stream.
         logit_scale: factor of the logits.
         layer: order of norms, attention and feed-forward (models/layers.py).
@@ -55,6 +59,9 @@ class DecoderConfig:
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
     attention_scale: float | None = None
+    activation: str = "silu"
+    norm_offset: float = 0.0
+    scales_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
@@ -86,10 +93,11 @@ class DecoderConfig:
             )
         family = FAMILIES.get(source["model_type"])
         reader = _Reader(source, family)
-        activation = reader.value("hidden_act")
+        activation = reader.value(family.activation_key)
         if activation not in _ACTIVATIONS:
             raise ValueError(
-                f"hidden_act {activation!r} in config.json is not supported; known: {', '.join(_ACTIVATIONS)}"
+                f"{family.activation_key} {activation!r} in config.json is not supported; known: "
+                f"{', '.join(_ACTIVATIONS)}"
             )
         hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
         num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
@@ -112,6 +120,7 @@ class DecoderConfig:
             "max_position_embeddings": reader.size("max_position_embeddings"),
             "initializer_range": float(reader.value("initializer_range")),
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
+            "activation": _ACTIVATIONS[activation],
             "mlp_bias": bool(reader.value("mlp_bias")),
             "ropes": rope_by_layer({**family.defaults, **source}, head_dim, num_layers),
             "tensor_plan": family.tensor_plan,
@@ -142,6 +151,10 @@ class DecoderConfig:
         """Number of layers, under its name in PaddleNLP's configs."""
         return self.num_hidden_layers
 
+    def rms_norm(self) -> RMSNorm:
+        """Build a norm of hidden states."""
+        return RMSNorm(self.hidden_size, self.rms_norm_eps, self.norm_offset)
+
     def attention_shape(self, layer_index: int) -> AttentionShape:
         """Return the sizes and options of the attention of one layer."""
         return AttentionShape(
@@ -153,6 +166,7 @@ class DecoderConfig:
             output_bias=self.output_bias,
             qk_norm=self.qk_norm,
             norm_epsilon=self.rms_norm_eps,
+            norm_offset=self.norm_offset,
             scale=self.attention_scale,
             rotates=self.rotates is None or self.rotates[layer_index],
             interleaved=self.interleaved_rope,

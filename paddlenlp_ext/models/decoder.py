@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,7 +27,6 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
@@ -78,10 +78,11 @@ class Decoder(nn.Layer):
         self.recompute_plan: RecomputePlan | None = None
         self.dropout_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_scale = _rounded_root(config.hidden_size) if config.scales_embeddings else None
         layer_type = DECODER_LAYERS[config.layer]
         self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
-        norm_type = LayerNorm if config.layer == "parallel" else RMSNorm
-        self.norm = norm_type(config.hidden_size, config.rms_norm_eps)
+        parallel = config.layer == "parallel"
+        self.norm = LayerNorm(config.hidden_size, config.rms_norm_eps) if parallel else config.rms_norm()
         self.rotary = RotaryEmbeddings(config.ropes)
         self.has_linear_biases = config.has_linear_biases
 
@@ -102,7 +103,8 @@ class Decoder(nn.Layer):
     def embed(self, input_ids_BS: paddle.Tensor) -> paddle.Tensor:
         """Map token ids [B, S] to input embeddings [B, S, D]; later pipeline stages return zeros."""
         if self.stage is None or self.stage.is_first:
-            return self.embed_tokens(input_ids_BS)
+            x_BSD = self.embed_tokens(input_ids_BS)
+            return x_BSD if self.embedding_scale is None else x_BSD * self.embedding_scale
         return paddle.zeros([*input_ids_BS.shape, *self.norm.weight.shape], self.norm.weight.dtype)
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
@@ -367,3 +369,8 @@ class CausalLM(TrainableModel):
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:
     return token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
+
+
+def _rounded_root(size: int) -> float:
+    """Return the square root of `size`, rounded to the default number format, in which Gemma's models multiply."""
+    return float(paddle.to_tensor(math.sqrt(size)).astype(paddle.get_default_dtype()).astype("float32"))

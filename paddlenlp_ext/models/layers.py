@@ -3,7 +3,8 @@
 | layer | formula | families |
 | --- | --- | --- |
 | pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
-| post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 |
+| post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
+| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 3 |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
 
 Shapes: B batch, S sequence, D hidden.
@@ -34,7 +35,7 @@ class DecoderLayer(nn.Layer):
         super().__init__()
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
         self.self_attn = Attention(config.attention_shape(layer_index), layer_index)
-        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias)
+        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
@@ -59,8 +60,8 @@ class PreNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = config.rms_norm()
+        self.post_attention_layernorm = config.rms_norm()
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         attended_BSD = self._attend(self.input_layernorm(x_BSD), inputs)
@@ -73,12 +74,28 @@ class PostNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_feedforward_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = config.rms_norm()
+        self.post_feedforward_layernorm = config.rms_norm()
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         x_BSD = x_BSD + self.post_attention_layernorm(self._attend(x_BSD, inputs))
         return x_BSD + self.post_feedforward_layernorm(self._feed_forward(x_BSD))
+
+
+class SandwichLayer(DecoderLayer):
+    """Layer with norms before and after attention and feed-forward (Gemma 2, arXiv:2408.00118)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.input_layernorm = config.rms_norm()
+        self.post_attention_layernorm = config.rms_norm()
+        self.pre_feedforward_layernorm = config.rms_norm()
+        self.post_feedforward_layernorm = config.rms_norm()
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        attended_BSD = self.post_attention_layernorm(self._attend(self.input_layernorm(x_BSD), inputs))
+        x_BSD, normed_BSD = self.pre_feedforward_layernorm.forward_add(x_BSD, attended_BSD)
+        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(normed_BSD))
 
 
 class ParallelLayer(DecoderLayer):
@@ -96,5 +113,6 @@ class ParallelLayer(DecoderLayer):
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "pre_norm": PreNormLayer,
     "post_norm": PostNormLayer,
+    "sandwich": SandwichLayer,
     "parallel": ParallelLayer,
 }

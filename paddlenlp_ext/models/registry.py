@@ -32,12 +32,14 @@ class Family:
             sets.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
         defaults: values of keys that the family's config.json leaves out.
+        activation_key: key of the activation of the feed-forward gate.
     """
 
     architecture: str
     differences: Callable[[ConfigReader], dict[str, Any]]
     tensor_plan: TensorPlan
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    activation_key: str = "hidden_act"
 
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")

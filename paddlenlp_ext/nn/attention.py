@@ -107,7 +107,7 @@ class AttentionShape:
 
     Attributes:
         qk_norm: norms of queries and keys; None: no norms.
-        norm_epsilon: epsilon of these norms.
+        norm_epsilon, norm_offset: options of these norms (nn/rms_norm.py).
         scale: factor of the scores; None: 1 / sqrt(head_dim).
         rotates: whether queries and keys are rotated.
         interleaved: whether the rotation turns neighbouring channels (ops/rope.py).
@@ -123,6 +123,7 @@ class AttentionShape:
     output_bias: bool = False
     qk_norm: QKNorm | None = None
     norm_epsilon: float = 1e-6
+    norm_offset: float = 0.0
     scale: float | None = None
     rotates: bool = True
     interleaved: bool = False
@@ -153,7 +154,7 @@ class Attention(nn.Layer):
         if self.qk_norm is not None:
             for name, projection in zip(self.qk_norm.names, (self.q_proj, self.k_proj), strict=True):
                 size = self.head_dim if self.qk_norm.per_head else projection.weight.shape[0]
-                setattr(self, name, RMSNorm(size, shape.norm_epsilon))
+                setattr(self, name, RMSNorm(size, shape.norm_epsilon, shape.norm_offset))
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""

@@ -1,4 +1,4 @@
-"""Feed-forward block of a decoder layer (SwiGLU, arXiv:2002.05202)."""
+"""Feed-forward block of a decoder layer (SwiGLU and GeGLU, arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.ops.geglu import geglu
 from paddlenlp_ext.ops.swiglu import swiglu
+
+GATES = {"silu": swiglu, "gelu_tanh": geglu}
 
 
 class FeedForward(nn.Layer):
-    """Gated feed-forward block: `down(silu(gate(x)) * up(x))`."""
+    """Gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False) -> None:
+    Args:
+        hidden_size, intermediate_size: sizes of the block.
+        bias: whether the linear layers have biases.
+        activation: "silu", or "gelu_tanh" for the tanh approximation of GELU.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False, activation: str = "silu") -> None:
         super().__init__()
+        self.gate = GATES[activation]
         self.gate_proj = Linear(hidden_size, intermediate_size, bias)
         self.up_proj = Linear(hidden_size, intermediate_size, bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias)
@@ -22,7 +32,7 @@ class FeedForward(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., hidden_size] to [..., hidden_size]."""
         gate, up = recompute_region("mlp_column_ln", self._gate_and_up, x)
-        return recompute_region("mlp_row_ln", self.down_proj, swiglu(gate, up))
+        return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up))
 
     def _gate_and_up(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.gate_proj(x), self.up_proj(x)

@@ -29,28 +29,43 @@ class RMSNorm(nn.Layer):
     """Normalization of the last axis, of length `size`, followed by a trained scale that is initialized to one.
 
     Attributes:
+        offset: number that is added to the weight to obtain the scale: 0, or 1 in the Gemma models.
         shards: ranks that hold the shards of the last axis; None if it is not sharded.
     """
 
     shards: FeatureShards | None = None
 
-    def __init__(self, size: int, epsilon: float) -> None:
+    def __init__(self, size: int, epsilon: float, offset: float = 0.0) -> None:
         super().__init__()
-        self.epsilon = epsilon
-        ones, dtype = nn.initializer.Constant(1.0), activation_dtype(paddle.get_default_dtype())
-        self.weight = self.create_parameter([size], dtype=dtype, default_initializer=ones)
+        self.epsilon, self.offset = epsilon, offset
+        start, dtype = nn.initializer.Constant(1.0 - offset), activation_dtype(paddle.get_default_dtype())
+        self.weight = self.create_parameter([size], dtype=dtype, default_initializer=start)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size]."""
-        return rms_norm(x, self.weight, self.epsilon) if self.shards is None else self._norm_sharded(x, self.shards)
-
-    def _norm_sharded(self, x: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
-        """Normalize by the mean square over all shards, in float32."""
-        x_fp32 = x.astype("float32")
-        squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))
-        scale = (squares / (x.shape[-1] * shards.size) + self.epsilon).rsqrt()
-        return (x_fp32 * scale * self.weight.astype("float32")).astype(x.dtype)
+        return self.normalize(x, self.weight)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return `x + addend` and the normalized sum, both [..., size]."""
-        return add_rms_norm(x, addend, self.weight, self.epsilon)
+        return self.normalize_sum(x, addend, self.weight)
+
+    def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., size] to [..., size] with another weight [size] in place of the layer's."""
+        scale = self._scale(weight)
+        return rms_norm(x, scale, self.epsilon) if self.shards is None else self._norm_sharded(x, scale, self.shards)
+
+    def normalize_sum(
+        self, x: paddle.Tensor, addend: paddle.Tensor, weight: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the result of `forward_add` with another weight [size] in place of the layer's."""
+        return add_rms_norm(x, addend, self._scale(weight), self.epsilon)
+
+    def _scale(self, weight: paddle.Tensor) -> paddle.Tensor:
+        return weight if self.offset == 0.0 else weight + self.offset
+
+    def _norm_sharded(self, x: paddle.Tensor, scale: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
+        """Normalize by the mean square over all shards, in float32."""
+        x_fp32 = x.astype("float32")
+        squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))
+        inverse = (squares / (x.shape[-1] * shards.size) + self.epsilon).rsqrt()
+        return (x_fp32 * inverse * scale.astype("float32")).astype(x.dtype)

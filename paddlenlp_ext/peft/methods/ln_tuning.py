@@ -22,7 +22,6 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, has_values
@@ -88,11 +87,11 @@ class TunedNorm(WeightAdapter):
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., D] to [..., D]."""
-        return rms_norm(x, self.weight, self.base.epsilon)
+        return self.base.normalize(x, self.weight)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return `x + addend` and the normalized sum, both [..., D]; the second entry of a norm besides `forward`."""
-        return add_rms_norm(x, addend, self.weight, self.base.epsilon)
+        return self.base.normalize_sum(x, addend, self.weight)
 
     def merged_weight(self) -> paddle.Tensor:
         """Return the trained scale, float32 [D]."""
