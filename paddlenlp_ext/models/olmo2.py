@@ -16,7 +16,8 @@ OLMO2_TENSOR_PLAN: TensorPlan = {
 }
 
 
-def _differences(config: ConfigReader) -> dict[str, Any]:
+def olmo2_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder, with full attention in every layer."""
     bias = bool(config.value("attention_bias"))
     return {
         "qkv_bias": bias,
@@ -27,4 +28,4 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     }
 
 
-FAMILIES.register("olmo2")(Family("Olmo2ForCausalLM", _differences, OLMO2_TENSOR_PLAN, {"rms_norm_eps": 1e-5}))
+FAMILIES.register("olmo2")(Family("Olmo2ForCausalLM", olmo2_differences, OLMO2_TENSOR_PLAN, {"rms_norm_eps": 1e-5}))

@@ -33,6 +33,8 @@ class Family:
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
         defaults: values of keys that the family's config.json leaves out.
         activation_key: key of the activation of the feed-forward gate.
+        complete: function from the contents of config.json to contents without the family's special cases; they are
+            read, and never written.
     """
 
     architecture: str
@@ -40,6 +42,7 @@ class Family:
     tensor_plan: TensorPlan
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"
+    complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")
@@ -48,6 +51,29 @@ FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")
 def full_attention(config: ConfigReader) -> tuple[None, ...]:
     """Return None as the window of every layer."""
     return (None,) * config.size("num_hidden_layers")
+
+
+def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
+    """Return a config.json dict with `layer_types` and with `rope_parameters` for each layer type.
+
+    As in transformers, a `rope_scaling` belongs to the layers with full attention.
+
+    Args:
+        config: contents of config.json.
+        period: without `layer_types`, each layer of this number has full attention, and the others have a window.
+        thetas: base of the rotary frequencies by layer type, where the settings have none.
+    """
+    types = config.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(config.get("num_hidden_layers") or 0)
+    ]
+    stored = config.get("rope_parameters") or {}
+    scaling = {"full_attention": config.get("rope_scaling") or {}}
+    settings = {
+        kind: {"rope_theta": theta, **(stored.get(kind) or {}), **scaling.get(kind, {})}
+        for kind, theta in thetas.items()
+    }
+    return {**config, "layer_types": types, "rope_scaling": None, "rope_parameters": settings}
 
 
 def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int | None, ...]:

@@ -135,6 +135,35 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "tie_word_embeddings": True,
     },
+    "hunyuan_alpha": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "hunyuan_v1_dense",
+        "head_dim": 12,
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
+    "olmo3_yarn": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "rope_theta": 5000.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    },
+    "gemma3_text": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "query_pre_attn_scalar": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 7,
+        "rope_theta": 5000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "tie_word_embeddings": True,
+    },
 }
 
 

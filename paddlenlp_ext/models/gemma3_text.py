@@ -1,0 +1,58 @@
+"""Gemma 3, text: norms around attention and feed-forward, windows with a rotation of their own. arXiv:2503.19786."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.models.qwen3 import QWEN3_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type
+from paddlenlp_ext.nn.attention import QKNorm
+
+_THETA, _LOCAL_THETA, _PATTERN = 1_000_000.0, 10_000.0, 6
+_UNSUPPORTED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
+
+
+def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    thetas = {
+        "full_attention": config.get("rope_theta") or _THETA,
+        "sliding_attention": config.get("rope_local_base_freq") or _LOCAL_THETA,
+    }
+    return with_rope_by_layer_type(config, config.get("sliding_window_pattern") or _PATTERN, thetas)
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    for key in _UNSUPPORTED:
+        if config.value(key):
+            raise ValueError(f"{key} {config.value(key)!r} in config.json is not supported for gemma3_text")
+    bias = bool(config.value("attention_bias"))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "qk_norm": QKNorm(),
+        "attention_scale": float(config.value("query_pre_attn_scalar")) ** -0.5,
+        "norm_offset": 1.0,
+        "scales_embeddings": True,
+        "layer": "sandwich",
+        "windows": windows_by_type(config, ()),
+    }
+
+
+FAMILIES.register("gemma3_text")(
+    Family(
+        "Gemma3ForCausalLM",
+        _differences,
+        QWEN3_TENSOR_PLAN,
+        {
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131_072,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        activation_key="hidden_activation",
+        complete=_complete,
+    )
+)

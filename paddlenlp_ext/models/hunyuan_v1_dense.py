@@ -1,0 +1,44 @@
+"""Hunyuan, dense: Llama with norms of the heads of q and k after the rotation. Tencent 2025."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.nn.attention import QKNorm
+from paddlenlp_ext.nn.rope import stored_settings
+from paddlenlp_ext.sharding_spec import TensorPlan
+
+HUNYUAN_TENSOR_PLAN: TensorPlan = {
+    **LLAMA_TENSOR_PLAN,
+    "model.layers.*.self_attn.query_layernorm": "replicated",
+    "model.layers.*.self_attn.key_layernorm": "replicated",
+}
+
+
+def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a scaling by `alpha`, which the files call dynamic, by the base that it stands for."""
+    settings = stored_settings(config)
+    if not settings.get("alpha"):
+        return config
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    theta = settings.get("rope_theta") or config.get("rope_theta") or 10_000.0
+    stretched = {"rope_type": "default", "rope_theta": theta * settings["alpha"] ** (head_dim / (head_dim - 2))}
+    return {**config, "rope_scaling": None, "rope_parameters": stretched}
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    bias = bool(config.value("attention_bias"))
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "qk_norm": QKNorm(("query_layernorm", "key_layernorm"), after_rotation=True),
+        "windows": full_attention(config),
+    }
+
+
+FAMILIES.register("hunyuan_v1_dense")(
+    Family("HunYuanDenseV1ForCausalLM", _differences, HUNYUAN_TENSOR_PLAN, {"rms_norm_eps": 1e-5}, complete=_complete)
+)
