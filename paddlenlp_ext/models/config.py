@@ -92,7 +92,8 @@ class DecoderConfig:
                 f"supported: {', '.join(FAMILIES.names())}"
             )
         family = FAMILIES.get(source["model_type"])
-        reader = _Reader(source, family)
+        completed = family.complete(source)
+        reader = _Reader(completed, family)
         activation = reader.value(family.activation_key)
         if activation not in _ACTIVATIONS:
             raise ValueError(
@@ -122,7 +123,7 @@ class DecoderConfig:
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
             "activation": _ACTIVATIONS[activation],
             "mlp_bias": bool(reader.value("mlp_bias")),
-            "ropes": rope_by_layer({**family.defaults, **source}, head_dim, num_layers),
+            "ropes": rope_by_layer({**family.defaults, **completed}, head_dim, num_layers),
             "tensor_plan": family.tensor_plan,
             "source": {**source, "architectures": [family.architecture]},
             "name_or_path": name_or_path,

@@ -22,6 +22,14 @@ FAMILIES = {
     "smollm3_layer_without_rotation": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granite_multipliers": {"model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "olmo2_post_norm": {"model_type": "olmo2"},
+    "gemma3_sandwich": {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "rope_theta": 1000.0,
+    },
+    "hunyuan_norms_after_rotation": {"model_type": "hunyuan_v1_dense"},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
 }
 

@@ -18,7 +18,7 @@ from tests.models.tiny_model import TINY, make_model
     [
         (
             {"model_type": "qwen2_moe"},
-            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, ernie4_5, granite, llama, ",
+            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, ernie4_5, .*llama, mistral, ",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
@@ -27,6 +27,7 @@ from tests.models.tiny_model import TINY, make_model
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
         ({"rope_scaling": {"type": "su"}}, "unknown rope type 'su'"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 .* not supported"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
     ],
 )
@@ -59,6 +60,8 @@ def test_from_dict_without_model_type_lists_known_families():
             (8, None),
         ),
         ({"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "olmo3", "num_hidden_layers": 4}, (4096, 4096, 4096, None)),
         ({"model_type": "cohere2", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, (None, None)),
         (
             {

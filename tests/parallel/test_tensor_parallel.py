@@ -82,6 +82,7 @@ FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
     Case("sp-lora-olmo2", {**TENSOR, "sequence_parallel": True}, {"model_type": "olmo2"}, "lora", {"rank": 4}),
     Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
+    Case("sp-sft-gemma3", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma3_text", "head_dim": 8}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 ALIBI = {"rope_scaling": {"rope_type": "alibi"}}

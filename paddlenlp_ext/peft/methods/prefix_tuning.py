@@ -128,8 +128,11 @@ class PrefixModel(PeftModel):
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
                 converted[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
-            attention = layers[name.rpartition(".")[0]].base
-            converted[name.replace(self.UNSHIFTED, "prefix")] = self._shift_keys(converted.pop(name), attention)
+            attention, value = layers[name.rpartition(".")[0]].base, converted.pop(name)
+            has_size = value.shape[-1] == attention.head_dim  # otherwise it is refused below, with all others
+            converted[name.replace(self.UNSHIFTED, "prefix")] = (
+                self._shift_keys(value, attention) if has_size else value
+            )
         super().load_tensors(converted, where)
 
     def _shift_keys(self, prefix_P2KH: np.ndarray, attention: Attention) -> np.ndarray:

@@ -131,10 +131,22 @@ def as_paddlenlp(folder: Path, value_L2KPH: np.ndarray, **fields: Any) -> None:
     np.save(folder / "pre_caches.npy", value_L2KPH)
 
 
-@pytest.mark.parametrize("rope", [{}, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}])
-def test_prefix_paddlenlp_folder_keeps_logits(rope: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_parameters": _YARN},
+        {"model_type": "ernie4_5", "head_dim": 6},
+        {"model_type": "smollm3", "no_rope_layer_interval": 2, "rope_parameters": {**_YARN, "rope_theta": 100.0}},
+    ],
+    ids=["llama", "yarn", "interleaved", "layer-without-rotation"],
+)
+def test_prefix_paddlenlp_folder_keeps_logits(changes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Compare with a model whose positions are shifted: PaddleNLP's documents start at 0 after a prefix."""
-    sizes = {**FAMILIES["llama"], **({"rope_parameters": rope} if rope else {})}
+    sizes = {**FAMILIES["llama"], **changes}
     value = np.random.default_rng(0).standard_normal((2, 2, 2, 6, 6)).astype(np.float32)
     as_paddlenlp(tmp_path / "theirs", value)
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_config(sizes, seed=3), tmp_path / "theirs")
@@ -147,6 +159,20 @@ def test_prefix_paddlenlp_folder_keeps_logits(rope: dict, tmp_path: Path, monkey
     original = RotaryEmbedding.__call__
     monkeypatch.setattr(RotaryEmbedding, "__call__", lambda self, positions: original(self, positions - 6))
     np.testing.assert_allclose(logits, logits_of(reference), rtol=0, atol=1e-4)
+
+
+def test_prefix_paddlenlp_folder_for_norms_after_rotation_raises(tmp_path: Path):
+    as_paddlenlp(tmp_path / "theirs", np.zeros((2, 2, 2, 6, 6), np.float32))
+    model = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "model_type": "hunyuan_v1_dense"})
+    with pytest.raises(ValueError, match="does not fit a model with norms after the rotation"):
+        PeftModel.from_pretrained(model, tmp_path / "theirs")
+
+
+def test_prefix_paddlenlp_folder_of_another_head_size_raises(tmp_path: Path):
+    as_paddlenlp(tmp_path / "theirs", np.zeros((2, 2, 2, 6, 6), np.float32))
+    model = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "head_dim": 8})
+    with pytest.raises(ValueError, match=r"misshapen.*stored \[6, 2, 2, 6\]"):
+        PeftModel.from_pretrained(model, tmp_path / "theirs")
 
 
 def test_prefix_unreadable_files_raise(tmp_path: Path):
