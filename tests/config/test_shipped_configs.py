@@ -36,10 +36,7 @@ def test_shipped_preference_file_loads(path):
 
 
 def test_shipped_files_exist_for_every_family():
-    """Expect all methods for three families, LoRA for Mistral, and full, LoRA and QLoRA training for newer families.
-
-    Preference training is expected for the first four.
-    """
+    """Expect all methods for three families, LoRA for Mistral, QLoRA for the newer ones, and preferences for all."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
@@ -47,7 +44,7 @@ def test_shipped_files_exist_for_every_family():
     expected |= {f"{family}/{method}" for family in newer for method in ("sft", "lora", "qlora")}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected
-    families = ("llama", "qwen", "smollm2", "mistral")
+    families = ("llama", "qwen", "smollm2", "mistral", *newer)
     assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in PREFERENCE} == {
         f"{family}/{name}" for family in families for name in ("dpo", "dpo_lora")
     }
