@@ -45,6 +45,24 @@ def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAP
     return np.random.default_rng(0).integers(0, vocab_size, (documents, length))
 
 
+def random_pairs(
+    pairs: int, prompt: int, answer: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]
+) -> list[dict[str, list[int]]]:
+    """Return pairs of answers as token ids, equal in every program; lengths are within a quarter of those given."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(pairs):
+        sizes = [int(size * generator.uniform(0.75, 1.25)) for size in (prompt, answer, answer)]
+        ids = [generator.integers(0, vocab_size, max(1, size)).tolist() for size in sizes]
+        rows.append(dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), ids, strict=True)))
+    return rows
+
+
+def num_pair_tokens(pair: dict[str, list[int]]) -> int:
+    """Return the tokens of a pair as two separate sequences, with which all programs count their speed."""
+    return 2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"])
+
+
 def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str, object]:
     """Run an untimed step of `tokens` tokens, then `count` timed ones."""
     step()

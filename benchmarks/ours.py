@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.data.types import EncodedRow
@@ -30,10 +31,10 @@ _KEYS_OF_EVERY_RUN = {
 }
 
 
-def run_config(keys: Sequence[str]) -> RunConfig:
+def run_config(keys: Sequence[str], sections: Mapping[str, type] = SECTIONS) -> RunConfig:
     """Return the configuration of a run from a command line (`--lora true`), over the defaults of all benchmarks."""
     shared = [word for key, value in _KEYS_OF_EVERY_RUN.items() for word in (f"--{key}", value)]
-    return load_run_config([*shared, *keys], peft_methods())
+    return load_run_config([*shared, *keys], peft_methods(), sections)
 
 
 def not_offered(keys: str) -> str | None:
