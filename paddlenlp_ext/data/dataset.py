@@ -153,7 +153,8 @@ def load_dataset(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
-        options={**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive},
+        # Earlier versions truncated plain text: "split" in the key tells their caches apart.
+        options={**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive and "split"},
         reads_more=template.writes_messages and config.bad_rows == "drop",
     )
     encoder = RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers))

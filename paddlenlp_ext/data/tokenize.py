@@ -10,7 +10,8 @@ entire row. `truncation` selects what happens to a longer row:
     drop    The row is dropped and counted.
     error   The row is invalid.
 
-System prompts and the markers of the template are never truncated.
+Plain text (`autoregressive`) is split into several examples in place of being truncated. System prompts and
+the markers of the template are never truncated.
 
 A row whose earlier turns the template rewrites is unfolded into several examples, each of which is truncated by itself.
 One that does not fit is left out, and its tokens count as truncated, as long as another example of the row fits.
@@ -181,8 +182,8 @@ def _encode_texts(
         assert isinstance(row, SourceRow), "text comes from a valid row"
         (turn,) = next(encoded)
         try:
-            tokens, num_truncated_tokens = truncate_text(turn.prompt + turn.answer, limits)
-            yield _tokenized(row, tokens, [True] * len(tokens), 0, 0, num_truncated_tokens)
+            for part, tokens in enumerate(split_text(turn.prompt + turn.answer, limits)):
+                yield replace(_tokenized(row, tokens, [True] * len(tokens), 0, 0, 0), part=part)
         except InvalidRowError as error:
             yield _invalid(row, error)
 
@@ -261,22 +262,24 @@ def truncate_turns(
     return TruncatedTurns(remaining, total - sum(turn.length for turn in remaining), num_removed_answers)
 
 
-def truncate_text(tokens: list[int], limits: LengthLimits) -> tuple[list[int], int]:
-    """Truncate plain text to `max_length`.
+def split_text(tokens: list[int], limits: LengthLimits) -> list[list[int]]:
+    """Split plain text into examples of at most `max_length` tokens; `truncation` "drop" and "error" forbid it.
 
-    Returns:
-        The remaining tokens, and the number of removed tokens.
+    Each example begins with the last token of the one before it, where that token was only a label. So every token but
+    the last of the text is an input once, and every token but the first is a label once:
+
+        text           a b c d e f g       max_length 4
+        examples       a b c d             inputs a b c, labels b c d
+                             d e f g       inputs d e f, labels e f g
 
     Raises:
-        InvalidRowError: the text is too long, and `truncation` does not allow truncating it.
+        InvalidRowError: the text is too long, and `truncation` does not allow splitting it.
     """
-    excess = len(tokens) - limits.max_length
-    if excess <= 0:
-        return tokens, 0
-    if limits.truncation in ("drop", "error"):
+    if len(tokens) > limits.max_length and limits.truncation in ("drop", "error"):
         message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
         raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
-    return (tokens[:-excess] if limits.truncation == "right" else tokens[excess:]), excess
+    step = limits.max_length - 1
+    return [tokens[start : start + limits.max_length] for start in range(0, max(len(tokens) - 1, 1), step)]
 
 
 def _truncate_right(turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits) -> list[EncodedTurn]:

@@ -147,6 +147,8 @@ class DataStats:
         num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
         num_unfolded: rows that became several examples, because the template rewrites earlier turns.
         num_unfolded_examples: examples of those rows.
+        num_split: plain texts that became several examples, because they are longer than `max_length`.
+        num_split_examples: examples of those texts.
         num_thoughts: target answers with a thought.
         num_tool_calls: calls of tools in target answers.
         examples: the first dropped rows, for the log.
@@ -162,6 +164,8 @@ class DataStats:
     num_truncated_tokens: int = 0
     num_unfolded: int = 0
     num_unfolded_examples: int = 0
+    num_split: int = 0
+    num_split_examples: int = 0
     num_thoughts: int = 0
     num_tool_calls: int = 0
     examples: tuple[InvalidRow, ...] = ()
@@ -201,6 +205,8 @@ class DataStats:
             ("tokens truncated", self.num_truncated_tokens),
             ("rows unfolded", self.num_unfolded),
             ("examples of unfolded rows", self.num_unfolded_examples),
+            ("texts split", self.num_split),
+            ("examples of split texts", self.num_split_examples),
             ("target answers with a thought", self.num_thoughts),
             ("target tool calls", self.num_tool_calls),
         )

@@ -198,7 +198,8 @@ def test_load_dataset_autoregressive_makes_every_token_a_target(options, tokeniz
     with pytest.raises(ValueError, match="no prompts"):
         next(dataset.prompts())
     truncated = load_dataset(options(folder, autoregressive=True, max_length=3), "train", tokenizer)
-    assert truncated.stats.num_truncated == 1 and truncated.lengths.max() == 2
+    assert truncated.stats.num_truncated == 0 and truncated.lengths.max() == 2
+    assert (truncated.stats.num_split, truncated.stats.num_split_examples, len(truncated)) == (1, 2, 4)
     bad = load_dataset(
         options(write(tmp_path / "other", [*rows, {"tgt": "a"}, {"src": " "}]), autoregressive=True, bad_rows="drop"),
         "train",

@@ -20,7 +20,7 @@ from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
-DIGESTS = {4: "7fdb14cc4c3662bb685b04f330b2306fe4d57ff9aee9520dab9ba19dd05abf93"}
+DIGESTS = {4: "4eb90752adbd52d78dc963ba4dea0c8b51217488d0d9ca97fd5d22269c0a3016"}
 """Tokenization version -> digest of the tokens of this file."""
 
 TURNS = (("Was ist 2 + 2?", "vier"), (" Und\n[/INST]? ", "Grüße, 你好 "), ("vier" * 9, "fünf" * 9))

@@ -7,7 +7,7 @@ import pytest
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.templates.base import join_turns
-from paddlenlp_ext.data.tokenize import LengthLimits, truncate_text, truncate_turns
+from paddlenlp_ext.data.tokenize import LengthLimits, split_text, truncate_turns
 from paddlenlp_ext.data.types import InvalidRowError
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
@@ -157,12 +157,13 @@ def test_truncate_turns_with_rewritten_words_raises(tokenizer, tmp_path):
         )
 
 
-def test_truncate_text_follows_the_policy():
-    assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "right")) == ([1, 2, 3], 1)
-    assert truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "left")) == ([2, 3, 4], 1)
-    assert truncate_text([1, 2, 3], LengthLimits(1, 3, "error")) == ([1, 2, 3], 0)
-    with pytest.raises(InvalidRowError, match="4 tokens"):
-        truncate_text([1, 2, 3, 4], LengthLimits(9, 3, "drop"))
+def test_split_text_follows_the_policy():
+    assert split_text([1, 2, 3, 4], LengthLimits(9, 3, "right")) == [[1, 2, 3], [3, 4]]
+    assert split_text([1, 2, 3], LengthLimits(1, 3, "error")) == [[1, 2, 3]]
+    for truncation in ("drop", "error"):
+        with pytest.raises(InvalidRowError, match="4 tokens") as caught:
+            split_text([1, 2, 3, 4], LengthLimits(9, 3, truncation))
+        assert caught.value.by_policy == (truncation == "drop")
 
 
 def test_length_limits_with_an_unknown_policy_raise():
