@@ -82,7 +82,6 @@ class RowEncoder:
         starts = [index for index, example in enumerate(valid) if example.part == 0]
         rows_read = [valid[start:end] for start, end in itertools.pairwise([*starts, len(valid)])]
         several = [len(examples) for examples in rows_read if len(examples) > 1]
-        name = "num_split" if self.autoregressive else "num_unfolded"
         num_truncated = sum(any(example.num_truncated_tokens for example in examples) for examples in rows_read)
         stats = DataStats(
             num_read=len(rows_read) + len(dropped),
@@ -91,7 +90,10 @@ class RowEncoder:
             num_tokens=len(arrays.tokens),
             num_target_tokens=int(arrays.loss_mask.sum()),
             num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
-            **{name: len(several), f"{name}_examples": sum(several)},
+            num_unfolded=0 if self.autoregressive else len(several),
+            num_unfolded_examples=0 if self.autoregressive else sum(several),
+            num_split=len(several) if self.autoregressive else 0,
+            num_split_examples=sum(several) if self.autoregressive else 0,
             num_thoughts=sum(row.num_thoughts for row in valid),
             num_tool_calls=sum(row.num_tool_calls for row in valid),
             unknown_fields={file: dict(counts) for file, counts in unknown.items()},
