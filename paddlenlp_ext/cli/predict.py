@@ -19,6 +19,7 @@ from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, pre
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
 from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
+from paddlenlp_ext.data.types import InvalidRowError
 from paddlenlp_ext.generation.generate import Decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
@@ -102,7 +103,7 @@ def choose_template(
 ) -> ChatTemplate:
     """Load the requested chat template, else the one of the training run, else the tokenizer's own.
 
-    Variables of the template are chosen in the same way.
+    The variables of the training run belong to its template: a requested one has those of the command line only.
 
     Args:
         arguments: `--chat_template` and `--chat_template_kwargs`.
@@ -115,8 +116,8 @@ def choose_template(
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)
     settings = {} if run is None else json.loads(run.read_text(encoding="utf-8"))
-    kwargs = arguments.chat_template_kwargs
-    if kwargs is None:
+    kwargs = arguments.chat_template_kwargs or {}
+    if arguments.chat_template is None and arguments.chat_template_kwargs is None:
         kwargs = settings.get("chat_template_kwargs") or {}
     options = TemplateOptions(kwargs)
     if kwargs:
@@ -133,8 +134,17 @@ def choose_template(
 
 
 def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_length: int) -> list[list[int]]:
-    """Return the prompt ids of every question; log how many prompts were truncated to `src_length` tokens."""
-    encoded = [encode_truncated_prompt(template, question, src_length) for question in questions]
+    """Return the prompt ids of every question; log how many prompts were truncated to `src_length` tokens.
+
+    Raises:
+        ValueError: the template does not write a row, or its text alone exceeds `src_length`.
+    """
+    encoded = []
+    for number, question in enumerate(questions, start=1):
+        try:
+            encoded.append(encode_truncated_prompt(template, question, src_length))
+        except InvalidRowError as error:
+            raise ValueError(f"data_file: row {number}: {error}") from error
     num_truncated = sum(was_truncated for _, was_truncated in encoded)
     if num_truncated:
         logger.warning(

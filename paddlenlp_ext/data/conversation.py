@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -111,7 +111,7 @@ class Conversation:
 
     def until(self, index: int) -> Conversation:
         """Return the conversation without the message at `index` and those after it."""
-        return replace(self, messages=self.messages[:index])
+        return Conversation(self.messages[:index], self.tools, self.template_kwargs)
 
     def without_oldest_turn(self) -> Conversation | None:
         """Return the conversation without its first question and the messages up to the next question.
@@ -125,6 +125,14 @@ class Conversation:
             if self.messages[index].role == USER and self.messages[index - 1].role != USER:
                 return replace(self, messages=self.messages[:head] + self.messages[index:])
         return None
+
+    def with_targets(self, targets: Container[int]) -> Conversation:
+        """Return the conversation with only the messages at the indices `targets` as targets."""
+        messages = (
+            message if message.is_target == (index in targets) else replace(message, is_target=index in targets)
+            for index, message in enumerate(self.messages)
+        )
+        return Conversation(tuple(messages), self.tools, self.template_kwargs)
 
     def question_before(self, index: int) -> str:
         """Return the text of the last user message before the message at `index`; empty if there is none."""

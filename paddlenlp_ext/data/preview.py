@@ -34,11 +34,15 @@ def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, conso
     legend.append(" (every second token underlined; ⟦ ⟧ without colors; ⏎ is a line break in the target)")
     console.print(legend)
     marked = console.color_system is None
+    previous, part = None, 1
     for index in range(min(num_rows, len(dataset))):
         row = dataset[index]
         file, line = dataset.source(index)
+        part = part + 1 if (file, line) == previous else 1
+        previous = (file, line)
+        place = f"{file}:{line}" + (f", example {part}" if part > 1 else "")
         num_target_tokens = int(row.loss_mask.sum())
-        title = f"row {index}  {file}:{line}  {len(row.tokens)} tokens, {num_target_tokens} target tokens"
+        title = f"row {index}  {place}  {len(row.tokens)} tokens, {num_target_tokens} target tokens"
         console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
         console.print(style_row(row, tokenizer, marked), soft_wrap=True)
 

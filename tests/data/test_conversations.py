@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.formats import parse_row
+from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.data.prompts import encode_truncated_prompt, parse_prompt
 from paddlenlp_ext.data.templates import TemplateOptions, load_template
 from paddlenlp_ext.data.types import DataError, InvalidRowError
@@ -171,6 +174,15 @@ def test_prompts_with_mask_reasoning_leave_the_thought_to_the_model(load):
     ((ids, reference, _),) = load(ROWS["thought"], mask_reasoning=True).prompts()
     assert decode(ids).endswith("<|im_start|>assistant\n")
     assert reference == "<think>\nTwo and two.\n</think>\n\nfour"
+
+
+def test_preview_rows_shows_unfolded_examples_and_masked_thoughts(load):
+    output = io.StringIO()
+    dataset = load(ROWS["thoughts_two"], mask_reasoning=True)
+    preview_rows(dataset, byte_tokenizer(), 3, Console(file=output, width=200))
+    view = output.getvalue()
+    assert "train.json:1  " in view and "train.json:1, example 2  " in view
+    assert "</think>\n\n⟦four<|im_end|>⟧" in view and "</think>\n\n⟦six<|im_end|>⟧" in view
 
 
 def test_load_dataset_with_other_options_tokenizes_again(load, tmp_path):

@@ -198,6 +198,14 @@ def test_encode_end_token_after_a_mark_is_a_target(tokenizer, tmp_path):
     assert decoded == [answer + end for _, answer in TURNS]
 
 
+def test_encode_with_two_adjacent_marks_learns_both(tokenizer, tmp_path):
+    marked, end = TEMPLATES["marked"]
+    twice = marked.replace(" + '<|im_end|>'", "}}{% endgeneration %}{% generation %}{{ '<|im_end|>'")
+    assert twice != marked
+    template = load_template(write_template(tmp_path, twice), tokenizer)
+    assert decoded_targets(template, HARD_TURNS) == [answer + end for answer in answers_of(HARD_TURNS)]
+
+
 def test_encode_with_dummy_prefixes_equals_the_full_text(tmp_path):
     """Test a tokenizer that, as Llama 2's, marks the beginning of a text: answers must not get a mark of their own."""
     tokenizer = make_marking_tokenizer()

@@ -162,6 +162,8 @@ class _Draft:
             renderer = self.template.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
             answers = [index for index in self.answers if index < count]
+            if len(spans) > len(answers):  # such as a mark of the content and another one of the end token
+                spans = _join_adjacent(spans)
             if len(spans) != len(answers):
                 problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
                 raise InvalidRowError(REFUSED, f"the template {problem}")
@@ -232,6 +234,16 @@ class _Draft:
         return self._texts[key]
 
 
+def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of which no one begins where another ends."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return joined
+
+
 def _needs_check(conversation: Conversation, text: str) -> bool:
     """Return whether a conversation has parts that its template may leave out."""
     if conversation.tools:
@@ -280,15 +292,13 @@ def _spliced_example(draft: _Draft, index: int) -> Example:
         number = draft.answers.index(index) + 1
         problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
         raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", draft.messages[index].path)
-    turn = replace(_turn(draft, index, draft.prompt(index), "", answer), number=draft.answers.index(index))
-    messages = tuple(replace(m, is_target=number == index) for number, m in enumerate(draft.messages[: index + 1]))
-    return Example(replace(draft.conversation, messages=messages), (turn,))
+    turn = _turn(draft, index, draft.prompt(index), "", answer)
+    return Example(draft.conversation.until(index + 1).with_targets((index,)), (turn,))
 
 
 def _example(draft: _Draft, count: int, located: dict[int, tuple[int, int]], learned: set[int]) -> Example:
     """Return the example of the first `count` messages, in which only the `learned` answers are targets."""
     text = draft.text(count)
-    messages = tuple(replace(m, is_target=index in learned) for index, m in enumerate(draft.messages[:count]))
     turns: list[RenderedTurn] = []
     previous_end = 0
     for index, (start, end) in located.items():
@@ -296,9 +306,9 @@ def _example(draft: _Draft, count: int, located: dict[int, tuple[int, int]], lea
         if draft.template.renderer.is_marked and index and text.startswith(prompt := draft.prompt(index)):
             header = text[start : len(prompt)]
         turn = _turn(draft, index, text[previous_end:start], header, text[start + len(header) : end])
-        turns.append(replace(turn, is_target=index in learned, number=draft.answers.index(index)))
+        turns.append(turn if index in learned or not turn.is_target else replace(turn, is_target=False))
         previous_end = end
-    return Example(replace(draft.conversation, messages=messages), tuple(turns))
+    return Example(draft.conversation.until(count).with_targets(learned), tuple(turns))
 
 
 def _turn(draft: _Draft, index: int, prompt: str, header: str, answer: str) -> RenderedTurn:
@@ -340,7 +350,15 @@ def _turn(draft: _Draft, index: int, prompt: str, header: str, answer: str) -> R
         leads.append(Lead(block, False, not thought))
     answer = answer[len(block) :]
     return RenderedTurn(
-        head, content, tail, answer, tuple(leads), has_thought=bool(thought), num_tool_calls=len(message.tool_calls)
+        head,
+        content,
+        tail,
+        answer,
+        tuple(leads),
+        is_target=message.is_target,
+        number=draft.answers.index(index),
+        has_thought=bool(thought),
+        num_tool_calls=len(message.tool_calls),
     )
 
 
