@@ -24,6 +24,18 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # otherwise libraries report objects that are still alive at exit
 
 
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip loss.png, which takes longer than the tiny runs here, unless a test uses the fixture `picture`."""
+    if "picture" not in request.fixturenames:
+        monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.reports.plot_loss", lambda log_history, path: None)
+
+
+@pytest.fixture
+def picture() -> None:
+    """Let the run plot its loss."""
+
+
 @pytest.fixture
 def run_folders(tmp_path: Path) -> Path:
     """Create `model/` with weights and a tokenizer, and `data/`, whose answers are the question's words in reverse."""
