@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         get_peft_model,
     )
     from paddlenlp_ext.quantization.options import QuantizationConfig
-    from paddlenlp_ext.trainer.finetune import FinetuneResult, finetune, load_config
+    from paddlenlp_ext.trainer.finetune import FinetuneResult, dpo, finetune, load_config
     from paddlenlp_ext.trainer.trainer import Trainer
 
 __all__ = [
@@ -130,6 +130,7 @@ __all__ = [
     "VeraConfig",
     "__version__",
     "configure_runtime",
+    "dpo",
     "finetune",
     "get_peft_model",
     "load_config",
@@ -160,6 +161,7 @@ EXPORTS = {
     "RunConfig": "paddlenlp_ext.config.run_config",
     "Trainer": "paddlenlp_ext.trainer.trainer",
     "configure_runtime": "paddlenlp_ext._runtime",
+    "dpo": "paddlenlp_ext.trainer.finetune",
     "finetune": "paddlenlp_ext.trainer.finetune",
     "load_config": "paddlenlp_ext.trainer.finetune",
     "load_dataset": "paddlenlp_ext.api",

@@ -1,4 +1,4 @@
-"""Run fine-tuning from data to evaluation, for `llm/run_finetune.py` and `paddlenlp_ext.finetune`."""
+"""Run training from data to evaluation, for the programs of `llm/` and for `paddlenlp_ext.finetune` and `dpo`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import build_trainer, load_data
 from paddlenlp_ext.trainer.output_dir import check_output_dir
@@ -57,13 +58,27 @@ def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: An
     return run_training(load_config(config, **overrides))
 
 
+def dpo(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
+    """Train a model on preferences, as `llm/run_dpo.py` does with the same keys (docs/preference.md).
+
+    Arguments and errors are those of `finetune`.
+    """
+    return run_training(_load(config, overrides, PREFERENCE_SECTIONS))
+
+
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
     """Return the checked configuration of a run, which `Trainer` takes; the arguments are those of `finetune`.
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
     """
-    run_config = run_config_from(config, overrides, peft_methods())
+    return _load(config, overrides, SECTIONS)
+
+
+def _load(
+    config: Mapping[str, Any] | str | os.PathLike[str], overrides: Mapping[str, Any], sections: Mapping[str, type]
+) -> RunConfig:
+    run_config = run_config_from(config, overrides, peft_methods(), sections)
     for note in run_config.notes:
         logger.info("%s", note)
     return run_config

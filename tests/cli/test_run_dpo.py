@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_run_dpo_trains_an_adapter_that_prefers_the_chosen_answers(run):
     assert config["loss_type"] == "sigmoid" and config["max_length"] == 64
     first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     assert {"rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected"} <= first.keys()
+
+
+def test_run_dpo_reference_is_the_adapter_that_a_run_starts_from(run, run_folders):
+    """Train an adapter of a quantized model, then continue with it: rewards begin at zero again."""
+    first = run(weight_quantize_algo="nf4", num_train_epochs=3)
+    trained = [json.loads(line) for line in (first / "metrics.jsonl").read_text().splitlines()]
+    assert trained[0]["rewards/margins"] == pytest.approx(0, abs=1e-5) and trained[-1]["rewards/margins"] > 0.05
+    (run_folders / "out").rename(run_folders / "first")
+    again = run(weight_quantize_algo="nf4", lora_path=run_folders / "first", max_steps=1)
+    entry = json.loads((again / "metrics.jsonl").read_text().splitlines()[0])
+    assert entry["rewards/margins"] == pytest.approx(0, abs=1e-5) and entry["loss"] == pytest.approx(math.log(2))
+    assert entry["logps/chosen"] > trained[0]["logps/chosen"] + 0.1
 
 
 def test_run_dpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
