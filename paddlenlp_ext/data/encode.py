@@ -23,12 +23,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, ClassVar
 
 from paddlenlp_ext.data.readers.base import Block, Cursor
 from paddlenlp_ext.data.row_fields import unknown_fields
 from paddlenlp_ext.data.store import TokenArrays
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.tokenize import LengthLimits, encode_rows
+from paddlenlp_ext.data.tokenize import LengthLimits, TokenizedRow, encode_rows
 from paddlenlp_ext.data.types import MAX_LISTED, DataStats, InvalidRow, SourceRow
 
 BYTES_PER_WORKER = 1 << 22
@@ -70,15 +71,24 @@ class RowEncoder:
     limits: LengthLimits
     autoregressive: bool
     files: tuple[str, ...]
+    num_answers: ClassVar[int] = 2
+    """Second dimension of `TokenArrays.answers`."""
+
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
+        """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails."""
+        return encode_rows(rows, self.template, self.limits, self.autoregressive)
+
+    def unknown_fields(self, row: Any) -> Iterator[str]:
+        """Yield each field of a row that has no effect and is not metadata."""
+        return unknown_fields(row, self.autoregressive)
 
     def __call__(self, block: Block) -> EncodedBlock:
         """Encode the rows of a block, and count them."""
         unknown: dict[str, Counter[str]] = {}
-        read = _count_unknown_fields(block.rows(), self.autoregressive, unknown)
-        results = list(encode_rows(read, self.template, self.limits, self.autoregressive))
+        results = list(self.encode_rows(self._count_unknown_fields(block.rows(), unknown)))
         valid = [row for row in results if not isinstance(row, InvalidRow)]
         dropped = [row for row in results if isinstance(row, InvalidRow)]
-        arrays = TokenArrays.from_rows(valid, self.files)
+        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers)
         starts = [index for index, example in enumerate(valid) if example.part == 0]
         rows_read = [valid[start:end] for start, end in itertools.pairwise([*starts, len(valid)])]
         several = [len(examples) for examples in rows_read if len(examples) > 1]
@@ -102,16 +112,15 @@ class RowEncoder:
         invalid = tuple(row for row in dropped if not row.by_policy)
         return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
 
-
-def _count_unknown_fields(
-    rows: Iterable[SourceRow | InvalidRow], autoregressive: bool, unknown: dict[str, Counter[str]]
-) -> Iterator[SourceRow | InvalidRow]:
-    """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
-    for row in rows:
-        if isinstance(row, SourceRow):
-            for name in unknown_fields(row.value, autoregressive):
-                unknown.setdefault(str(row.location.file), Counter())[name] += 1
-        yield row
+    def _count_unknown_fields(
+        self, rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
+    ) -> Iterator[SourceRow | InvalidRow]:
+        """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+        for row in rows:
+            if isinstance(row, SourceRow):
+                for name in self.unknown_fields(row.value):
+                    unknown.setdefault(str(row.location.file), Counter())[name] += 1
+            yield row
 
 
 def num_workers(requested: int | None, num_bytes: int) -> int:

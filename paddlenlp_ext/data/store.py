@@ -34,7 +34,8 @@ class TokenArrays:
         loss_mask: bool [tokens], true for target tokens.
         offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
         locations: int64 [rows, 3]: index of the file, line, column.
-        answers: int64 [rows, 2]: index of the last target answer's first token within the row, and index of its turn.
+        answers: int64 [rows, k], `answers` of each row; in fine-tuning k is 2: index of the last target answer's first
+            token within the row, and index of its turn.
     """
 
     tokens: np.ndarray
@@ -44,8 +45,8 @@ class TokenArrays:
     answers: np.ndarray
 
     @classmethod
-    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str]) -> TokenArrays:
-        """Concatenate rows; a location stores the index of its file in `files`."""
+    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str], num_answers: int = 2) -> TokenArrays:
+        """Concatenate rows; a location stores the index of its file in `files`, and `answers` has k = `num_answers`."""
         file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
         locations = [(file_index[row.location.file], row.location.line, row.location.column) for row in rows]
@@ -54,7 +55,7 @@ class TokenArrays:
             loss_mask=np.concatenate([row.loss_mask for row in rows]) if rows else np.zeros(0, bool),
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
             locations=np.array(locations, dtype=np.int64).reshape(len(rows), 3),
-            answers=np.array([(row.answer_start, row.last_turn) for row in rows], dtype=np.int64).reshape(len(rows), 2),
+            answers=np.array([row.answers for row in rows], dtype=np.int64).reshape(len(rows), num_answers),
         )
 
     @classmethod

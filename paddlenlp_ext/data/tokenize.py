@@ -79,6 +79,11 @@ class TokenizedRow:
     num_thoughts: int = 0
     num_tool_calls: int = 0
 
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """Numbers that are stored about the answers of the example."""
+        return self.answer_start, self.last_turn
+
 
 def encode_rows(
     rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.dataset import (
     TokenizedDataset,
     cache_dir,
     cache_key,
+    log_stats,
     template_options,
+    tokenize,
     tokenizer_fingerprint,
 )
-from paddlenlp_ext.data.preference.encode import TokenizedPreference, encode_preferences
-from paddlenlp_ext.data.preference.rows import unknown_preference_fields
+from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.sources import dataset_names, open_reader, open_split
-from paddlenlp_ext.data.store import TokenArrays, TokenWriter, load_or_build
+from paddlenlp_ext.data.store import TokenArrays, load_or_build
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import MAX_LISTED, DataError, DataStats, InvalidRow, SourceRow
-from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.data.types import DataStats
 
 
 class PreferenceDataset(TokenizedDataset):
@@ -110,19 +107,14 @@ def load_preference_dataset(
         template_text=template.identity,
         options={**vars(limits), "bad_rows": config.bad_rows, "rows": "preference", "share_prompt": share_prompt},
     )
-    folder = cache_dir(config) / f"{split}-{key[:32]}"
+    encoder = PreferenceEncoder(template, limits, False, tuple(names), share_prompt)
 
     def build(folder: Path) -> DataStats:
-        rows = (row for reader in readers for row in reader.rows())
-        arrays, stats = tokenize_preferences(rows, names, template, limits, share_prompt, config.bad_rows)
-        with TokenWriter(folder) as writer:
-            writer.append(arrays)
-        return stats
+        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
 
+    folder = cache_dir(config) / f"{split}-{key[:32]}"
     arrays, stats = load_or_build(folder, build)
-    get_logger().info("%s", stats.table(f"{split} rows of {', '.join(names)}"))
-    for line in (*map("dropped: {}".format, stats.examples), *stats.describe_unknown_fields()):
-        get_logger().info("%s", line)
+    log_stats(stats, f"{split} rows of {', '.join(names)}")
     dataset = PreferenceDataset(arrays, stats, readers, template, share_prompt, folder)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
@@ -149,73 +141,3 @@ def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:
         path = Path(name).expanduser()
         readers += [open_reader(path)] if path.is_file() else open_split(name, split, config.task_name)
     return readers
-
-
-def tokenize_preferences(
-    rows: Iterable[SourceRow | InvalidRow],
-    files: Sequence[str],
-    template: ChatTemplate,
-    limits: LengthLimits,
-    share_prompt: bool = True,
-    bad_rows: str = "error",
-) -> tuple[TokenArrays, DataStats]:
-    """Tokenize rows, and count the untruncated, truncated and dropped ones.
-
-    The `answers` of the arrays are int64 [rows, 3], as in `TokenizedPreference`.
-
-    Args:
-        rows: rows of a split, as read.
-        files: names of the files that the rows were read from; locations store indices into this list.
-        template: chat template that renders conversations.
-        limits: `src_length`, `max_length` and `truncation`.
-        share_prompt: as for `encode_preferences`.
-        bad_rows: "error" or "drop".
-
-    Raises:
-        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-        ValueError: no row is valid.
-    """
-    unknown: dict[str, Counter[str]] = {}
-    results = list(encode_preferences(_count_unknown_fields(rows, unknown), template, limits, share_prompt))
-    valid = [row for row in results if not isinstance(row, InvalidRow)]
-    dropped = [row for row in results if isinstance(row, InvalidRow)]
-    invalid = [row for row in dropped if not row.by_policy]
-    if invalid and (bad_rows == "error" or any(row.fatal for row in invalid)):
-        raise DataError(invalid if bad_rows == "error" else [row for row in invalid if row.fatal])
-    stats = DataStats(
-        num_read=len(results),
-        num_untruncated=sum(row.num_truncated_tokens == 0 for row in valid),
-        num_truncated=sum(row.num_truncated_tokens > 0 for row in valid),
-        num_tokens=sum(len(row.tokens) for row in valid),
-        num_target_tokens=sum(int(row.loss_mask.sum()) for row in valid),
-        num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
-        unknown_fields={file: dict(counts) for file, counts in unknown.items()},
-    )
-    stats.drop(dropped, MAX_LISTED)
-    stats.check()
-    if not valid:
-        listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        raise ValueError(f"{', '.join(files)}: no valid row\n{stats.table()}{listed}")
-    return _arrays(valid, files), stats
-
-
-def _arrays(rows: Sequence[TokenizedPreference], files: Sequence[str]) -> TokenArrays:
-    file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
-    locations = [(file_index[row.location.file], row.location.line, row.location.column) for row in rows]
-    return TokenArrays(
-        tokens=np.concatenate([row.tokens for row in rows]),
-        loss_mask=np.concatenate([row.loss_mask for row in rows]),
-        offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
-        locations=np.array(locations, dtype=np.int64),
-        answers=np.array([row.answers for row in rows], dtype=np.int64),
-    )
-
-
-def _count_unknown_fields(
-    rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
-) -> Iterator[SourceRow | InvalidRow]:
-    for row in rows:
-        if isinstance(row, SourceRow):
-            for name in unknown_preference_fields(row.value):
-                unknown.setdefault(str(row.location.file), Counter())[name] += 1
-        yield row

@@ -19,38 +19,38 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any, ClassVar
 
 import numpy as np
 
 from paddlenlp_ext.data.conversation import REFUSED
-from paddlenlp_ext.data.preference.rows import Answer, parse_preference
+from paddlenlp_ext.data.encode import RowEncoder
+from paddlenlp_ext.data.preference.rows import Answer, parse_preference, unknown_preference_fields
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.row_fields import NO_TARGET
 from paddlenlp_ext.data.sources import location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate, RenderedTurn, join_turns
-from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, LengthLimits
+from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, LengthLimits, TokenizedRow
 from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
-from paddlenlp_ext.utils.json_reader import Location
 
 
-@dataclass(frozen=True)
-class TokenizedPreference:
-    """Tokenized row, ready to be stored.
+@dataclass(frozen=True, kw_only=True)
+class TokenizedPreference(TokenizedRow):
+    """Tokenized row of preference data: the prompt, then the tokens of every answer.
 
     Attributes:
-        location: location of the row in its file.
-        tokens: int32 [L], the prompt, then the tokens of every answer.
-        loss_mask: bool [L], true for target tokens.
-        answers: indices of the first tokens of the first and of the second answer (L if there is one), and whether the
-            first answer is desirable.
-        num_truncated_tokens: number of tokens that truncation removed.
+        answer_start: index of the first token of the first answer.
+        second_start: index of the first token of the second answer; the number of tokens if there is one answer.
+        is_desirable: True if the first answer is chosen or rated as good.
     """
 
-    location: Location
-    tokens: np.ndarray
-    loss_mask: np.ndarray
-    answers: tuple[int, int, int]
-    num_truncated_tokens: int
+    second_start: int
+    is_desirable: bool
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """Numbers that are stored about the answers of the row."""
+        return self.answer_start, self.second_start, int(self.is_desirable)
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,26 @@ class _Encoded:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + sum(len(ids) for ids, _ in self.answers)
+
+
+@dataclass(frozen=True)
+class PreferenceEncoder(RowEncoder):
+    """Encoder of blocks of preference data.
+
+    Attributes:
+        share_prompt: as for `encode_preferences`.
+    """
+
+    share_prompt: bool = True
+    num_answers: ClassVar[int] = 3
+
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
+        """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails."""
+        return encode_preferences(rows, self.template, self.limits, self.share_prompt)
+
+    def unknown_fields(self, row: Any) -> Iterator[str]:
+        """Yield each field of a row that has no effect and is not metadata."""
+        return unknown_preference_fields(row)
 
 
 def encode_preferences(
@@ -212,13 +232,18 @@ def _tokenized(
         starts.append(len(tokens))
         tokens += ids
         loss_mask += mask
-    second = starts[1] if len(starts) > 1 else len(tokens)
+    targets = [message for answer in answers for message in answer.conversation.messages if message.is_target]
     return TokenizedPreference(
-        row.location,
-        np.array(tokens, dtype=np.int32),
-        np.array(loss_mask, dtype=bool),
-        (starts[0], second, int(answers[0].is_desirable)),
-        num_truncated_tokens,
+        location=row.location,
+        tokens=np.array(tokens, dtype=np.int32),
+        loss_mask=np.array(loss_mask, dtype=bool),
+        answer_start=starts[0],
+        last_turn=0,
+        num_truncated_tokens=num_truncated_tokens,
+        num_thoughts=sum(message.reasoning is not None for message in targets),
+        num_tool_calls=sum(len(message.tool_calls) for message in targets),
+        second_start=starts[1] if len(starts) > 1 else len(tokens),
+        is_desirable=answers[0].is_desirable,
     )
 
 

@@ -77,8 +77,8 @@ def test_load_preference_dataset_reads_rated_answers_for_kto_only(load, tmp_path
 
 def test_load_preference_dataset_builds_once_and_keys_the_cache_by_its_options(load, monkeypatch):
     calls = []
-    real = dataset_module.tokenize_preferences
-    monkeypatch.setattr(dataset_module, "tokenize_preferences", lambda *a: calls.append(1) or real(*a))
+    real = dataset_module.tokenize
+    monkeypatch.setattr(dataset_module, "tokenize", lambda *a: calls.append(1) or real(*a))
     first, second = load(PAIR), load(PAIR)
     assert len(calls) == 1 and first[0].tokens.tolist() == second[0].tokens.tolist()
     assert first.cache_folder == second.cache_folder
