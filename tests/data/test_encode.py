@@ -69,8 +69,13 @@ def test_token_writer_files_are_those_of_numpy(readers, encoder, tmp_path):
         assert path.read_bytes() == (tmp_path / "copy.npy").read_bytes()
 
 
+def kill_worker(block):
+    """End the worker; a function of the module, as a task of another process has to be picklable."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_block_encoder_with_a_killed_worker_raises(readers, encoder, monkeypatch):
-    monkeypatch.setattr(encode, "_encode_in_worker", lambda block: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(encode, "_encode_in_worker", kill_worker)
     with BlockEncoder(encoder, 2) as workers, pytest.raises(ValueError, match="lower dataset_num_proc"):
         list(workers.encode(readers[0].blocks()))
 
