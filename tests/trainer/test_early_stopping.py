@@ -115,6 +115,16 @@ def test_early_stopping_of_a_stopped_run_makes_no_further_step_unless_patience_g
         assert again.state.step == step
 
 
+def test_early_stopping_by_another_metric_than_before_counts_anew(tmp_path):
+    keys = {"save_strategy": "steps", "save_steps": 1, "early_stopping_patience": 2}
+    make_trainer(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], **keys).train()
+    again = make_trainer(
+        tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], metric_for_best_model="accuracy", **keys, resume_from_checkpoint=True
+    )
+    again.train()
+    assert (again.state.step, again.state.best_step) == (5, 5)
+
+
 @pytest.mark.parametrize("keys", [{"early_stopping": False, "early_stopping_patience": 1}, {}], ids=["false", "unset"])
 def test_early_stopping_switched_off_makes_all_steps(tmp_path, keys):
     trainer = make_trainer(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], **keys)

@@ -192,3 +192,31 @@ def test_evaluate_loss_without_target_tokens_is_an_error(tmp_path):
         row.loss_mask[:] = False
     with pytest.raises(ValueError, match="no target token"):
         evaluate(tmp_path, rows)
+
+
+class NotMain(SingleProcess):
+    """Process group of a process that is not the main one, whose own metrics and evaluation are given."""
+
+    is_main = False
+
+    def from_main(self, value):
+        return {"words": 3.0} if value is None else {**value, "eval_few_loss": 0.25}
+
+
+def test_evaluate_takes_the_metrics_of_the_main_process(tmp_path):
+    """Check that another process neither calls the user's function nor decides by its own numbers."""
+    config = make_config(tmp_path, eval_with_do_generation=True, max_new_tokens=2)
+    sets = {"few": Rows(2, seed=8), "more": Rows(3, seed=9)}
+    trainer = Trainer(
+        make_model(),
+        config,
+        None,
+        sets,
+        Tokenizer(),
+        compute_metrics=lambda rows: pytest.fail("called on a process that is not the main one"),
+        process_group=NotMain(),
+    )
+    metrics = trainer.evaluate()
+    assert (metrics["eval_few_words"], metrics["eval_more_words"]) == (3.0, 3.0)
+    assert (metrics["eval_few_loss"], metrics["eval_more_num_rows"]) == (0.25, 3)
+    assert not list(tmp_path.glob("*results.json"))
