@@ -48,10 +48,21 @@ def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, conso
 
 
 def style_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
-    """Return the text of a row, styled by its loss mask; `marked` adds brackets around target spans."""
+    """Return the text of a row, styled by its loss mask; `marked` adds brackets around target spans.
+
+    A row with several parts has a line with the name of each part before it.
+    """
     text = Text()
+    for name, tokens, mask in row.parts:
+        if name:
+            text.append("\n" if text else "")
+            text.append(f"{name}:\n", "bold")
+        _append_tokens(text, tokens.tolist(), mask.tolist(), tokenizer, marked)
+    return text
+
+
+def _append_tokens(text: Text, tokens: list[int], mask: list[bool], tokenizer: Any, marked: bool) -> None:
     start = 0
-    tokens, mask = row.tokens.tolist(), row.loss_mask.tolist()
     while start < len(tokens):
         end = _end_of_run(mask, start)
         if mask[start]:
@@ -62,7 +73,6 @@ def style_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
         else:
             text.append(tokenizer.decode(tokens[start:end], clean_up_tokenization_spaces=False), CONTEXT_STYLE)
         start = end
-    return text
 
 
 def _end_of_run(flags: list[bool], start: int) -> int:

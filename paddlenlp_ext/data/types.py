@@ -98,6 +98,11 @@ class EncodedRow:
         labels = np.where(self.loss_mask[1:], self.tokens[1:], IGNORED_LABEL)
         return (Document(self.tokens[:-1], labels),)
 
+    @property
+    def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, tokens and loss mask of each part of the row, for a preview; a row in one part has no name."""
+        return [("", self.tokens, self.loss_mask)]
+
 
 class InvalidRowError(ValueError):
     """Row that violates its format or cannot be tokenized.

@@ -76,10 +76,8 @@ def _kto_needs_several_rows(
 
 @rules("loss_type", "reference_free", "ref_model_update_steps", *_USED_BY)
 def _note_idle_keys(preference: PreferenceConfig, report: Report) -> None:
-    loss_type, defaults = (
-        preference.loss_type,
-        {option.key: option.default for option in options_of(PreferenceConfig, "")},
-    )
+    loss_type = preference.loss_type
+    defaults = {option.key: option.default for option in options_of(PreferenceConfig, "")}
     for key, users in _USED_BY.items():
         if loss_type not in users and getattr(preference, key) != defaults[key]:
             report.note(f"{key} has no effect: it is for loss_type {' and '.join(users)}", key)

@@ -65,6 +65,13 @@ class EncodedPreference(EncodedRow):
             return self._branches()
         return tuple(answer_document(self.prompt, *answer, number) for number, answer in enumerate(self.answers))
 
+    @property
+    def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, tokens and loss mask of the prompt and of each answer, for a preview."""
+        names = ("chosen", "rejected") if len(self.answer_starts) > 1 else ("good" if self.is_desirable[0] else "bad",)
+        answers = [(name, *answer) for name, answer in zip(names, self.answers, strict=True)]
+        return [("prompt", self.prompt, np.zeros(len(self.prompt), bool)), *answers]
+
     def _branches(self) -> tuple[Document, ...]:
         shared = self.prompt[:-1]
         documents = []

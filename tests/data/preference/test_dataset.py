@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.conversation import Conversation
@@ -13,6 +15,7 @@ from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import dataset as dataset_module
 from paddlenlp_ext.data.preference.collate import build_preference_collate
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
+from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.types import DataError
 from tests.data.tiny_tokenizers import TEMPLATES
@@ -224,6 +227,15 @@ def test_preference_packs_hold_each_answer_once(load):
         assert len(batch.reference_logps) == batch.num_answers
     with pytest.raises(ValueError, match=r"train\.jsonl:1: row 0 has the token id"):
         build_preference_collate(rows, config, 0, 5)([[0]])
+
+
+def test_preview_names_the_answers_of_a_row(load, tokenizer):
+    output = io.StringIO()
+    preview_rows(load(PAIR, RATED, loss_type="kto"), tokenizer, 2, Console(file=output, width=200))
+    view = output.getvalue()
+    assert "prompt:\n<|im_start|>system" in view
+    assert "chosen:\n⟦vier<|im_end|>⟧\nrejected:\n⟦the answer is five<|im_end|>⟧" in view
+    assert "bad:\n⟦five<|im_end|>⟧" in view
 
 
 def test_preference_collate_with_padding_gives_rows_of_max_length(load):
