@@ -95,13 +95,12 @@ class TokenizedDataset:
             )
         index = 0
         for row in itertools.chain.from_iterable(reader.rows() for reader in self._readers):
-            previous = -1  # the examples of a row are in the order of their last answers
-            while index < len(self) and self._is_at(index, row.location) and self._arrays.answers[index, 1] > previous:
-                start, previous = self._arrays.answers[index]
+            while index < len(self) and self._is_at(index, row.location):
+                start, number = self._arrays.answers[index]
                 if start == 0:
                     raise ValueError(f"{row.location}: the prompt is empty; add a question to generate from")
                 assert isinstance(row, SourceRow), f"{row.location}: a stored row is invalid"
-                yield (self[index].tokens[:start].tolist(), *self._answer(row, previous))
+                yield (self[index].tokens[:start].tolist(), *self._answer(row, number))
                 index += 1
         assert index == len(self), f"{len(self) - index} rows are no longer in the data files"
 

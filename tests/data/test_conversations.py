@@ -17,6 +17,7 @@ from paddlenlp_ext.data.templates import TemplateOptions, load_template
 from paddlenlp_ext.data.types import DataError, InvalidRowError
 from tests.data.chat_rows import A1, A2, Q1, Q2, ROWS, SUN, T1, TOOL, answer, call, row, user
 from tests.data.test_chat_templates import MARKED, byte_tokenizer, decode, target_text, template_of
+from tests.data.tiny_tokenizers import CHATML
 from tests.golden import DATA
 
 TEMPLATE_FILES = DATA / "chat_templates"
@@ -66,6 +67,64 @@ def test_encode_after_an_empty_thought_has_the_prompt_without_thinking():
         ((tokens, mask),) = template_of(name).encode(parse_row(ROWS["one"]))
         prompt = template_of(name).encode_prompt(parse_row(ROWS["no_thinking"]).until(1))
         assert tokens[: len(prompt)] == prompt and mask.index(True) == len(prompt)
+
+
+def test_encode_of_a_thought_after_a_prompt_without_thinking_learns_what_differs():
+    ((tokens, mask),) = template_of("qwen3").encode(parse_row(row(Q1, T1, enable_thinking=False)))
+    assert decode(tokens[: mask.index(True)]).endswith("<|im_start|>assistant\n<think>\n")
+    assert target_text(tokens, mask) == "Two and two.\n</think>\n\nfour<|im_end|>"
+
+
+BRACKETS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}[t]\n{{ m.reasoning_content }}\n"
+    "[/t]\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def load_text(tmp_path):
+    """Return a function that loads the source of a template."""
+
+    def load_text(text, **options):
+        (tmp_path / "template.jinja").write_text(text)
+        return load_template(str(tmp_path / "template.jinja"), byte_tokenizer(), TemplateOptions(**options))
+
+    return load_text
+
+
+def test_encode_with_thoughts_in_other_brackets_finds_them(load_text):
+    """Test a template that writes a thought before every answer, empty or not, and not in `<think>` tags."""
+    for options, value, learned in (
+        ({}, row(Q1, T1), "[t]\nTwo and two.\n[/t]\n\nfour<|im_end|>"),
+        ({"mask_reasoning": True}, row(Q1, T1), "four<|im_end|>"),
+        ({}, row(Q1, A1), "four<|im_end|>"),
+        ({"learn_empty_think": True}, row(Q1, A1), "[t]\n\n[/t]\n\nfour<|im_end|>"),
+    ):
+        ((tokens, mask),) = load_text(BRACKETS, **options).encode(parse_row(value))
+        assert target_text(tokens, mask) == learned
+
+
+def test_encode_with_a_template_that_drops_parts_names_them(load_text):
+    without_system = CHATML.replace(
+        "{{ '<|im_start|>'", "{% if message['role'] != 'system' %}{{ '<|im_start|>'"
+    ).replace("+ '\n' }}{% endfor %}", "+ '\n' }}{% endif %}{% endfor %}")
+    template = load_text(without_system)
+    template.encode(parse_row(ROWS["two"]))
+    with pytest.raises(InvalidRowError, match="does not write a system message; remove it"):
+        template.encode(parse_row(ROWS["system_one"]))
+    without_thoughts = load_text(
+        CHATML.replace("+ message['content'] +", "+ message['content'].split('</think>')[-1] +")
+    )
+    with pytest.raises(InvalidRowError, match="does not write the reasoning of an answer"):
+        without_thoughts.encode(parse_row(ROWS["inline"]))
+
+
+def test_without_oldest_turn_removes_up_to_the_next_question():
+    conversation = parse_row(row({"role": "system", "content": "s"}, Q1, Q1, A1, call(), SUN, A1, Q2, A2))
+    shorter = conversation.without_oldest_turn()
+    assert [message.content for message in shorter.messages] == ["s", Q2["content"], "six"]
+    assert shorter.without_oldest_turn() is None
 
 
 REFUSED = [
@@ -168,6 +227,11 @@ def test_prompts_of_unfolded_rows_ask_each_question(load):
     ]
     assert [question for _, _, question in found] == [Q1["content"], Q2["content"]] + [Q1["content"]] * 3
     assert found[0][0].endswith("<|im_start|>assistant\n") and found[4][0].endswith("</think>\n\n")
+
+
+def test_prompts_of_a_marked_header_end_with_it(load):
+    ((ids, reference, _),) = load(ROWS["one"], name="smollm3").prompts()
+    assert decode(ids).endswith("<|im_start|>assistant\n") and reference == "four"
 
 
 def test_prompts_with_mask_reasoning_leave_the_thought_to_the_model(load):

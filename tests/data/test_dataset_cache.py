@@ -315,3 +315,16 @@ def test_load_or_build_in_several_processes_builds_once(tmp_path):
         process.join(30)
     assert [process.exitcode for process in processes] == [0] * 4
     assert arguments[1].read_text() == "built\n"
+
+
+@pytest.mark.parametrize(("bad_rows", "is_version_1"), [("error", True), ("drop", False)])
+def test_cache_key_with_dropped_rows_that_a_template_now_writes_is_new(
+    key_of, tmp_path, monkeypatch, bad_rows, is_version_1
+):
+    """Check that a cache without rows that earlier versions dropped is not used again."""
+    asked = []
+    real = dataset_module.tokenization_facts
+    monkeypatch.setattr(dataset_module, "tokenization_facts", lambda plain: asked.append(plain) or real(plain))
+    key_of(chat_template=template_file(tmp_path, CHATML), bad_rows=bad_rows)
+    key_of(chat_template="none", bad_rows=bad_rows)
+    assert asked == [is_version_1, True]

@@ -168,17 +168,15 @@ class _Draft:
                 problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
                 raise InvalidRowError(REFUSED, f"the template {problem}")
             self._marks[count] = {
-                index: (start, self._with_end_token(text, start, end))
+                index: (start, self._with_end_token(text, end))
                 for index, (start, end) in zip(answers, spans, strict=True)
             }
         return self._marks[count]
 
-    def _with_end_token(self, text: str, start: int, end: int) -> int:
-        """Return the end of a marked span, after the end token that follows it outside the mark."""
+    def _with_end_token(self, text: str, end: int) -> int:
+        """Return the end of a marked span, after the end token if that follows outside the mark."""
         token = self.template.special.match(text, end)
-        ends = [match.end() for match in self.template.special.finditer(text, start, end)]
-        has_end = bool(ends) and not text[ends[-1] : end].strip()
-        return end if has_end or token is None or token[0] not in self.probe.answer_end else token.end()
+        return end if token is None or token[0] not in self.probe.answer_end else token.end()
 
     def answer_after_prompt(self, index: int) -> str | None:
         """Return the text of the answer at `index` without the prompt, which the template writes differently before it.

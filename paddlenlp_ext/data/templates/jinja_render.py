@@ -1,8 +1,8 @@
 """Render conversations with a Jinja template, and check that the template writes all of them.
 
 A template decides itself which fields of a message it reads. A field that it ignores would be lost without a word, so
-a conversation with rare fields (tools, calls, thoughts, later system messages) is rendered once more with a label in
-place of each of them: a label that is missing in the text names the field that the template does not write.
+a conversation with tools, calls, thoughts or system messages that are not in the text is rendered once more with a
+label in place of each of them: a label that is missing in the text names the part that the template does not write.
 """
 
 from __future__ import annotations
@@ -190,8 +190,9 @@ def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
         tools.append({**tool, "function": {**tool["function"], "name": add(f"the tool {name}", ("tools",))}})
     messages = list(conversation.messages)
     for index, message in enumerate(messages):
-        if message.role == TOOL or (message.role == SYSTEM and index > 0):
-            what = "a result of a tool" if message.role == TOOL else "a system message after another message"
+        if message.role in (TOOL, SYSTEM):
+            after = " after another message" if index else ""
+            what = "a result of a tool" if message.role == TOOL else f"a system message{after}"
             messages[index] = replace(message, content=add(what, message.path))
         elif message.is_answer:
             messages[index] = _label_answer(message, index, add)
