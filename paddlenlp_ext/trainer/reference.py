@@ -11,6 +11,7 @@ exchanges them with the current ones.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
@@ -40,7 +41,8 @@ def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: Proc
     """Return a hash of everything that determines the reference's log-probabilities of given tokens.
 
     Args:
-        model: the model at the start of the run; the values of all parameters and buffers count, on all processes.
+        model: the model at the start of the run; its config counts (positions are computed from it), and the values of
+            all parameters and buffers, on all processes.
         facts: further facts, such as the number format.
         process_group: processes of the run.
     """
@@ -49,7 +51,8 @@ def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: Proc
         if is_materialized(tensor) and has_storage(tensor):
             digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode())
             digest.update(tensor.detach().numpy().tobytes())
-    parts = [*sorted(process_group.union({digest.hexdigest()})), *facts]
+    config = json.dumps(model.config.source, sort_keys=True)
+    parts = [*sorted(process_group.union({digest.hexdigest()})), config, *facts]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 

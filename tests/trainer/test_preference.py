@@ -14,6 +14,7 @@ from paddlenlp_ext.trainer import preference
 from paddlenlp_ext.trainer.forward_backward import SequentialSchedule, hidden_states
 from paddlenlp_ext.trainer.preference import PreferenceObjective
 from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.reference import fingerprint
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import (
     KillAfter,
@@ -30,6 +31,7 @@ from tests.golden.cases.model_cases import CASES, make_weight
 from tests.golden.cases.preference_training_cases import LOSSES, MODEL, make_pairs, make_reference
 
 LORA = {"lora": True, "dropout": 0.2}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 
 
 def golden_model() -> CausalLM:
@@ -223,3 +225,12 @@ def test_resume_without_the_weights_of_the_reference_model_is_an_error(tmp_path)
     make_trainer(tmp_path / "run", rows, max_steps=1, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match="no weights of the reference model"):
         make_trainer(tmp_path / "run", rows, max_steps=2, resume_from_checkpoint=True, ref_model_update_steps=1).train()
+
+
+def test_fingerprint_of_the_reference_depends_on_weights_and_positions():
+    plain = make_model(seed=1)
+    linear = type(plain)(DecoderConfig.from_dict({**plain.config.source, "rope_scaling": LINEAR}))
+    linear.set_state_dict(plain.state_dict())
+    found = [fingerprint(model, ("float32",), SingleProcess()) for model in (plain, linear, make_model(seed=2))]
+    assert len(set(found)) == 3
+    assert fingerprint(make_model(seed=1), ("float32",), SingleProcess()) == found[0]
