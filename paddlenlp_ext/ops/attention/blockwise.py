@@ -40,7 +40,6 @@ class Tile:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
         key_rows: int64 [M*K * T], rows of k and v (after those of a prefix); padding as above.
         shape: (M*K, G*Q, T).
-        offset: position of the first query minus position of the first key.
         mask: fp32 [Q, T], 0 for visible keys and -inf for the others. Padding needs no mask: it follows its document,
             so no query of the document attends to it, and the gradient of the padding's own output is zero.
     """
@@ -48,7 +47,6 @@ class Tile:
     query_rows: paddle.Tensor
     key_rows: paddle.Tensor
     shape: tuple[int, int, int]
-    offset: int
     mask: paddle.Tensor
 
 
@@ -172,7 +170,6 @@ def _make_tile(
         query_rows=paddle.to_tensor(query_rows.ravel()),
         key_rows=paddle.to_tensor(key_rows.ravel()),
         shape=(num_matmuls, query_rows.size // num_matmuls, len(keys_T)),
-        offset=int(queries_Q[0] - keys_T[0]),
         mask=paddle.to_tensor(mask_QT),
     )
 
@@ -241,10 +238,11 @@ def _probabilities(
 ) -> paddle.Tensor:
     """Return the softmax of a tile's masked scores, with linear biases if slopes are given, [M*K, G*Q, T]."""
     scores = paddle.matmul(queries, keys, transpose_y=True)
-    if slopes_N is not None:  # in float32: half precision would round the biases of distant keys
-        num_queries, num_keys = tile.mask.shape
-        distances_QT = tile.offset + paddle.arange(num_queries).unsqueeze(1) - paddle.arange(num_keys)
-        bias_NQT = tile.mask - paddle.to_tensor(slopes_N[:, None, None]) * distances_QT.astype("float32")
+    if slopes_N is not None:
+        # Distances are counted from the tile's last key: softmax ignores what all keys of a query have in common. In
+        # float32, because half precision would round the biases of distant keys.
+        distances_T = paddle.arange(tile.mask.shape[1] - 1, -1, -1).astype("float32")
+        bias_NQT = tile.mask - paddle.to_tensor(slopes_N[:, None, None]) * distances_T
         biased = scores.astype("float32").reshape([-1, *bias_NQT.shape]) + bias_NQT
         return F.softmax(biased, axis=-1).astype(scores.dtype).reshape(tile.shape)
     masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
