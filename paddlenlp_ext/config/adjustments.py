@@ -66,6 +66,15 @@ def _pack_for_flash_mask(value: Values) -> Iterator[Adjustment]:
         yield Adjustment(dict.fromkeys(needed, True), reason, ("flash_mask", *needed))
 
 
+_RSLORA_PLUS = {"rslora": True, "lora_plus_scale": 4.0, "lora_alpha": 4}
+
+
+def _expand_rslora_plus(value: Values) -> Iterator[Adjustment]:
+    if value("rslora_plus"):
+        reason = "rslora_plus sets rslora: true, lora_plus_scale 4 and lora_alpha 4"
+        yield Adjustment({**_RSLORA_PLUS, "rslora_plus": False}, reason, ("rslora_plus",))
+
+
 def _train_for_epochs(value: Values) -> Iterator[Adjustment]:
     if value("max_steps") == 0:
         reason = "max_steps 0 has no effect: num_train_epochs decides, as with -1"
@@ -98,6 +107,6 @@ def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
 
 
 _ADJUSTMENTS = (
-    *(_evaluate, _load_no_best_model, _pack_for_flash_mask, _train_for_epochs, _use_one_process),
+    *(_evaluate, _load_no_best_model, _pack_for_flash_mask, _expand_rslora_plus, _train_for_epochs, _use_one_process),
     _offload_from_gpus,
 )

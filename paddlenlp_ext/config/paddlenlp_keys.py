@@ -43,10 +43,7 @@ SECTION_KEYS = (
     *_keys("not yet", None, _DEGREES, "expert_parallel_degree", _EXPERTS),
 )
 
-_ADAPTERS = (
-    *_keys("not here", bool, False, "rslora_plus", "set rslora and lora_plus_scale"),
-    *_keys("no effect", bool, False, "use_quick_lora", _KERNELS),
-)
+_ADAPTERS = (*_keys("no effect", bool, False, "use_quick_lora", _KERNELS),)
 
 _TRAINING = (
     *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),

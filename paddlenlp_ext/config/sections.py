@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.device import has_bf16_arithmetic
+from paddlenlp_ext.config.metrics import METRICS
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 
@@ -153,6 +154,7 @@ class ModelConfig(OptionGroup):
     weight_double_quant_block_size: int = option(
         256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
     )
+    rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
         False, help="extend the model's context by strategy_name; the saved config.json has the new positions"
     )
@@ -308,18 +310,6 @@ class PrecisionConfig(OptionGroup):
 
 REPORTERS = ("none", "visualdl")
 STRATEGIES = ("no", "steps", "epoch")
-GENERATION_METRICS = ("rouge1", "rouge2", "rougel", "bleu4", "exact_match")
-LABEL_METRICS = (
-    "precision_macro",
-    "recall_macro",
-    "f1_macro",
-    "precision_micro",
-    "recall_micro",
-    "f1_micro",
-    "unknown_labels",
-)
-PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected", "nll_loss")
-METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS)
 
 
 @dataclass(frozen=True, kw_only=True)

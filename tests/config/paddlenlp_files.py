@@ -328,7 +328,7 @@ OTHER: dict[str, tuple[Values, set[str]]] = {
     "dpo": ({**PREFERENCE, "loss_type": "sigmoid", "label_smoothing": 0.0}, {*PREFERENCE_KEYS, "loss_type"}),
     "dpo_lora": (
         {**PREFERENCE, **LORA, "lora_rank": 64, "loss_type": "sigmoid", "rslora_plus": True},
-        {*PREFERENCE_KEYS, "loss_type", "rslora_plus"},
+        {*PREFERENCE_KEYS, "loss_type"},
     ),
     "simpo": (
         {**PREFERENCE, "beta": 2.0, "simpo_gamma": 1.0, "loss_type": "simpo"},

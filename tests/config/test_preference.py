@@ -13,6 +13,7 @@ from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script
 from tests.config.config_cases import SMALLEST, problems, write
+from tests.config.paddlenlp_files import COMMON, OTHER
 
 METHODS = peft_methods()
 SMALLEST_DPO = {
@@ -92,6 +93,20 @@ def test_preference_file_of_paddlenlp_loads(tmp_path):
     assert config.data.eval_dataset_path == ("./data/dev.jsonl",) and config.data.zero_padding
     again = load_run_config([write(tmp_path, config.to_flat_dict(), "again.json")], METHODS, PREFERENCE_SECTIONS)
     assert again == config or again.to_flat_dict() == config.to_flat_dict()
+
+
+@pytest.mark.parametrize("name", ["dpo", "dpo_lora", "simpo", "kto"])
+def test_preference_file_of_paddlenlp_loads_with_notes_only(tmp_path, name):
+    difference, _ = OTHER[name]
+    fine_tuning = ("src_length", "max_length", "metric_for_best_model")
+    written = {key: value for key, value in (COMMON | difference).items() if key not in fine_tuning}
+    config = load_run_config([write(tmp_path, written)], METHODS, PREFERENCE_SECTIONS)
+    assert config.preference.beta == written.get("beta", 0.1)
+    assert config.preference.loss_type == written.get("loss_type", "sigmoid")
+    if name == "dpo_lora":
+        lora = config.peft
+        assert (lora.rank, lora.rslora, lora.alpha, lora.plus_scale) == (64, True, 4, 4.0)
+        assert any(note.startswith("rslora_plus sets rslora: true") for note in config.notes)
 
 
 def test_preference_spellings_are_one_key():

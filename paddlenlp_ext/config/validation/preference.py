@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.metrics import PREFERENCE_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.config.sections import PREFERENCE_METRICS, DataConfig, GenerationConfig, TrainConfig
+from paddlenlp_ext.config.sections import DataConfig, GenerationConfig, TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 rules = Rules()

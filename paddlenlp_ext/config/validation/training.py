@@ -7,11 +7,10 @@ from typing import Any
 
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names, dev_sets
 from paddlenlp_ext.config.errors import Report
+from paddlenlp_ext.config.metrics import GENERATION_METRICS, LABEL_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections import (
-    GENERATION_METRICS,
-    LABEL_METRICS,
     REPORTERS,
     DataConfig,
     GenerationConfig,
