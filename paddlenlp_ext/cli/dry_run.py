@@ -15,6 +15,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
+from paddlenlp_ext.data.stream_order import StreamOrder
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
@@ -98,7 +99,9 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
         return ModelOutline(adapt_model(base, config), num_base_parameters, packed)
 
 
-def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder | None) -> Table:
+def _plan_table(
+    config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder | StreamOrder | None
+) -> Table:
     table, packed = _two_columns("What would run"), outline.packed
     parameters = [(math.prod(p.shape), p.stop_gradient) for p in outline.model.parameters()]
     trained = sum(size for size, is_frozen in parameters if not is_frozen)
@@ -108,16 +111,11 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
     table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({share})")
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
-    if data.train_rows is not None and order is not None:
-        rows, stats = data.train_rows, data.train_rows.stats
-        table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
-        table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
-        first_epoch = _first_epoch(order)
-        packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
-        table.add_row("packs per epoch", _packs(config, int(rows.lengths.sum()), packs))
-        table.add_row("steps per epoch", f"{len(first_epoch):,}")
-        epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
-        table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
+    if isinstance(order, StreamOrder):
+        table.add_row("train rows", "a stream (lazy): rows are not counted")
+        table.add_row("optimizer steps", f"{order.total_steps:,} (max_steps)")
+    elif data.train_rows is not None and order is not None:
+        _add_training_rows(table, config, data.train_rows, order)
     if isinstance(data.eval_rows, Mapping):
         table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
     elif data.eval_rows is not None:
@@ -127,16 +125,31 @@ def _plan_table(config: RunConfig, data: RunData, outline: ModelOutline, order: 
     return table
 
 
+def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOrder) -> None:
+    """Add the counts of a stored dataset."""
+    stats, first_epoch = rows.stats, _first_epoch(order)
+    table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
+    table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
+    packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
+    num_filled = sum(int(rows.lengths[step_batch.row_indices].sum()) for step_batch in first_epoch)
+    table.add_row("packs per epoch", _packs(config, num_filled, packs))
+    table.add_row("steps per epoch", f"{len(first_epoch):,}")
+    epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
+    table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
+
+
 def _packs(config: RunConfig, num_filled: int, packs: int) -> str:
     if packing_kind(config.data) == "none":
         return f"{packs:,} (one row each)"
     return f"{packs:,}, {num_filled / (packs * config.data.max_length):.2%} of their positions filled"
 
 
-def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder) -> Table:
+def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder | StreamOrder) -> Table:
     rows = data.train_rows
     assert rows is not None
-    micro_batches = [micro_batch for step_batch in _first_epoch(order) for micro_batch in step_batch.micro_batches]
+    # Of a stream, only the first step is read.
+    steps = [next(order.step_batches())] if isinstance(order, StreamOrder) else _first_epoch(order)
+    micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
@@ -186,7 +199,7 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     """Return the number of positions of a micro-batch after collation."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
-    total = sum(int(rows.lengths[pack].sum()) for pack in packs)
+    total = sum(rows[index].length for pack in packs for index in pack)
     multiple = config.data.pad_to_multiple_of or 1
     return -(-total // multiple) * multiple
 

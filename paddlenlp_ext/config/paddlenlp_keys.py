@@ -33,7 +33,6 @@ _FILES = "rows are read from files of known formats (docs/data.md)"
 _EXPERTS = "no model here has experts"
 
 SECTION_KEYS = (
-    *_keys("no effect", None, False, "lazy", "rows are tokenized once and read from a memory-mapped file"),
     *_keys("no effect", None, False, "tensor_parallel_output", "the loss is computed in chunks, without full logits"),
     *_keys("no effect", None, False, "fuse_sequence_parallel_allreduce", "gradients are summed in buckets"),
     *_keys("no effect", None, True, "split_inputs_sequence_dim", "there is no sep or context parallelism"),
@@ -109,7 +108,6 @@ _NUMBERS_STAY = (
 _DATA_STAYS = (
     *_keys("no effect", bool, None, "eval_packing", "evaluation does not pack rows"),
     *_keys("no effect", bool, False, "distributed_dataloader dataloader_drop_last", "processes share cached rows"),
-    *_keys("no effect", int, 0, "dataloader_num_workers", "rows are tokenized once and cached"),
     *_keys("no effect", bool, True, "lazy_data_processing", "rows are tokenized once and cached"),
     *_keys("no effect", bool, False, "sortish_sampler", "every epoch has a random order"),
     *_keys("no effect", int, 1000, "dataset_batch_size", _FILES),

@@ -32,6 +32,9 @@ class DataConfig(OptionGroup):
         help="folder with train.json and dev.json (or train/*.json, dev/*.json), built-in name or hub id; several, "
         "separated by commas, are read one after the other",
     )
+    train_dataset_prob: str | None = option(
+        None, help="weights of the datasets in dataset_name_or_path, as 0.7,0.3: rows are mixed by them in training"
+    )
     task_name: str | None = option(None, help="configuration of a data set of the hub")
     dataset_num_proc: int | None = option(
         None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
@@ -70,7 +73,13 @@ class DataConfig(OptionGroup):
     greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
-    lazy: bool = option(False, help="read rows during training")
+    lazy: bool = option(False, help="read and tokenize rows during training, as a stream in constant memory")
+    shuffle_buffer_size: int = option(
+        8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"
+    )
+    dataloader_num_workers: int = option(
+        0, minimum=0, help="with lazy: processes that tokenize in the background; 0: rows are tokenized when needed"
+    )
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
     use_pose_convert: bool = option(
         False, help="PoSE: train with skips in the positions of each row, up to the model's context"

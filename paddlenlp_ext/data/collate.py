@@ -33,8 +33,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.pose import PositionSkips
+from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
 
@@ -191,7 +191,7 @@ class Collate(Protocol):
 
 
 def build_collate(
-    rows: TokenizedDataset, data: DataConfig, pad_token_id: int, vocab_size: int, skips: PositionSkips | None = None
+    rows: TrainingRows, data: DataConfig, pad_token_id: int, vocab_size: int, skips: PositionSkips | None = None
 ) -> Collate:
     """Return a function that collates packs of row indices, with the padding that `config.data` requests.
 
@@ -219,7 +219,7 @@ def build_collate(
     return collate_rows
 
 
-def check_tokens(rows: TokenizedDataset, packs: Sequence[Sequence[EncodedRow]], vocab_size: int) -> None:
+def check_tokens(rows: TrainingRows, packs: Sequence[Sequence[EncodedRow]], vocab_size: int) -> None:
     """Check that the model's vocabulary has all tokens of a micro-batch.
 
     Raises:

@@ -81,6 +81,10 @@ class TokenizedDataset:
         file, line, _ = self._arrays.locations[index]
         return self._readers[file].name, int(line)
 
+    def head(self, count: int) -> list[EncodedRow]:
+        """Return the first rows, at most `count`."""
+        return [self[index] for index in range(min(count, len(self)))]
+
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
         """Yield (prompt ids, reference answer, question) of the last target of every row, to evaluate by generation.
 

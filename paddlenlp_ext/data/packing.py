@@ -59,7 +59,9 @@ class PackingPlan:
         capacity: positions of a pack; required for packing.
         seed: determines the order, together with the number of the epoch.
         shuffle: False preserves the order of the file, for evaluation.
+        order: function from an epoch to its rows in reading order, which may repeat; None: every row once, shuffled.
         packs_per_step: packs of an optimizer step, on all devices; greedy packing gives a step packs of similar cost.
+        lead: packs before the first complete step; they complete a step that began earlier.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class PackingPlan:
         capacity: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
+        order: Callable[[int], np.ndarray] | None = None,
         packs_per_step: int = 1,
+        lead: int = 0,
     ) -> None:
         assert packing in PACKINGS, repr(packing)
         assert batch_size >= 1, f"batch_size is {batch_size}"
@@ -82,7 +86,8 @@ class PackingPlan:
         self.capacity = capacity
         self.seed = seed
         self.shuffle = shuffle
-        self.packs_per_step = packs_per_step
+        self.packs_per_step, self.lead = packs_per_step, lead
+        self._own_order = order
         assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one position"
         if capacity is not None and len(self.lengths):
             longest = int(self.lengths.max())
@@ -96,18 +101,23 @@ class PackingPlan:
     def packs(self, epoch: int) -> list[Pack]:
         """Return the packs of an epoch in reading order."""
         order = self._order(epoch)
+        return [order[pack].tolist() for pack in self._packed_positions(self.lengths[order], epoch)]
+
+    def _packed_positions(self, lengths: np.ndarray, epoch: int) -> list[Pack]:
+        """Return the packs of an epoch by position in its order; `lengths` are those of the rows in this order."""
+        positions = np.arange(len(lengths))
         if self.packing == "none":
-            return [[int(row)] for row in order]
+            return [[position] for position in positions.tolist()]
         assert self.capacity is not None, "packing needs a capacity"
         if self.packing == "in_order":
-            return pack_in_order(order, self.lengths, self.capacity)
+            return pack_in_order(positions, lengths, self.capacity)
         shuffled = self._shuffled(epoch, stream=1)
-        groups = pack_greedily(order, self.lengths, self.capacity)
+        groups = pack_greedily(positions, lengths, self.capacity)
         packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
-        costs = [attention_cost(self.lengths[pack]) for pack in packs]
-        return [
-            packs[index] for index in sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
-        ]
+        leading, packs = packs[: self.lead], packs[self.lead :]
+        costs = [attention_cost(lengths[pack]) for pack in packs]
+        even = sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
+        return leading + [packs[index] for index in even]
 
     def fill(self, epoch: int) -> float:
         """Return the fraction of positions that hold a token if every pack has `capacity` positions."""
@@ -116,6 +126,8 @@ class PackingPlan:
         return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
 
     def _order(self, epoch: int) -> np.ndarray:
+        if self._own_order is not None:
+            return self._own_order(epoch)
         if not self.shuffle:
             return np.arange(len(self.lengths))
         return self._shuffled(epoch, stream=0)(len(self.lengths))

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.data.types import EncodedRow
 
 CONTEXT_STYLE = "dim"
@@ -17,11 +17,11 @@ TARGET_BRACKETS = ("⟦", "⟧")
 """Marks of target spans in output without colors."""
 
 
-def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
+def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
     """Print the first rows of a dataset, with the target tokens in color.
 
     Args:
-        dataset: a tokenized split.
+        dataset: a tokenized split, or a stream.
         tokenizer: the tokenizer of the dataset.
         num_rows: number of rows to print.
         console: console to print to; None: standard output.
@@ -35,14 +35,13 @@ def preview_rows(dataset: TokenizedDataset, tokenizer: Any, num_rows: int, conso
     console.print(legend)
     marked = console.color_system is None
     previous, part = None, 1
-    for index in range(min(num_rows, len(dataset))):
-        row = dataset[index]
-        file, line = dataset.source(index)
+    for row in dataset.head(num_rows):
+        file, line = dataset.source(row.row_index)
         part = part + 1 if (file, line) == previous else 1
         previous = (file, line)
         place = f"{file}:{line}" + (f", example {part}" if part > 1 else "")
         num_target_tokens = int(row.loss_mask.sum())
-        title = f"row {index}  {place}  {len(row.tokens)} tokens, {num_target_tokens} target tokens"
+        title = f"row {row.row_index}  {place}  {len(row.tokens)} tokens, {num_target_tokens} target tokens"
         console.print(Text(f"--- {title}", "bold"), soft_wrap=True)
         console.print(style_row(row, tokenizer, marked), soft_wrap=True)
 

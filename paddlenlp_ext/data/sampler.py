@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,40 +18,14 @@ import numpy as np
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.packing import Pack, PackingPlan, assign_balanced, attention_cost
+from paddlenlp_ext.data.mixture import MixedDataset
+from paddlenlp_ext.data.packing import PackingPlan, attention_cost
+from paddlenlp_ext.data.step_batch import StepBatch
+from paddlenlp_ext.data.stream import TokenStream
+from paddlenlp_ext.data.stream_order import StreamOrder
+from paddlenlp_ext.data.training_rows import TrainingRows
 
-MicroBatch = list[Pack]
 _ROWS_HASHED = 100_000
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """Micro-batches of one optimizer step, on all ranks.
-
-    Attributes:
-        epoch: number of the epoch.
-        index: number of the step within its epoch.
-        micro_batches: packs of row indices of each micro-batch.
-        costs: cost of attention of each micro-batch.
-        end_fraction: fraction of the epoch that is complete after this step.
-        is_last: the step is the last of its epoch.
-    """
-
-    epoch: int
-    index: int
-    micro_batches: tuple[MicroBatch, ...]
-    costs: tuple[int, ...]
-    end_fraction: float
-    is_last: bool
-
-    def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
-        """Return the micro-batches of one rank by their index in the step; all ranks have about the same cost."""
-        return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
-
-    @property
-    def row_indices(self) -> list[int]:
-        """Dataset rows of the step, in order."""
-        return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]
 
 
 class DataOrder:
@@ -99,8 +72,11 @@ class DataOrder:
             steps += math.ceil((num_epochs - full_epochs) * self.num_steps(full_epochs) - 1e-9)
         return steps
 
-    def step_batches(self, epoch: int = 0, index: int = 0) -> Iterator[StepBatch]:
+    def step_batches(
+        self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
+    ) -> Iterator[StepBatch]:
         """Yield the global batches from step `index` of `epoch` onwards, epoch after epoch without end."""
+        assert cursor is None, "a position in a stored dataset has no cursor"
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_steps(epoch)):
@@ -124,17 +100,33 @@ def packing_kind(data: DataConfig) -> str:
     return "greedy" if data.greedy_zero_padding else "in_order"
 
 
-def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> DataOrder:
-    """Build the optimizer steps of a run over `rows`."""
+def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> DataOrder | StreamOrder:
+    """Build the optimizer steps of a run over `rows`.
+
+    Raises:
+        ValueError: the run has no optimizer step, or `rows` is a stream and `max_steps` is not set.
+    """
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
+    capacity = None if packing == "none" else config.data.max_length
+    if isinstance(rows, TokenStream):
+        return StreamOrder(
+            rows,
+            micro_batches_per_step,
+            batch_size=train.per_device_train_batch_size,
+            packing=packing,
+            capacity=capacity,
+            seed=train.seed,
+            max_steps=train.max_steps,
+        )
     plan = PackingPlan(
         rows.lengths,
         batch_size=train.per_device_train_batch_size,
         packing=packing,
-        capacity=None if packing == "none" else config.data.max_length,
+        capacity=capacity,
         seed=train.seed,
         shuffle=True,
+        order=partial(rows.epoch_rows, seed=train.seed) if isinstance(rows, MixedDataset) else None,
         packs_per_step=train.per_device_train_batch_size * micro_batches_per_step,
     )
     return DataOrder(
@@ -145,7 +137,7 @@ def build_data_order(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
     )
 
 
-def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int = 1) -> dict[str, Any]:
+def data_order_facts(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
     """Return everything that determines the order of the data, under names for users; checkpoints save it."""
     return {
         "seed": config.train.seed,
@@ -153,8 +145,7 @@ def data_order_facts(config: RunConfig, rows: TokenizedDataset, num_ranks: int =
         "gradient_accumulation_steps times data ranks": config.train.gradient_accumulation_steps * num_ranks,
         "packing": packing_kind(config.data),
         "max_length": config.data.max_length,
-        "number of rows": len(rows),
-        "dataset fingerprint": _fingerprint(rows),
+        **_row_facts(rows),
         # Absent in checkpoints of earlier versions, which had no PoSE.
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
     }
@@ -176,7 +167,14 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
         )
 
 
-def _fingerprint(rows: TokenizedDataset) -> str:
+def _row_facts(rows: TrainingRows) -> dict[str, Any]:
+    if isinstance(rows, TokenStream):
+        return rows.facts()
+    facts = {"number of rows": len(rows), "dataset fingerprint": _fingerprint(rows)}
+    return facts | ({"train_dataset_prob": list(rows.weights)} if isinstance(rows, MixedDataset) else {})
+
+
+def _fingerprint(rows: TokenizedDataset | MixedDataset) -> str:
     """Return a hash of all lengths, and of the tokens of all rows (100,000 evenly spaced rows of a larger dataset)."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):

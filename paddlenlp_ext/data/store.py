@@ -59,6 +59,18 @@ class TokenArrays:
         )
 
     @classmethod
+    def gather(cls, rows: Sequence[tuple[TokenArrays, int]]) -> TokenArrays:
+        """Concatenate single rows, each given by arrays and its index in them."""
+        spans = [(arrays, *arrays.offsets[index : index + 2].tolist()) for arrays, index in rows]
+        return cls(
+            tokens=np.concatenate([arrays.tokens[start:end] for arrays, start, end in spans]),
+            loss_mask=np.concatenate([arrays.loss_mask[start:end] for arrays, start, end in spans]),
+            offsets=np.cumsum([0, *(end - start for _, start, end in spans)], dtype=np.int64),
+            locations=np.stack([arrays.locations[index] for arrays, index in rows]),
+            answers=np.stack([arrays.answers[index] for arrays, index in rows]),
+        )
+
+    @classmethod
     def load(cls, folder: Path) -> TokenArrays:
         """Map the arrays in a folder that `TokenWriter` filled.
 

@@ -15,7 +15,9 @@ from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options, tokenizer_fingerprint
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
+from paddlenlp_ext.data.stream import TokenStream
 from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
@@ -44,6 +46,8 @@ from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")
+_SAMPLED_ROWS = 512
+"""Rows of a stream from which a pipeline estimates the cost of a layer."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,12 @@ class RunData:
     source: ModelSource
     tokenizer: Any
     template: Any
-    train_rows: TokenizedDataset | None
+    train_rows: TrainingRows | None
     eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None
     compute_metrics: ComputeMetrics | None = None
 
     @property
-    def any_rows(self) -> TokenizedDataset:
+    def any_rows(self) -> TrainingRows:
         """The training rows; without training, those of the first dev set."""
         rows = self.train_rows if self.train_rows is not None else self.eval_rows
         assert rows is not None, "validation requires do_train or do_eval"
@@ -86,7 +90,7 @@ def load_data(config: RunConfig) -> RunData:
     tokenizer = load_tokenizer(source.tokenizer_path)
     template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
-    train_rows = _load_split(config, config.data, "train", *shared) if config.train.do_train else None
+    train_rows = _load_training_rows(config, *shared) if config.train.do_train else None
     eval_rows = _load_dev_sets(config, *shared) if config.train.do_eval else None
     return RunData(source, tokenizer, template, train_rows, eval_rows, compute_metrics)
 
@@ -98,6 +102,13 @@ def _load_dev_sets(config: RunConfig, *shared: Any) -> TokenizedDataset | dict[s
         for name, path in dev_sets(config.data).items()
     }
     return sets.get("", sets)
+
+
+def _load_training_rows(config: RunConfig, *shared: Any) -> TrainingRows:
+    """Tokenize the rows to train on, or open a stream of them."""
+    if config.preference is None:
+        return load_training_rows(config.data, *shared)
+    return _load_split(config, config.data, "train", *shared)
 
 
 def _load_split(config: RunConfig, data: DataConfig, split: str, *shared: Any) -> TokenizedDataset:
@@ -124,7 +135,7 @@ class BuiltModel:
 
 
 def build_model(
-    source: ModelSource, config: RunConfig, mesh: Mesh | None = None, rows: TokenizedDataset | None = None
+    source: ModelSource, config: RunConfig, mesh: Mesh | None = None, rows: TrainingRows | None = None
 ) -> BuiltModel:
     """Build the model of a run: load, quantize, adapt and shard it.
 
@@ -164,7 +175,7 @@ def build_model(
     return BuiltModel(adapted, sharding, pipeline)
 
 
-def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TokenizedDataset | None) -> Pipeline | None:
+def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TrainingRows | None) -> Pipeline | None:
     """Assign the layers to the stages of the pipeline, and set the decoder's stage.
 
     Raises:
@@ -172,7 +183,8 @@ def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Tokeni
     """
     if mesh.pipeline.size == 1:
         return None
-    work = FlopEstimate.from_rows(rows, config.peft is None, RecomputePlan.from_config(config.train))
+    sample = rows.head(_SAMPLED_ROWS) if isinstance(rows, TokenStream) else rows
+    work = FlopEstimate.from_rows(sample, config.peft is None, RecomputePlan.from_config(config.train))
     plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)
     logger.info("pipeline:\n%s", plan.table())
     pipeline = Pipeline(model, plan, mesh.pipeline)

@@ -74,6 +74,7 @@ class TrainerState:
         total_steps: optimizer steps of the run.
         epoch: number of completed epochs, fractional within an epoch.
         epoch_index, batch_index: data position: epoch and index of the next global batch.
+        data_cursor: data position in a stream: `next_cursor` of the last global batch; None for a stored dataset.
         num_tokens, num_target_tokens, num_rows: sums over all steps.
         train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
         train_seconds: time spent in steps, over all runs that led to this state.
@@ -90,6 +91,7 @@ class TrainerState:
     epoch: float = 0.0
     epoch_index: int = 0
     batch_index: int = 0
+    data_cursor: dict[str, Any] | None = None
     num_tokens: int = 0
     num_target_tokens: int = 0
     num_rows: int = 0
@@ -119,6 +121,7 @@ class TrainerState:
         self.epoch = step_batch.epoch + step_batch.end_fraction
         self.epoch_index = step_batch.epoch + (1 if step_batch.is_last else 0)
         self.batch_index = 0 if step_batch.is_last else step_batch.index + 1
+        self.data_cursor = step_batch.next_cursor
 
     def forget_best(self) -> None:
         """Reset the best evaluation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.stream_order import StreamOrder
+from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
@@ -78,7 +80,7 @@ class Trainer:
         self,
         model: TrainableModel,
         config: RunConfig,
-        train_rows: TokenizedDataset | None,
+        train_rows: TrainingRows | None,
         eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
         tokenizer: Any,
         *,
@@ -127,7 +129,7 @@ class Trainer:
         with StopSignals(None if is_alone else self.process_group.max_over_processes) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
-                self._run(order.step_batches(self.state.epoch_index, self.state.batch_index), step, signals)
+                self._run(self._remaining_steps(order), step, signals)
             finally:
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
@@ -168,7 +170,7 @@ class Trainer:
             logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
 
     # -- before the first step ----------------------------------------------------------------------------------------
-    def _prepare(self) -> tuple[DataOrder, OptimizerStep]:
+    def _prepare(self) -> tuple[DataOrder | StreamOrder, OptimizerStep]:
         """Build data order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
@@ -231,7 +233,7 @@ class Trainer:
     def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
         self.state = read_state(checkpoint)
         if self.config.train.ignore_data_skip:
-            self.state.batch_index = 0
+            self.state.batch_index, self.state.data_cursor = 0, None
         else:
             check_same_data_order(self.state.data_order, facts)
         logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
@@ -252,6 +254,10 @@ class Trainer:
                 self.state.total_steps,
                 total_steps,
             )
+
+    def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
+        state = self.state
+        return order.step_batches(state.epoch_index, state.batch_index, state.data_cursor)
 
     # -- training loop ------------------------------------------------------------------------------------------------
     def _run(self, step_batches: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:

@@ -98,6 +98,12 @@ def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
         report.error("max_steps 0 trains nothing; set -1 to train for num_train_epochs", "max_steps")
 
 
+@rules("lazy", "max_steps")
+def _stream_has_a_number_of_steps(data: DataConfig, train: TrainConfig, report: Report) -> None:
+    if data.lazy and train.do_train and train.max_steps < 0:
+        report.error("lazy needs max_steps: the rows of a stream are not counted in advance", "lazy", "max_steps")
+
+
 @rules("max_steps", "warmup_steps")
 def _warmup_fits_max_steps(train: TrainConfig, optim: OptimConfig, report: Report) -> None:
     if 0 < train.max_steps < optim.warmup_steps:
@@ -260,6 +266,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         (False,),
         "recompute is false",
     ),
+    (("shuffle_buffer_size", "dataloader_num_workers"), "lazy", (False,), "lazy is false"),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
     (
         ("strategy_type", "strategy_name", "rope_scaling_factor", "strategy_parameters"),

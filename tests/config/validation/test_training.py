@@ -54,6 +54,7 @@ CONTRADICTIONS = [
     ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
     ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
     ({"report_to": "wandb"}, "report_to: wandb is not available yet"),
+    ({"lazy": True}, "lazy needs max_steps"),
 ]
 
 
@@ -122,7 +123,8 @@ IDLE = [
     ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
     ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
     ({"weight_blocksize": 128}, "weight_quantize_algo is off"),
-    ({"lazy": True}, "lazy has no effect"),
+    ({"dataloader_num_workers": 2}, "dataloader_num_workers has no effect: lazy is false"),
+    ({"shuffle_buffer_size": 100}, "shuffle_buffer_size has no effect: lazy is false"),
     ({"bf16": True, "fp16_opt_level": "O0"}, "fp16_opt_level O0 computes in float32"),
     ({"top_k": 5}, "top_k has no effect: eval_with_do_generation is false"),
     ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),

@@ -1,0 +1,137 @@
+"""Mix several datasets by weights (`train_dataset_prob`).
+
+The k-th row of a source with weight w has the time (k + 1/2) / w, and rows are read in the order of their times. After
+any number of rows, each source has its share to within one row. A source that ends starts over, shuffled anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.types import DataStats, EncodedRow
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
+    """Return the weights in `train_dataset_prob`, which sum to 1.
+
+    Raises:
+        ValueError: there are not as many weights as datasets, or one is not a number above 0.
+    """
+    try:
+        weights = [float(part) for part in written.split(",")]
+    except ValueError:
+        raise ValueError(f'train_dataset_prob: {written!r} is not a list of numbers; write "0.7,0.3"') from None
+    if len(weights) != len(names):
+        raise ValueError(
+            f"train_dataset_prob: {len(weights)} weight{'s' * (len(weights) != 1)} for {len(names)} dataset"
+            f"{'s' * (len(names) != 1)} in dataset_name_or_path ({', '.join(names)}); write one weight for each"
+        )
+    if not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        raise ValueError(f"train_dataset_prob: {written!r} has a weight that is not above 0; leave that dataset out")
+    return tuple(weight / sum(weights) for weight in weights)
+
+
+def next_source(drawn: Sequence[int], weights: Sequence[float]) -> int:
+    """Return the source of the next row.
+
+    Args:
+        drawn: number of rows read from each source.
+        weights: weight of each source.
+    """
+    return min(range(len(weights)), key=lambda source: (drawn[source] + 0.5) / weights[source])
+
+
+def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows from number `first` on, in the order that `next_source` gives.
+
+    Returns:
+        The source of each row, int [count], and the number of rows of this source before it, int [count].
+    """
+    end = first + count
+    numbers = [np.arange(math.ceil(end * weight) + 1) for weight in weights]
+    times = np.concatenate([(each + 0.5) / weight for each, weight in zip(numbers, weights, strict=True)])
+    sources = np.repeat(np.arange(len(weights)), [len(each) for each in numbers])
+    order = np.lexsort((sources, times))[first:end]
+    return sources[order], np.concatenate(numbers)[order]
+
+
+class MixedDataset:
+    """Rows of several datasets; their indices follow each other.
+
+    An epoch ends when every row of every dataset has been read at least once.
+
+    Args:
+        parts: the datasets.
+        names: their names, for the log.
+        weights: share of each dataset in the rows that are read; they sum to 1.
+
+    Attributes:
+        lengths: int64 [rows], number of positions of each row in a batch.
+        stats: numbers of rows and tokens of all datasets.
+        rows_per_epoch: number of rows that are read in an epoch.
+    """
+
+    def __init__(self, parts: Sequence[TokenizedDataset], names: Sequence[str], weights: Sequence[float]) -> None:
+        self.lengths = np.concatenate([part.lengths for part in parts])
+        self.stats = DataStats()
+        for part in parts:
+            self.stats.add(part.stats)
+        self.weights = tuple(weights)
+        self.rows_per_epoch = max(math.ceil(len(part) / weight) for part, weight in zip(parts, weights, strict=True))
+        self._parts = list(parts)
+        self._first = np.cumsum([0, *(len(part) for part in parts)])
+        self._log(names)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> EncodedRow:
+        part, row = self._find(index)
+        found = self._parts[part][row]
+        return EncodedRow(found.tokens, found.loss_mask, int(index))
+
+    def source(self, index: int) -> tuple[str, int]:
+        """Return the file and the line of row `index`."""
+        part, row = self._find(index)
+        return self._parts[part].source(row)
+
+    def head(self, count: int) -> list[EncodedRow]:
+        """Return the first rows, at most `count`."""
+        return [self[index] for index in range(min(count, len(self)))]
+
+    def epoch_rows(self, epoch: int, seed: int) -> np.ndarray:
+        """Return the rows of an epoch in reading order, int64 [rows_per_epoch].
+
+        Each dataset is read to its end before one of its rows is read again, also from one epoch to the next.
+        """
+        sources, numbers = schedule(self.weights, epoch * self.rows_per_epoch, self.rows_per_epoch)
+        rows = np.empty(self.rows_per_epoch, dtype=np.int64)
+        for part, dataset in enumerate(self._parts):
+            chosen = sources == part
+            passes, places = np.divmod(numbers[chosen], len(dataset))
+            found = np.empty(len(places), dtype=np.int64)
+            for number in np.unique(passes).tolist():
+                bits = np.random.PCG64([seed, part, number]).random_raw(len(dataset))
+                found[passes == number] = np.argsort(bits, kind="stable")[places[passes == number]]
+            rows[chosen] = self._first[part] + found
+        return rows
+
+    def _find(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        part = int(np.searchsorted(self._first, index, side="right")) - 1
+        return part, int(index - self._first[part])
+
+    def _log(self, names: Sequence[str]) -> None:
+        drawn = [weight * self.rows_per_epoch for weight in self.weights]
+        tokens = [rows * float(part.lengths.mean()) for rows, part in zip(drawn, self._parts, strict=True)]
+        for part, name, weight, rows, num_tokens in zip(self._parts, names, self.weights, drawn, tokens, strict=True):
+            get_logger().info(
+                "mix: %s: %.2f%% of the rows, %.2f%% of the tokens, %.2f times its %d rows in an epoch",
+                *(name, 100 * weight, 100 * num_tokens / sum(tokens), rows / len(part), len(part)),
+            )

@@ -1,0 +1,43 @@
+"""Global batch of an optimizer step: micro-batches of packs of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.packing import Pack, assign_balanced
+
+MicroBatch = list[Pack]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """Micro-batches of one optimizer step, on all ranks.
+
+    Attributes:
+        epoch: number of the epoch.
+        index: number of the step within its epoch.
+        micro_batches: packs of row indices of each micro-batch.
+        costs: cost of attention of each micro-batch.
+        end_fraction: fraction of the epoch that is complete after this step.
+        is_last: the step is the last of its epoch.
+        next_cursor: position after the step in a stream, plain values for JSON; None for a stored dataset, whose
+            position is (epoch, index).
+    """
+
+    epoch: int
+    index: int
+    micro_batches: tuple[MicroBatch, ...]
+    costs: tuple[int, ...]
+    end_fraction: float
+    is_last: bool
+    next_cursor: dict[str, Any] | None = None
+
+    def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
+        """Return the micro-batches of one rank by their index in the step; all ranks have about the same cost."""
+        return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
+
+    @property
+    def row_indices(self) -> list[int]:
+        """Dataset rows of the step, in order."""
+        return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]

@@ -1,0 +1,70 @@
+"""Rows of a run's training: a stored dataset, a mixture of several, or a stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset, choose_template, load_dataset, tokenizer_fingerprint
+from paddlenlp_ext.data.encode import RowEncoder
+from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
+from paddlenlp_ext.data.sources import dataset_names, open_split
+from paddlenlp_ext.data.stream import Source, TokenStream
+from paddlenlp_ext.data.templates import ChatTemplate
+from paddlenlp_ext.data.tokenize import LengthLimits
+
+TrainingRows = TokenizedDataset | MixedDataset | TokenStream
+
+
+def load_training_rows(
+    config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None, fingerprint: str | None = None
+) -> TrainingRows:
+    """Return the training rows that a configuration requests; arguments and errors are those of `load_dataset`.
+
+    | keys | rows |
+    |---|---|
+    | neither | `TokenizedDataset`; several datasets are read one after the other |
+    | `train_dataset_prob` | `MixedDataset` of one `TokenizedDataset` for each dataset |
+    | `lazy` | `TokenStream`, also of a mixture |
+    """
+    if config.dataset_name_or_path is None or (config.train_dataset_prob is None and not config.lazy):
+        return load_dataset(config, "train", tokenizer, template, fingerprint)
+    names = dataset_names(config.dataset_name_or_path)
+    fingerprint = fingerprint or tokenizer_fingerprint(tokenizer)
+    template = choose_template(config, tokenizer, template)
+    if config.lazy:
+        return _open_stream(config, names, template, fingerprint)
+    assert config.train_dataset_prob is not None
+    weights = parse_weights(config.train_dataset_prob, names)
+    parts = [
+        load_dataset(replace(config, dataset_name_or_path=name), "train", tokenizer, template, fingerprint)
+        for name in names
+    ]
+    return MixedDataset(parts, names, weights)
+
+
+def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTemplate, fingerprint: str) -> TokenStream:
+    opened = [open_split(name, "train", config.task_name, is_stream=True) for name in names]
+    if config.train_dataset_prob is None:
+        sources = [Source(", ".join(names), [reader for readers in opened for reader in readers])]
+    else:
+        weights = parse_weights(config.train_dataset_prob, names)
+        sources = [Source(*each) for each in zip(names, opened, weights, strict=True)]
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    readers = [reader for source in sources for reader in source.readers]
+    identity = {
+        "shuffle_buffer_size": config.shuffle_buffer_size,
+        "train_dataset_prob": config.train_dataset_prob or "unset",
+        "data files": [(reader.name, reader.size) for reader in readers],
+        "tokenizer, template and truncation": [fingerprint, template.identity, vars(limits), config.autoregressive],
+        "bad_rows": config.bad_rows,
+    }
+    return TokenStream(
+        sources,
+        RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers)),
+        bad_rows=config.bad_rows,
+        num_workers=config.dataloader_num_workers,
+        window_rows=config.shuffle_buffer_size,
+        identity=identity,
+    )

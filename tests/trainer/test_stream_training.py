@@ -1,0 +1,52 @@
+"""Training on a stream (`lazy`), from files: stopped and resumed, with the bits of an uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddlenlp_ext.trainer.build import build_trainer, load_data
+from paddlenlp_ext.trainer.state import TrainerState
+from tests.common.training import KillAfter, KilledError, assert_same_bits, make_config, weights
+
+
+def make_trainer(run_folders, output_dir, callbacks=(), **keys):
+    config = make_config(
+        run_folders / output_dir,
+        model_name_or_path=str(run_folders / "model"),
+        dataset_name_or_path=str(run_folders / "data"),
+        data_cache_dir=str(run_folders / "cache"),
+        chat_template="none",
+        device="cpu",
+        lazy=True,
+        shuffle_buffer_size=20,
+        zero_padding=True,
+        per_device_train_batch_size=2,
+        max_steps=9,
+        **keys,
+    )
+    return build_trainer(config, load_data(config), callbacks)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_trainer_on_a_stream_resumes_with_the_same_bits(run_folders, num_workers):
+    straight = make_trainer(run_folders, "straight")
+    straight.train()
+    assert straight.state.epoch > 1 and straight.state.step == 9
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    with pytest.raises(KilledError):
+        make_trainer(run_folders, "run", [KillAfter(5)], dataloader_num_workers=num_workers, **saves).train()
+    resumed = make_trainer(run_folders, "run", resume_from_checkpoint=True, **saves)
+    resumed.train()
+    assert_same_bits(weights(resumed.model), weights(straight.model))
+    assert resumed.state.data_cursor == straight.state.data_cursor
+    assert resumed.state.num_tokens == straight.state.num_tokens
+
+
+def test_trainer_state_of_a_stream_is_json_and_older_states_have_no_cursor():
+    state = TrainerState(data_cursor={"window": {"places": [{"at": [3, 4]}]}, "pack": 2})
+    stored = json.loads(json.dumps(state.to_dict()))
+    assert TrainerState.from_dict(stored) == state
+    del stored["data_cursor"]
+    assert TrainerState.from_dict(stored).data_cursor is None
