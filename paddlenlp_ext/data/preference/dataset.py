@@ -24,6 +24,7 @@ from paddlenlp_ext.data.store import TokenArrays, load_or_build
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.tokenize import LengthLimits
 from paddlenlp_ext.data.types import DataStats
+from paddlenlp_ext.utils.logging import get_logger
 
 
 class PreferenceDataset(TokenizedDataset):
