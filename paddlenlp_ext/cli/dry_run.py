@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import paddle
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
+from paddlenlp_ext.config.preference import PreferenceConfig
 from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.data.stream_order import StreamOrder
@@ -120,6 +121,8 @@ def _plan_table(
         table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
     elif data.eval_rows is not None:
         table.add_row("eval rows", f"{len(data.eval_rows):,}")
+    if config.preference is not None:
+        table.add_row("loss", f"{config.preference.loss_type}; reference: {_reference(config.preference)}")
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
     table.add_row("output_dir", str(config.train.output_dir))
     return table
@@ -136,6 +139,14 @@ def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOr
     table.add_row("steps per epoch", f"{len(first_epoch):,}")
     epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
     table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
+
+
+def _reference(preference: PreferenceConfig) -> str:
+    if not preference.has_reference:
+        return "none"
+    stored = "" if preference.follows_model else "one pass before training"
+    kept = "a copy of trained parameters" if preference.keeps_reference else ""
+    return " and ".join(filter(None, (stored, kept)))
 
 
 def _packs(config: RunConfig, num_filled: int, packs: int) -> str:
@@ -171,18 +182,24 @@ def estimate_run(
         micro_batch_tokens: positions of the largest micro-batch, padding included.
         target_tokens: target tokens of that micro-batch.
     """
-    return estimate_memory(
+    bytes_per_weight = 4 if weight_dtype(config) == "float32" else 2
+    estimate = estimate_memory(
         outline.model,
         micro_batch_tokens=micro_batch_tokens,
         target_tokens=target_tokens,
         recompute=RecomputePlan.from_config(config.train),
         numerics=_numerics(config.precision),
         accumulates=config.train.gradient_accumulation_steps > 1,
-        bytes_per_weight=4 if weight_dtype(config) == "float32" else 2,
+        bytes_per_weight=bytes_per_weight,
         optim=config.optim.optim,
         master_weight=config.precision.master_weight,
         packed=outline.packed,
     )
+    if config.preference is None or not config.preference.keeps_reference:
+        return estimate
+    trained = sum(math.prod(p.shape) for p in outline.model.parameters() if not p.stop_gradient)
+    copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapters are in float32
+    return replace(estimate, weights=estimate.weights + copied)
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:

@@ -63,6 +63,16 @@ class PreferenceConfig(OptionGroup):
         return not self.reference_free and self.loss_type not in WITHOUT_REFERENCE
 
     @property
+    def follows_model(self) -> bool:
+        """Return whether the reference model is replaced by the trained one from time to time."""
+        return self.has_reference and self.ref_model_update_steps > 0
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Return whether a run holds the trained parameters of the reference model (docs/preference.md)."""
+        return self.follows_model or (self.has_reference and self.loss_type == "kto")
+
+    @property
     def sft_weight(self) -> float:
         """Return the weight of the chosen answer's loss; the loss of ORPO contains it."""
         return self.sft_loss_ratio or (1.0 if self.loss_type == "orpo" else 0.0)

@@ -64,14 +64,13 @@ class PreferenceObjective(Objective):
         self.model, self.forward_backward, self.process_group = model, forward_backward, process_group
         self._rates_answers = self.options.loss_type == "kto"
         self.unit = "answer" if self._rates_answers else "pair"
-        self._follows_model = self.options.has_reference and self.options.ref_model_update_steps > 0
         self._weights: ReferenceWeights | None = None
 
     # -- before the first step ----------------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the function that collates micro-batches of `rows`, after a pass of the reference model if needed."""
         logps = None
-        if self.options.has_reference and not self._follows_model:
+        if self.options.has_reference and not self.options.follows_model:
             plain = build_preference_collate(rows, self.config.data, pad_token_id, vocab_size)
             logps = self._logps_of_rows(rows, plain)
         return build_preference_collate(
@@ -98,15 +97,13 @@ class PreferenceObjective(Objective):
 
     def begin(self) -> None:
         """Keep the weights of the reference model if later passes need them."""
-        if self.options.has_reference and (self._follows_model or self._rates_answers):
+        if self.options.keeps_reference:
             self._weights = ReferenceWeights(self.model)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def prepare(self, batches: Sequence[PreferenceBatch]) -> Sequence[PreferenceBatch]:
         """Return the batches with log-probabilities under the current reference model, and with KTO's baseline."""
-        if not (self._follows_model or self._rates_answers):
-            return batches
-        if self._follows_model:
+        if self.options.follows_model:
             logps = self._logps(batches, self._reference())
             batches = [_replaced(batch, reference_logps=own) for batch, own in zip(batches, logps, strict=True)]
         if self._rates_answers:
@@ -182,7 +179,7 @@ class PreferenceObjective(Objective):
     # -- after a step, checkpoints ------------------------------------------------------------------------------------
     def after_step(self, step: int) -> None:
         """Make the trained model the reference every `ref_model_update_steps` steps."""
-        if self._follows_model and step % self.options.ref_model_update_steps == 0:
+        if self.options.follows_model and step % self.options.ref_model_update_steps == 0:
             assert self._weights is not None, "the weights are kept from the first step on"
             self._weights.copy_model()
 

@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
 from paddlenlp_ext.cli.run_dpo import run_dpo
 from paddlenlp_ext.config import ConfigError
+from paddlenlp_ext.config.parser import run_config_from
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.registry import peft_methods
 
 PAIRS = [{"prompt": f"{word} fig =", "chosen": f"fig {word}", "rejected": "lime lime plum"} for word in ("red", "blue")]
 
@@ -69,7 +74,19 @@ def test_run_dpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
     run(preview_data=1)
     printed = capsys.readouterr().out
     assert "6 of 6 read" in printed and "optimizer steps" in printed and "pairs.jsonl:1" in printed
+    assert "sigmoid; reference: one pass before training" in printed
     assert not (run_folders / "out").exists()
+
+
+def test_run_dpo_dry_run_counts_the_copy_of_the_reference_model(run_folders):
+    keys = {"model_name_or_path": str(run_folders / "model"), "output_dir": "out", "train_dataset_path": "rows.jsonl"}
+    keys |= {"do_train": True, "device": "cpu"}
+    estimates = []
+    for steps in (-1, 5):
+        config = run_config_from({**keys, "ref_model_update_steps": steps}, {}, peft_methods(), PREFERENCE_SECTIONS)
+        outline = outline_model(ModelSource.from_config(config.model), config)
+        estimates.append(estimate_run(config, outline, 100, 50))
+    assert estimates[1].weights - estimates[0].weights == 4 * outline.num_base_parameters
 
 
 def test_run_dpo_unknown_loss_is_an_error_with_its_name(run):
