@@ -163,6 +163,8 @@ def test_load_template_with_unknown_variables_raises():
         load_template(path, byte_tokenizer(), TemplateOptions({"enable_thinkin": True}))
     with pytest.raises(ValueError, match="chat_template_kwargs: only a template in Jinja has variables"):
         load_template("none", byte_tokenizer(), TemplateOptions({"enable_thinking": True}))
+    with pytest.raises(ValueError, match="mask_reasoning: only a template in Jinja has thoughts"):
+        load_template("none", byte_tokenizer(), TemplateOptions(mask_reasoning=True))
 
 
 def test_render_prefers_variables_of_the_row_to_those_of_the_run():

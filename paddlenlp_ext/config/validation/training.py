@@ -248,6 +248,12 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "eval_with_do_generation is false",
     ),
     (_SAMPLING[1:], "top_k", (1,), "top_k 1 always takes the most likely token"),
+    (
+        ("chat_template", "chat_template_kwargs", "learn_empty_think", "mask_reasoning"),
+        "autoregressive",
+        (True,),
+        "autoregressive rows are plain text, without a chat template",
+    ),
     (("greedy_zero_padding",), "zero_padding", (False,), "zero_padding is false"),
     (("eval_steps",), "evaluation_strategy", ("no", "epoch"), "evaluation_strategy is not steps"),
     (("metric_for_best_model", "greater_is_better"), "evaluation_strategy", ("no",), "evaluation_strategy is no"),

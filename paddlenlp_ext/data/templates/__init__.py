@@ -24,12 +24,15 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
         options: variables of a Jinja template, and what is learned of thoughts.
 
     Raises:
-        ValueError: the file is missing or holds no template, the tokenizer has no end token, or the template has no
-            variable of `options.kwargs`.
+        ValueError: the file is missing or holds no template, the tokenizer has no end token, the template has no
+            variable of `options.kwargs`, or it has no thoughts that `options.mask_reasoning` could leave out.
     """
     template = _load(option, tokenizer, options or TemplateOptions())
-    if options is not None and options.kwargs and not template.writes_messages:
-        raise ValueError("chat_template_kwargs: only a template in Jinja has variables; remove the key")
+    if options is not None and not template.writes_messages:
+        if options.kwargs:
+            raise ValueError("chat_template_kwargs: only a template in Jinja has variables; remove the key")
+        if options.mask_reasoning:
+            raise ValueError("mask_reasoning: only a template in Jinja has thoughts; remove the key")
     return template
 
 

@@ -127,6 +127,7 @@ IDLE = [
     ({"shuffle_buffer_size": 100}, "shuffle_buffer_size has no effect: lazy is false"),
     ({"bf16": True, "fp16_opt_level": "O0"}, "fp16_opt_level O0 computes in float32"),
     ({"top_k": 5}, "top_k has no effect: eval_with_do_generation is false"),
+    ({"mask_reasoning": True, "autoregressive": True}, "mask_reasoning has no effect: autoregressive rows are plain"),
     ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),
     ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
     ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
