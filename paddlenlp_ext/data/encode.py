@@ -106,6 +106,7 @@ class RowEncoder:
             num_split_examples=sum(several) if self.autoregressive else 0,
             num_thoughts=sum(row.num_thoughts for row in valid),
             num_tool_calls=sum(row.num_tool_calls for row in valid),
+            num_empty_thoughts=sum(row.num_empty_thoughts for row in valid),
             unknown_fields={file: dict(counts) for file, counts in unknown.items()},
         )
         stats.drop(dropped, MAX_LISTED)

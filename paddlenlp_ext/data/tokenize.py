@@ -67,6 +67,7 @@ class TokenizedRow:
         part: number of the example among the examples of its row.
         num_thoughts: number of target answers with a thought.
         num_tool_calls: number of calls of tools in target answers.
+        num_empty_thoughts: number of target answers after an empty thought that is no target.
     """
 
     location: Location
@@ -78,6 +79,7 @@ class TokenizedRow:
     part: int = 0
     num_thoughts: int = 0
     num_tool_calls: int = 0
+    num_empty_thoughts: int = 0
 
     @property
     def answers(self) -> tuple[int, ...]:
@@ -162,6 +164,7 @@ def _finish(
         ),
         num_thoughts=sum(turn.has_thought for turn in targets),
         num_tool_calls=sum(turn.num_tool_calls for turn in targets),
+        num_empty_thoughts=sum(turn.has_empty_thought for turn in targets),
     )
 
 

@@ -156,6 +156,7 @@ class DataStats:
         num_split_examples: examples of those texts.
         num_thoughts: target answers with a thought.
         num_tool_calls: calls of tools in target answers.
+        num_empty_thoughts: target answers after an empty thought, which is no target.
         examples: the first dropped rows, for the log.
         unknown_fields: file -> field -> number of rows with it, for fields that have no effect and are not metadata.
     """
@@ -173,6 +174,7 @@ class DataStats:
     num_split_examples: int = 0
     num_thoughts: int = 0
     num_tool_calls: int = 0
+    num_empty_thoughts: int = 0
     examples: tuple[InvalidRow, ...] = ()
     unknown_fields: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -214,6 +216,7 @@ class DataStats:
             ("examples of split texts", self.num_split_examples),
             ("target answers with a thought", self.num_thoughts),
             ("target tool calls", self.num_tool_calls),
+            ("targets after an empty thought", self.num_empty_thoughts),
         )
         lines += [line for line in others if line[1]]
         width = max(len(name) for name, _ in lines)

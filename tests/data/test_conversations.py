@@ -210,7 +210,7 @@ def test_load_dataset_counts_unfolded_rows_thoughts_and_calls(load):
     stats = dataset.stats
     assert (stats.num_read, stats.num_untruncated, len(dataset)) == (3, 3, 4)
     assert (stats.num_unfolded, stats.num_unfolded_examples) == (1, 2)
-    assert (stats.num_thoughts, stats.num_tool_calls) == (4, 1)
+    assert (stats.num_thoughts, stats.num_tool_calls, stats.num_empty_thoughts) == (4, 1, 1)
     assert [dataset.source(index)[1] for index in range(4)] == [1, 1, 2, 3]
     table = stats.table()
     assert "examples of unfolded rows" in table and "target tool calls" in table

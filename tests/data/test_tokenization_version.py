@@ -20,7 +20,7 @@ from paddlenlp_ext.data.templates.base import PlainTemplate
 from paddlenlp_ext.data.tokenize import TRUNCATIONS, LengthLimits
 from tests.data.tiny_tokenizers import PADDLENLP_CHATML, SPECIAL, TEMPLATES, make_marking_tokenizer
 
-DIGESTS = {4: "4eb90752adbd52d78dc963ba4dea0c8b51217488d0d9ca97fd5d22269c0a3016"}
+DIGESTS = {4: "46158c1448f7edcf2f854b1703be1042fd67552964b2bf83720f38cb00e45321"}
 """Tokenization version -> digest of the tokens of this file."""
 
 TURNS = (("Was ist 2 + 2?", "vier"), (" Und\n[/INST]? ", "Grüße, 你好 "), ("vier" * 9, "fünf" * 9))
@@ -67,6 +67,17 @@ ROWS = (
             {"role": "user", "content": "Und?"},
         ],
         "completion": [{"role": "assistant", "content": "vier"}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "Was?"},
+            {"role": "user", "content": "Und?"},
+            {"role": "assistant", "content": "<think>\nvier\n</think>\n\nDas"},
+            {"role": "system", "content": "You"},
+            {"role": "user", "content": "Sag"},
+            {"role": "assistant", "content": "vier"},
+            {"role": "user", "content": "?"},
+        ]
     },
     {"text": "Die Antwort: vier", "src": ["2 + ", "2"], "tgt": "</s> vier"},
     {"text": "Die Antwort: vier"},

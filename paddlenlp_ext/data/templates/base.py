@@ -160,6 +160,8 @@ class RenderedTurn:
         number: number of the answer among the answers of the conversation.
         has_thought: True if a thought precedes the answer.
         num_tool_calls: number of calls of tools in the answer.
+        has_empty_thought: True if the template writes an empty thought before the answer, which is not in the prompt
+            that it writes for generation, and the thought is no target.
     """
 
     head: str
@@ -171,6 +173,7 @@ class RenderedTurn:
     number: int = 0
     has_thought: bool = False
     num_tool_calls: int = 0
+    has_empty_thought: bool = False
 
     @property
     def prompt(self) -> str:

@@ -357,6 +357,7 @@ def _turn(draft: _Draft, index: int, prompt: str, header: str, answer: str) -> R
         number=draft.answers.index(index),
         has_thought=bool(thought),
         num_tool_calls=len(message.tool_calls),
+        has_empty_thought=bool(block) and not thought,
     )
 
 
