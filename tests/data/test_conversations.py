@@ -82,6 +82,20 @@ BRACKETS = (
 )
 
 
+def test_encode_with_merges_has_the_prompt_of_generation_before_every_answer(tokenizer):
+    """Test a tokenizer that would merge the end of the prompt with the answer if they were encoded as one text."""
+    template = load_template(str(TEMPLATE_FILES / "qwen3.jinja"), tokenizer)
+    for name in ("no_thinking_two", "thoughts_two", "call_thoughts"):
+        conversation = parse_row(ROWS[name])
+        position = len(conversation.messages) - 1
+        tokens, mask = template.encode(conversation)[-1]
+        prompt = tokenizer.decode(template.encode_prompt(conversation.until(position)))
+        before = [end for end in range(1, len(tokens)) if mask[end] and not mask[end - 1]][-1]
+        assert tokenizer.decode(tokens[:before]) == prompt
+        if name != "call_thoughts":  # whose first answer is tokenized as a target, not as part of the prompt
+            assert tokens[:before] == template.encode_prompt(conversation.until(position))
+
+
 @pytest.fixture
 def load_text(tmp_path):
     """Return a function that loads the source of a template."""
