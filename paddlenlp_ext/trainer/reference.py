@@ -94,12 +94,23 @@ def reference_logps(
     result = np.array(summed, np.float64).reshape(values.shape).astype(np.float32)
     logger.info("log-probabilities of the reference model: %d rows in %.1f s", len(rows), time.perf_counter() - started)
     if process_group.is_main:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_suffix(f".{os.getpid()}.npy")
-        np.save(draft, result, allow_pickle=False)
-        draft.replace(file)
+        _store(file, result)
     process_group.barrier()
     return result
+
+
+def _store(file: Path, logps: np.ndarray) -> None:
+    """Write the log-probabilities; the run goes on without a file if the folder cannot be written."""
+    draft = file.with_suffix(f".{os.getpid()}.npy")
+    try:
+        np.save(draft, logps, allow_pickle=False)
+        draft.replace(file)
+    except OSError as error:
+        logger.warning(
+            "the log-probabilities of the reference model are not stored (%s), so the next run computes them again; "
+            "set data_cache_dir to a folder that can be written",
+            error,
+        )
 
 
 class ReferenceWeights:

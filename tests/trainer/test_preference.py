@@ -151,6 +151,18 @@ def test_reference_logps_are_those_of_the_starting_model_and_are_computed_once(t
     assert passes, "another model has other log-probabilities"
 
 
+def test_reference_logps_that_cannot_be_stored_are_used_and_named_in_the_log(tmp_path, monkeypatch, caplog):
+    rows, model = PreferenceRows(3, tmp_path / "rows"), make_model()
+
+    def full_disk(*arguments, **options):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(np, "save", full_disk)
+    batch = make_objective(model, tmp_path / "a").build_collate(rows, 0, 61)([[1]])
+    np.testing.assert_allclose(batch.reference_logps, logps_of(model, rows[1]), rtol=1e-5)
+    assert "not stored (no space left)" in caplog.text and "data_cache_dir" in caplog.text
+
+
 def test_reference_free_loss_uses_no_reference(tmp_path):
     rows, model = PreferenceRows(3, tmp_path / "rows"), make_model()
     objective = make_objective(model, tmp_path, reference_free=True)
