@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.device import has_bf16_arithmetic
+from paddlenlp_ext.config.long_sequence import (
+    LONG_SEQUENCE_STRATEGIES,
+    NAME_SPELLINGS,
+    STRATEGY_NAMES,
+    TYPE_SPELLINGS,
+)
 from paddlenlp_ext.config.metrics import METRICS
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
@@ -117,21 +123,6 @@ class GenerationConfig(OptionGroup):
     temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")
 
 
-LONG_SEQUENCE_MODULE = "paddlenlp.transformers.long_sequence_strategies"
-LONG_SEQUENCE_STRATEGIES: dict[str, dict[str, str]] = {
-    "embedding_strategies": {
-        "RotaryEmbedding": "default",
-        "LinearScalingRotaryEmbedding": "linear",
-        "NTKScalingRotaryEmbedding": "ntk",
-        "DynamicNTKScalingRotaryEmbedding": "dynamic",
-        "YaRNScalingRotaryEmbedding": "yarn",
-        "LongRoPEScalingRotaryEmbedding": "longrope",
-        "Llama3ScalingRotaryEmbedding": "llama3",
-    },
-    "attention_strategies": {"AttentionWithLinearBias": "alibi"},
-}
-"""PaddleNLP's module -> strategy_name -> short spelling."""
-
 BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
 QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
@@ -170,20 +161,13 @@ class ModelConfig(OptionGroup):
     strategy_type: str | None = option(
         None,
         choices=tuple(LONG_SEQUENCE_STRATEGIES),
-        synonyms={f"{LONG_SEQUENCE_MODULE}.{kind}": kind for kind in LONG_SEQUENCE_STRATEGIES},
+        synonyms=TYPE_SPELLINGS,
         help="PaddleNLP's module of the strategy; unset: that of strategy_name",
     )
     strategy_name: str | None = option(
         None,
-        choices=tuple(name for names in LONG_SEQUENCE_STRATEGIES.values() for name in names),
-        synonyms={
-            **{
-                f"{LONG_SEQUENCE_MODULE}.{kind}.{name}": name
-                for kind, names in LONG_SEQUENCE_STRATEGIES.items()
-                for name in names
-            },
-            **{short: name for names in LONG_SEQUENCE_STRATEGIES.values() for name, short in names.items()},
-        },
+        choices=STRATEGY_NAMES,
+        synonyms=NAME_SPELLINGS,
         help="long-sequence strategy; also default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
     )
     rope_scaling_factor: float = option(1.0, minimum=1, help="ratio of the target context length to the trained one")

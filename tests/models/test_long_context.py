@@ -12,7 +12,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.sections import LONG_SEQUENCE_STRATEGIES, ModelConfig
+from paddlenlp_ext.config.long_sequence import STRATEGY_NAMES
+from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
@@ -44,7 +45,7 @@ def extended(config: dict[str, Any], strategy: str, factor: float = cases.FACTOR
 
 
 def test_strategies_are_those_of_the_configuration():
-    assert list(STRATEGIES) == [name for names in LONG_SEQUENCE_STRATEGIES.values() for name in names]
+    assert tuple(STRATEGIES) == STRATEGY_NAMES
 
 
 @pytest.mark.parametrize("strategy", cases.STRATEGIES)
