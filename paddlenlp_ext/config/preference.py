@@ -95,6 +95,11 @@ class PreferenceDataConfig(DataConfig):
         4096, minimum=2, aliases=("max_seq_len",), help="maximum tokens of a prompt with all its answers, and of a pack"
     )
 
+    @property
+    def is_stream(self) -> bool:
+        """Return False: preference data is tokenized once and memory-mapped."""
+        return False
+
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
         """Return the keys that name the rows of a run, with their values."""
         keys = {"train_dataset_path": self.train_dataset_path, "dev_dataset_path": self.eval_dataset_path}

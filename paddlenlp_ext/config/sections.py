@@ -94,6 +94,11 @@ class DataConfig(OptionGroup):
         None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
     )
 
+    @property
+    def is_stream(self) -> bool:
+        """Return whether rows are read during training."""
+        return self.lazy
+
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
         """Return the keys that name the rows of a run, with their values; `train` and `evaluate` are its tasks."""
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

@@ -133,6 +133,13 @@ def test_preference_rules_are_reported_together():
     assert "compares answers" in refused(eval_with_do_generation=True)["eval_with_do_generation"]
 
 
+def test_preference_data_is_neither_a_stream_nor_a_mixture():
+    config = load(lazy=True)
+    (note,) = config.notes
+    assert note.startswith("lazy has no effect") and not config.data.is_stream
+    assert "cannot be mixed by weights" in refused(train_dataset_prob="0.5,0.5")["train_dataset_prob"]
+
+
 def test_preference_run_needs_the_files_of_its_splits():
     assert refused(train_dataset_path=None) == {
         "train_dataset_path": "do_train needs train_dataset_path, which is not set"

@@ -33,6 +33,18 @@ def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
         )
 
 
+@rules("lazy", "train_dataset_prob")
+def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
+    if data.lazy:
+        report.note("lazy has no effect: preference data is tokenized once and memory-mapped", "lazy")
+    if data.train_dataset_prob is not None:
+        report.error(
+            "train_dataset_prob: preference data cannot be mixed by weights yet; leave it out, and all rows are read "
+            "once an epoch",
+            "train_dataset_prob",
+        )
+
+
 @rules("autoregressive", "eval_with_do_generation", "use_pose_convert")
 def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig, report: Report) -> None:
     reason = "a preference run compares answers of its rows"

@@ -100,7 +100,7 @@ def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
 
 @rules("lazy", "max_steps")
 def _stream_has_a_number_of_steps(data: DataConfig, train: TrainConfig, report: Report) -> None:
-    if data.lazy and train.do_train and train.max_steps < 0:
+    if data.is_stream and train.do_train and train.max_steps < 0:
         report.error("lazy needs max_steps: the rows of a stream are not counted in advance", "lazy", "max_steps")
 
 

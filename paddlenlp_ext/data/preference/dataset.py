@@ -24,7 +24,6 @@ from paddlenlp_ext.data.store import TokenArrays, load_or_build
 from paddlenlp_ext.data.templates import ChatTemplate, load_template
 from paddlenlp_ext.data.tokenize import LengthLimits
 from paddlenlp_ext.data.types import DataStats
-from paddlenlp_ext.utils.logging import get_logger
 
 
 class PreferenceDataset(TokenizedDataset):
@@ -97,10 +96,6 @@ def load_preference_dataset(
             pairs and a row has one answer.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
-    if config.train_dataset_prob is not None:
-        raise ValueError("train_dataset_prob: mixing by weights is not implemented for preference data; remove it")
-    if config.lazy:
-        get_logger().info("lazy has no effect: preference data is tokenized once and memory-mapped")
     readers = _readers(config, split)
     names = [reader.name for reader in readers]
     template = template or load_template(config.chat_template, tokenizer, template_options(config))

@@ -15,9 +15,14 @@ from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import dataset as dataset_module
 from paddlenlp_ext.data.preference.collate import build_preference_collate
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
+from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.preview import preview_rows
+from paddlenlp_ext.data.readers.base import ParsedBlock
 from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.types import DataError
+from paddlenlp_ext.data.templates.base import PlainTemplate
+from paddlenlp_ext.data.tokenize import LengthLimits
+from paddlenlp_ext.data.types import DataError, SourceRow
+from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import TEMPLATES
 
 PAIR = {"prompt": "2 + 2?", "chosen": "vier", "rejected": "the answer is five"}
@@ -227,6 +232,15 @@ def test_preference_packs_hold_each_answer_once(load):
         assert len(batch.reference_logps) == batch.num_answers
     with pytest.raises(ValueError, match=r"train\.jsonl:1: row 0 has the token id"):
         build_preference_collate(rows, config, 0, 5)([[0]])
+
+
+def test_preference_encoder_of_invalid_rows_keeps_the_columns_of_answers(tokenizer):
+    """Check a block without a valid row, after which others are appended to the same file."""
+    encoder = PreferenceEncoder(PlainTemplate(tokenizer), LengthLimits(40, 60, "right"), False, ("a.jsonl",))
+    rows = [SourceRow(Location("a.jsonl", line, 1), row) for line, row in enumerate(({}, PAIR), start=1)]
+    empty, full = (encoder(ParsedBlock((), 1.0, (row,))) for row in rows)
+    assert empty.arrays.answers.shape == (0, 3) and full.arrays.answers.shape == (1, 3)
+    assert (empty.stats.num_dropped, full.stats.num_untruncated) == (1, 1)
 
 
 def test_preview_names_the_answers_of_a_row(load, tokenizer):
