@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from paddlenlp_ext.config.options import option
@@ -33,3 +33,20 @@ class LinearTargetsConfig(PeftConfig):
         assert isinstance(stored, type(self))
         own = {name: getattr(self, name) for name in ("path", "dropout") if hasattr(self, name)}
         return dataclasses.replace(stored, **own)
+
+
+@dataclass(kw_only=True)
+class LayerRanksConfig(LinearTargetsConfig):
+    """Base of the options of a method whose rank and alpha may differ by layer; a subclass declares both options."""
+
+    rank: int
+    alpha: float | None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    """Name suffix or regular expression -> alpha of the layers that it matches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_option("rank", *self.rank_pattern.values())
+        self.check_option("alpha", *self.alpha_pattern.values())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.methods._linear_targets import LayerRanksConfig
 
 # Initialization and dropout do not affect a stored adapter; the decomposition of convolutions does not affect linears.
 _WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}
@@ -18,7 +18,7 @@ _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layer
 
 
 @dataclass(kw_only=True)
-class LycorisConfig(LinearTargetsConfig):
+class LycorisConfig(LayerRanksConfig):
     """Base of the options of LoKr and LoHa; a subclass declares `rank` and `alpha`.
 
     Class attributes:
@@ -26,18 +26,6 @@ class LycorisConfig(LinearTargetsConfig):
     """
 
     own_fields: ClassVar[Mapping[str, str]] = {}
-
-    rank: int
-    alpha: float | None
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Name suffix or regular expression -> alpha of the layers that it matches."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_option("rank", *self.rank_pattern.values())
-        self.check_option("alpha", *self.alpha_pattern.values())
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
         """Return rank r and scaling s of the layer `name`."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -51,7 +51,7 @@ from paddlenlp_ext.peft.inject import (
 )
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.methods._linear_targets import LayerRanksConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -72,7 +72,7 @@ IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degr
 
 @PEFT_METHODS.register("lora")
 @dataclass(kw_only=True)
-class LoRAConfig(LinearTargetsConfig):
+class LoRAConfig(LayerRanksConfig):
     """Options of LoRA, rsLoRA and LoRA+.
 
     Raises:
@@ -117,15 +117,9 @@ class LoRAConfig(LinearTargetsConfig):
         None, help="targets to leave out, as name suffixes or regular expressions"
     )
     ensure_weight_tying: bool = True
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Name suffix or regular expression -> alpha of the layers that it matches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_option("rank", *self.rank_pattern.values())
-        self.check_option("alpha", *self.alpha_pattern.values())
         if self.init_a is False or (self.init_a == "gaussian" and not self.draws_a):
             reason = "B starts at zero" if self.draws_a else f"{type(self).__name__} computes the initial values"
             raise ValueError(f"init_lora_weights={self.init_a!r} is not available: {reason}; leave it out")

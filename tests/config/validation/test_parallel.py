@@ -85,6 +85,12 @@ def test_sharding_without_free_processes_is_noted(tmp_path, monkeypatch, keys):
     assert not any(note.startswith(words) for note in load(write(tmp_path, SMALLEST | {"sharding": "stage3"})).notes)
 
 
+def test_muon_is_accepted_with_tensor_parallelism(tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    config = load(write(tmp_path, SMALLEST | {"tensor_parallel_degree": 2, "optim": "muon"}))
+    assert (config.optim.optim, config.notes) == ("muon", [])
+
+
 def test_sharding_offload_on_gpus_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     monkeypatch.setattr(precision, "has_gpu", lambda: True)
