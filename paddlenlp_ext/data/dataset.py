@@ -19,7 +19,7 @@ from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.encode import BlockEncoder, RowEncoder, num_workers
 from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.sources import BUILTIN_NAMES, dataset_names, open_split
+from paddlenlp_ext.data.sources import BUILTIN_NAMES, dataset_names, open_splits
 from paddlenlp_ext.data.store import TokenArrays, TokenWriter, load_or_build
 from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
 from paddlenlp_ext.data.templates.base import PlainTemplate
@@ -149,7 +149,7 @@ def load_dataset(
         known = ", ".join(BUILTIN_NAMES)
         raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
     names = dataset_names(config.dataset_name_or_path)
-    readers = [reader for name in names for reader in open_split(name, split, config.task_name)]
+    readers = open_splits(names, split, config.task_name)
     template = choose_template(config, tokenizer, template)
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     key = cache_key(

@@ -41,6 +41,30 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+class MissingSplitError(ValueError):
+    """A dataset that exists has no such split."""
+
+
+def open_splits(names: Sequence[str], split: str, task_name: str | None = None) -> list[Reader]:
+    """Return the readers of one split of several datasets; those without a dev split are left out.
+
+    Raises:
+        ValueError: as for `open_split`; or no dataset has a dev split.
+    """
+    readers: list[Reader] = []
+    missing: MissingSplitError | None = None
+    for name in names:
+        try:
+            readers += open_split(name, split, task_name)
+        except MissingSplitError as error:
+            if split == "train":
+                raise
+            missing = missing or error
+    if missing is not None and not readers:
+        raise missing
+    return readers
+
+
 def open_split(name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> list[Reader]:
     """Return the readers of one split of one dataset, in reading order.
 
@@ -95,7 +119,7 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
         raise ValueError(f"{folder}: the split {split!r} exists more than once: {named}; keep one")
     if not present and not many:
         looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in suffixes)])
-        raise ValueError(f"{folder}: no {split!r} split; add one of {looked_for}")
+        raise MissingSplitError(f"{folder}: no {split!r} split; add one of {looked_for}")
     return present or many
 
 

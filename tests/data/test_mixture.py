@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.mixture import MixedDataset, next_source, parse_weights, schedule
 from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.data.training_rows import load_training_rows
@@ -68,6 +69,18 @@ def test_mixed_dataset_reads_each_dataset_to_its_end_before_it_starts_over(tmp_p
 def test_load_training_rows_without_weights_reads_datasets_one_after_the_other(tmp_path, options, tokenizer):
     rows = make_mixture(tmp_path, options, tokenizer, None, 3, 2)
     assert [rows.source(index)[0].split("/")[-2] for index in range(len(rows))] == list("aaabb")
+
+
+def test_load_dataset_dev_split_is_that_of_the_datasets_that_have_one(tmp_path, options, tokenizer):
+    rows = make_mixture(tmp_path, options, tokenizer, None, 3, 2)
+    config = options("", dataset_name_or_path=f"{tmp_path / 'a'},{tmp_path / 'b'}")
+    with pytest.raises(ValueError, match=r"a: no 'dev' split"):
+        load_dataset(config, "dev", tokenizer)
+    (tmp_path / "b" / "dev.json").write_text('{"src": "a", "tgt": "b"}')
+    assert len(rows) == 5 and len(load_dataset(config, "dev", tokenizer)) == 1
+    (tmp_path / "b" / "train.json").unlink()
+    with pytest.raises(ValueError, match=r"b: no 'train' split"):
+        load_dataset(config, "train", tokenizer)
 
 
 @pytest.mark.parametrize(
