@@ -3,7 +3,9 @@
 readers               files of one format -> blocks of rows
 sources               datasets -> readers; inflection is built in, hub reads data sets of the hub
 row_fields            known fields of rows and messages, and their effects
-formats               row -> conversation
+row_values            checked access to the values of a row
+formats, messages     row -> conversation
+conversation          messages with tools, calls and thoughts
 templates             conversation -> text of prompts and answers -> token ids
 tokenize              rows -> tokens and loss mask, within src_length and max_length
 encode                blocks -> tokens, in several processes
