@@ -277,13 +277,16 @@ def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
     return {"code": TOKENIZATION_VERSION, "versions": libraries}
 
 
-class _PlainKeys:
-    """Scan JSON text, piece by piece, for keys that are not in `_PLAIN_KEYS`.
+_THOUGHT_END = re.compile(rb"<\\?/think>")
 
-    A quoted key in a text may count as a key as well.
+
+class _PlainKeys:
+    """Scan JSON text, piece by piece, for keys that are not in `_PLAIN_KEYS`, and for thoughts in tags.
+
+    A quoted key in a text may count as a key as well. Empty thoughts in tags are no targets since version 4.
 
     Attributes:
-        are_plain: whether no other key was found so far.
+        are_plain: whether neither was found so far.
     """
 
     def __init__(self) -> None:
@@ -295,6 +298,9 @@ class _PlainKeys:
         if not self.are_plain:
             return
         text, end = self._rest + content, 0
+        if _THOUGHT_END.search(text):
+            self.are_plain = False
+            return
         for match in re.finditer(rb'"([^"]*)"\s*:', text):
             end = match.end()
             if match[1] not in _PLAIN_KEYS:
