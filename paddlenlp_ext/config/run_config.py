@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.config.command import CommandConfig
 from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections import (
-    CommandConfig,
     DataConfig,
     GenerationConfig,
     ModelConfig,

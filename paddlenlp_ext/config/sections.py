@@ -19,16 +19,6 @@ from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommandConfig(OptionGroup):
-    """`config.command`: keys of the command line only."""
-
-    dry_run: bool = option(False, help="check the configuration, count data and steps, and stop before training")
-    preview_data: int = option(
-        0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and stop"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataConfig(OptionGroup):
     """`config.data`: the rows, and how they become batches."""
 

@@ -1,0 +1,17 @@
+"""Section with the keys of the command line, which do not belong to a run's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandConfig(OptionGroup):
+    """`config.command`: keys of the command line only."""
+
+    dry_run: bool = option(False, help="check the configuration, count data and steps, and stop before training")
+    preview_data: int = option(
+        0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and stop"
+    )
