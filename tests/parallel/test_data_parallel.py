@@ -11,9 +11,12 @@ DROPOUT = {"rank": 4, "dropout": 0.3}
 STOPS_EARLY = {"evaluation_strategy": "steps", "eval_steps": 2, "greater_is_better": True, "early_stopping_patience": 2}
 CASES = [
     Case("sft"),
-    Case("sft-untied-accumulated", {"gradient_accumulation_steps": 2}, {"tie_word_embeddings": False}),
+    Case(
+        "sft-untied-accumulated-pose",
+        {"gradient_accumulation_steps": 2, "use_pose_convert": True},
+        {"tie_word_embeddings": False},
+    ),
     Case("sft-stops-early", STOPS_EARLY),
-    Case("sft-pose", {"use_pose_convert": True}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
     Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
