@@ -251,7 +251,9 @@ def test_prompts_of_a_marked_header_end_with_it(load):
 
 
 def test_prompts_with_mask_reasoning_leave_the_thought_to_the_model(load):
-    ((ids, reference, _),) = load(ROWS["thought"], mask_reasoning=True).prompts()
+    dataset = load(ROWS["thought"], mask_reasoning=True)
+    assert (dataset.stats.num_thoughts, dataset.stats.num_empty_thoughts) == (1, 0)
+    ((ids, reference, _),) = dataset.prompts()
     assert decode(ids).endswith("<|im_start|>assistant\n")
     assert reference == "<think>\nTwo and two.\n</think>\n\nfour"
 
