@@ -72,6 +72,6 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
         autocast=partial(autocast, config.precision),
     )
     optimizer = build_optimizer(model, config.optim, rounding)
-    step = OptimizerStep(model, optimizer, lambda _: batch, SingleProcess(), options)
+    step = OptimizerStep(model, optimizer, lambda packs, epoch: batch, SingleProcess(), options)
     step_batch = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
     return lambda: step.run(step_batch, 0, config.optim.learning_rate)
