@@ -98,3 +98,17 @@ def test_packing_plan_without_greedy_keeps_the_order():
     for packing in ("none", "in_order"):
         settings = {"batch_size": 1, "packing": packing, "capacity": 512}
         assert PackingPlan(lengths, **settings, packs_per_step=4).packs(0) == PackingPlan(lengths, **settings).packs(0)
+
+
+def test_packing_plan_with_leading_packs_makes_the_steps_after_them_even():
+    lengths = np.random.default_rng(5).integers(10, 900, 3000)
+    options = {"batch_size": 1, "packing": "greedy", "capacity": 1000, "seed": 2}
+    in_order = PackingPlan(lengths, **options).packs(0)
+    packs = PackingPlan(lengths, **options, packs_per_step=8, lead=5).packs(0)
+    assert packs[:5] == in_order[:5] and sorted(packs) == sorted(in_order)
+
+    def spread(packs, first):
+        costs = [attention_cost(lengths[pack]) for pack in packs]
+        return np.mean([np.ptp(costs[start : start + 8]) for start in range(first, len(costs) - 8, 8)])
+
+    assert spread(packs, 5) < 0.5 * min(spread(packs, 0), spread(in_order, 5))

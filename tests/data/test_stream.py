@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data import stream as stream_module
+from paddlenlp_ext.data import stream_order
 from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.data.training_rows import load_training_rows
@@ -179,9 +181,31 @@ def test_stream_without_a_valid_row_is_an_error(folder, open_stream):
 
 
 def test_stream_holds_only_the_windows_of_the_current_step(folder, open_stream):
-    rows, order, _ = open_stream(folder, shuffle_buffer_size=10)
+    rows, order, _ = open_stream(
+        folder, shuffle_buffer_size=11
+    )  # steps of 2 rows often begin in one window and end in the next
     for _ in itertools.islice(order.step_batches(), 150):
         assert len(rows._held) <= 2
+
+
+def test_stream_windows_know_the_packs_that_complete_a_step(folder, open_stream, monkeypatch):
+    """Check `lead`, which keeps the steps of a window even: the packs before it, modulo the packs of a step."""
+    planned = []
+
+    class Plan(PackingPlan):
+        def packs(self, epoch):
+            found = super().packs(epoch)
+            planned.append((self.lead, len(found)))
+            return found
+
+    monkeypatch.setattr(stream_order, "PackingPlan", Plan)
+    rows, order, _ = open_stream(folder, gradient_accumulation_steps=4, **PACKINGS["greedy"])
+    steps = read(rows, order)
+    before = [sum(count for _, count in planned[:number]) for number in range(len(planned))]
+    assert [lead for lead, _ in planned] == [-count % 8 for count in before] and len(set(before)) > 3
+    windows = len(planned)
+    read(rows, order, 1, 0, 3, steps[2][0].next_cursor)
+    assert planned[windows] in planned[:windows], "a resumed window is packed as before"
 
 
 def test_stream_window_ends_with_its_tokens(folder, open_stream, monkeypatch):

@@ -21,7 +21,6 @@ def make_trainer(run_folders, output_dir, callbacks=(), **keys):
         device="cpu",
         lazy=True,
         shuffle_buffer_size=20,
-        zero_padding=True,
         per_device_train_batch_size=2,
         max_steps=9,
         **keys,
@@ -37,6 +36,8 @@ def test_trainer_on_a_stream_resumes_with_the_same_bits(run_folders, num_workers
     saves = {"save_strategy": "steps", "save_steps": 2}
     with pytest.raises(KilledError):
         make_trainer(run_folders, "run", [KillAfter(5)], dataloader_num_workers=num_workers, **saves).train()
+    stopped = json.loads((run_folders / "run" / "checkpoint-4" / "trainer_state.json").read_text())
+    assert stopped["window_index"] == 4, "the checkpoint must be in the middle of an epoch"
     resumed = make_trainer(run_folders, "run", resume_from_checkpoint=True, **saves)
     resumed.train()
     assert_same_bits(weights(resumed.model), weights(straight.model))
