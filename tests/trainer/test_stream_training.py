@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
+from paddlenlp_ext.cli.dry_run import describe_run
+from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.trainer.build import build_trainer, load_data
 from paddlenlp_ext.trainer.state import TrainerState
 from tests.common.training import KillAfter, KilledError, assert_same_bits, make_config, weights
 
 
-def make_trainer(run_folders, output_dir, callbacks=(), **keys):
-    config = make_config(
+def stream_config(run_folders, output_dir, **keys):
+    return make_config(
         run_folders / output_dir,
         model_name_or_path=str(run_folders / "model"),
         dataset_name_or_path=str(run_folders / "data"),
@@ -25,6 +28,10 @@ def make_trainer(run_folders, output_dir, callbacks=(), **keys):
         max_steps=9,
         **keys,
     )
+
+
+def make_trainer(run_folders, output_dir, callbacks=(), **keys):
+    config = stream_config(run_folders, output_dir, **keys)
     return build_trainer(config, load_data(config), callbacks)
 
 
@@ -51,3 +58,14 @@ def test_trainer_state_of_a_stream_is_json_and_older_states_have_no_cursor():
     assert TrainerState.from_dict(stored) == state
     del stored["data_cursor"]
     assert TrainerState.from_dict(stored).data_cursor is None
+
+
+def test_describe_run_and_preview_of_a_stream_read_its_first_rows(run_folders):
+    config = stream_config(run_folders, "out")
+    data = load_data(config)
+    console = Console(record=True, width=120)
+    describe_run(config, data, console)
+    preview_rows(data.any_rows, data.tokenizer, 2, console)
+    text = console.export_text()
+    assert "a stream (lazy): rows are not counted" in text and "9 (max_steps)" in text and "total" in text
+    assert "train.json:1 " in text and "train.json:2 " in text and "train.json:3 " not in text
