@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,16 +25,20 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()  # otherwise libraries report objects that are still alive at exit
 
 
-@pytest.fixture(autouse=True)
-def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip loss.png, which takes longer than the tiny runs here, unless a test uses the fixture `picture`."""
-    if "picture" not in request.fixturenames:
-        monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.reports.plot_loss", lambda log_history, path: None)
+@pytest.fixture(scope="session", autouse=True)
+def plot_loss() -> Iterator[Callable[..., None]]:
+    """Skip loss.png, which takes longer than the tiny runs here, also in runs of fixtures; yield the real function."""
+    from paddlenlp_ext.trainer.callbacks import reports
+
+    real, reports.plot_loss = reports.plot_loss, lambda log_history, path: None
+    yield real
+    reports.plot_loss = real
 
 
 @pytest.fixture
-def picture() -> None:
-    """Let the run plot its loss."""
+def picture(plot_loss: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runs of a test plot their loss."""
+    monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.reports.plot_loss", plot_loss)
 
 
 @pytest.fixture
