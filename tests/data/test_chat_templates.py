@@ -6,6 +6,7 @@ The expected texts are written by hand in `chat_rows.py`. Where a template marks
 
 from __future__ import annotations
 
+import datetime
 import functools
 import itertools
 
@@ -136,3 +137,15 @@ def transformers_mask(template, conversation) -> list[str]:
     )
     ids, mask = encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
     return [decode(ids[start:end]) for start, end in spans(mask)]
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"strftime_now": "2026-11-02"}])
+def test_template_that_reads_the_clock_writes_a_fixed_date(kwargs, tmp_path):
+    formats = ("%Y-%m-%d", "%d %B %Y", "%A, %b %-d")
+    path = tmp_path / "dated.jinja"
+    text = "\n{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}"
+    path.write_text("\n".join(f"{{{{ strftime_now('{each}') }}}}" for each in formats) + text)
+    template = load_template(str(path), byte_tokenizer(), TemplateOptions(kwargs))
+    day = datetime.date.fromisoformat(kwargs.get("strftime_now", "2024-07-26"))
+    (example,) = template.render(parse_row({"src": "Q", "tgt": "A"}))
+    assert example.turns[0].head.splitlines()[:3] == [day.strftime(each) for each in formats]

@@ -121,9 +121,17 @@ def dated(tmp_path, monkeypatch, day: str, variable: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("variable", ["absent", "date_string"])
-def test_cache_key_with_a_dated_template_changes_daily(key_of, tmp_path, monkeypatch, variable):
+def test_cache_key_with_a_dated_template_is_the_same_on_every_day(key_of, tmp_path, monkeypatch, variable):
     keys = [key_of(**dated(tmp_path, monkeypatch, day, variable)) for day in ("01 Jan 2026", "02 Jan 2026")]
-    assert (keys[0] == keys[1]) is (variable == "date_string"), "date_string is a fixed date"
+    assert keys[0] == keys[1]
+
+
+def test_cache_key_with_another_date_of_the_template_changes(key_of, tmp_path, monkeypatch):
+    template = dated(tmp_path, monkeypatch, "01 Jan 2026", "absent")
+    keys = [key_of(**template, chat_template_kwargs={"strftime_now": day}) for day in ("2026-01-01", "2026-01-02")]
+    assert keys[0] != keys[1]
+    with pytest.raises(ValueError, match="chat_template_kwargs: strftime_now must be a date such as 2024-07-26"):
+        key_of(**template, chat_template_kwargs={"strftime_now": "today"})
 
 
 def test_cache_key_with_another_tokenization_or_library_version_changes(key_of, monkeypatch):

@@ -64,7 +64,7 @@ class JinjaTemplate(ChatTemplate):
 
     @property
     def identity(self) -> str:
-        """Source of the template, the rendered probe, which changes daily if the template writes the date, and options.
+        """Source of the template, the rendered probe, and the options.
 
         The options are left out for templates whose rows earlier versions read alike.
         """

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -19,8 +20,10 @@ from paddlenlp_ext.data.conversation import REFUSED, SYSTEM, TOOL, Conversation,
 from paddlenlp_ext.data.messages import THOUGHT_TAGS, split_thought
 from paddlenlp_ext.data.types import InvalidRowError
 
-_FIXED = {"date_string": "26 Jul 2024"}
-"""Variables that fix the date, with the name and the default value of Llama 3's template."""
+_FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
+"""Variables that fix the date, so that training, its resumption and prediction have the same prompts: that of Llama 3's
+template with its default value, and the same day for templates that read the clock."""
+_DATE_FORMATS = ("-d", "-m", *"aAbBdejmyYHIMSp")
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "conversation")
@@ -51,11 +54,28 @@ class Renderer:
         """Check that the template has the variables.
 
         Raises:
-            ValueError: it does not mention one of them.
+            ValueError: it does not mention one of them, or `strftime_now` is not a date.
         """
+        self._source(kwargs)
         for name in kwargs:
             if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", self.text):
                 raise ValueError(f"the chat template has no variable {name!r}; remove it")
+
+    def _source(self, kwargs: Mapping[str, Any]) -> str:
+        """Return the template, with a macro in place of the function `strftime_now` if it calls that.
+
+        Raises:
+            ValueError: `strftime_now` in `kwargs` is not a date.
+        """
+        if "strftime_now" not in self.text:
+            return self.text
+        value = kwargs.get("strftime_now", _FIXED["strftime_now"])
+        try:
+            day = date.fromisoformat(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"strftime_now must be a date such as 2024-07-26, got {value!r}") from error
+        replaced = "".join(f" | replace('%{kind}', '{day.strftime('%' + kind)}')" for kind in _DATE_FORMATS)
+        return f"{{% macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro +%}}{self.text}"
 
     def text_of(self, conversation: Conversation, kwargs: Mapping[str, Any], for_generation: bool = False) -> str:
         """Return the text of a conversation, with the prompt of the next answer if it is for generation.
@@ -67,7 +87,7 @@ class Renderer:
             return self._tokenizer.apply_chat_template(
                 self.dictionaries(conversation),
                 tools=[dict(tool) for tool in conversation.tools] or None,
-                chat_template=self.text,
+                chat_template=self._source(kwargs),
                 add_generation_prompt=for_generation,
                 tokenize=False,
                 **{**_FIXED, **kwargs},
@@ -83,7 +103,7 @@ class Renderer:
         texts, marks = render_jinja_template(
             [self.dictionaries(conversation)],
             tools=[dict(tool) for tool in conversation.tools] or None,
-            chat_template=self.text,
+            chat_template=self._source(kwargs),
             return_assistant_tokens_mask=True,
             **variables,
         )
