@@ -2,9 +2,10 @@
 
     python -m benchmarks.preference_learning [--rows 512 --dev_rows 64 --out FOLDER] [--key value ...]
 
-The questions are those of the built-in dataset `inflection`. The chosen answer is a sentence ("The plural of "foot" is
-feet."), the rejected one the single word. Words of the dev rows do not occur in training. Further keys are those of
-llm/run_dpo.py, such as `--loss_type ipo`. Writes preference.png and preference.json.
+The questions are those of the built-in dataset `inflection` that have an irregular answer. The chosen answer is that
+word ("feet"), the rejected one the word that the regular rule would give ("foots"). Words of the dev rows do not occur
+in training. Further keys are those of llm/run_dpo.py, such as `--loss_type ipo`. Writes preference.png and
+preference.json.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from benchmarks import ROOT, STARTED_WITH
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL
-from paddlenlp_ext.data.inflection import read_inflection
+from paddlenlp_ext.data.inflection import FORMS, read_inflection
 from paddlenlp_ext.utils.process import run_command
 
+ENDINGS = {form.question: form.ending for forms in FORMS.values() for form in forms}
 KEYS = {
     "model_name_or_path": MODEL,
     **dict.fromkeys(("do_train", "do_eval", "lora", "zero_padding", "overwrite_output_dir"), "true"),
@@ -43,13 +46,16 @@ KEYS = {
 
 
 def write_pairs(split: str, count: int, file: Path) -> None:
-    """Write the first pairs of a split of `inflection`."""
-    with file.open("w", encoding="utf-8") as out:
-        for row in itertools.islice(read_inflection(split), count):
-            question, word = row.value["src"].removesuffix(" Answer with one word."), row.value["tgt"]
-            subject = question.removeprefix("What is the ").removesuffix("?")
-            pair = {"prompt": question, "chosen": f"The {subject} is {word}.", "rejected": word}
-            out.write(json.dumps(pair) + "\n")
+    """Write the first irregular forms of a split of `inflection` as pairs."""
+    pairs = filter(None, (to_pair(row.value) for row in read_inflection(split)))
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in itertools.islice(pairs, count)), encoding="utf-8")
+
+
+def to_pair(row: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the pair of a question: its answer, and lemma + regular ending; None if the two are equal."""
+    form, lemma, _ = row["src"].removeprefix("What is the ").split('"')
+    regular = lemma + ENDINGS[form.strip()]
+    return None if row["tgt"] == regular else {"prompt": row["src"], "chosen": row["tgt"], "rejected": regular}
 
 
 def draw(evaluations: Sequence[Mapping[str, float]], target: Path) -> None:

@@ -1,12 +1,12 @@
 """Streams of generated rows: memory over time, exact resume, shares of a mixture, and speed of tokenizing.
 
-    python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only memory resume mix tokenize]
+    python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only plain gz resume mix tokenize]
 
 FOLDER receives the data, which later runs reuse: the given size as plain JSON lines, as much text in .gz, and three
 small datasets. The parts are
 
-    memory      one epoch of each file, through lazy, packing and the sampler: resident memory of this process and of
-                its workers after every tenth of the file, and tokens per second
+    plain, gz   one epoch of the file, through lazy, packing and the sampler: resident memory of this process and of its
+                workers after every tenth of the file, and tokens per second
     resume      steps read at once, and stopped and continued with another number of workers: the rows must be equal
     mix         shares of three datasets in rows and tokens after 100,000 rows (fewer of small data)
     tokenize    tokens per second of tokenizing into the cache, on one core and on two
@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,30 +115,27 @@ def open_stream(tokenizer: Any, paths: list[Path], workers: int, **keys: Any) ->
     return stream, order
 
 
-def measure_memory(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Read an epoch of the plain and of the compressed file; return memory and speed of each."""
-    found = {}
-    for kind in ("plain", "gz"):
-        stream, order = open_stream(tokenizer, [options.folder / f"{kind}-{options.megabytes}"], options.workers)
-        begin, tenths, peak, tokens = time.perf_counter(), [], 0.0, 0
-        for step in order.step_batches():
-            tokens += sum(stream[row].length + 1 for row in step.row_indices)
-            peak = max(peak, resident_megabytes())
-            if step.end_fraction >= (len(tenths) + 1) / 10:
-                tenths.append(round(peak, 1))
-                print(f"{kind} {step.end_fraction:.0%}: {peak:,.0f} MB, {tokens:,} tokens", flush=True)
-                peak = 0.0
-            if step.is_last:
-                break
-        seconds = time.perf_counter() - begin
-        found[kind] = {
-            "resident_mb_in_each_tenth": tenths,
-            "growth_mb": round(tenths[-1] - tenths[min(1, len(tenths) - 1)], 1),
-            "tokens": tokens,
-            "tokens_per_second": round(tokens / seconds),
-        }
-        stream.close()
-    return found
+def measure_memory(kind: str, options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """Read an epoch of the file of a kind, "plain" or "gz"; return memory and speed."""
+    stream, order = open_stream(tokenizer, [options.folder / f"{kind}-{options.megabytes}"], options.workers)
+    begin, tenths, peak, tokens = time.perf_counter(), [], 0.0, 0
+    for step in order.step_batches():
+        tokens += sum(stream[row].length + 1 for row in step.row_indices)
+        peak = max(peak, resident_megabytes())
+        if step.end_fraction >= (len(tenths) + 1) / 10:
+            tenths.append(round(peak, 1))
+            print(f"{kind} {step.end_fraction:.0%}: {peak:,.0f} MB, {tokens:,} tokens", flush=True)
+            peak = 0.0
+        if step.is_last:
+            break
+    seconds = time.perf_counter() - begin
+    stream.close()
+    return {
+        "resident_mb_in_each_tenth": tenths,
+        "growth_mb": round(tenths[-1] - tenths[min(1, len(tenths) - 1)], 1),
+        "tokens": tokens,
+        "tokens_per_second": round(tokens / seconds),
+    }
 
 
 def resident_megabytes() -> float:
@@ -238,7 +236,13 @@ def tokens_per_second(data: str, model: str, cores: int, processes: int) -> floa
         return stats.num_tokens / (time.perf_counter() - begin)
 
 
-PARTS = {"memory": measure_memory, "resume": check_resume, "mix": measure_mix, "tokenize": measure_tokenizing}
+PARTS = {
+    "plain": partial(measure_memory, "plain"),
+    "gz": partial(measure_memory, "gz"),
+    "resume": check_resume,
+    "mix": measure_mix,
+    "tokenize": measure_tokenizing,
+}
 
 if __name__ == "__main__":
     main()

@@ -52,7 +52,7 @@ _VERB = (
     Form(4, "present participle of the verb", "ing"),
     Form(5, "third person singular of the verb", "s"),
 )
-_FORMS = {
+FORMS = {
     "verb": _VERB,
     "noun": (Form(2, "plural of the noun", "s"),),
     "adj": (Form(2, "comparative of the adjective", "er"), Form(3, "superlative of the adjective", "est")),
@@ -141,7 +141,7 @@ def _items(location: Location, text: str) -> Iterator[Item]:
     lemma, part_of_speech = columns[:2]
     if not _LEMMA.fullmatch(lemma):
         return
-    for form in _FORMS.get(part_of_speech, ()):
+    for form in FORMS.get(part_of_speech, ()):
         answer = columns[form.column]
         if form.column == 3 and part_of_speech == "verb" and not answer:
             answer = columns[2]
