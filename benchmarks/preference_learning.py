@@ -1,6 +1,6 @@
 """SmolLM2 learns a preference: rewards of unseen pairs over the steps of a DPO run, in one picture.
 
-    python -m benchmarks.preference_learning [--rows 512 --dev_rows 64 --out FOLDER] [--key value ...]
+    python -m benchmarks.preference_learning [--rows 512 --dev_rows 128 --out FOLDER] [--key value ...]
 
 The questions are those of the built-in dataset `inflection` that have an irregular answer. The chosen answer is that
 word ("feet"), the rejected one the word that the regular rule would give ("foots"). Words of the dev rows do not occur
@@ -33,14 +33,14 @@ KEYS = {
     **dict.fromkeys(("do_train", "do_eval", "lora", "zero_padding", "overwrite_output_dir"), "true"),
     "lora_rank": "8",
     "loss_type": "sigmoid",
-    "learning_rate": "2e-5",
+    "learning_rate": "1e-4",
     "num_train_epochs": "1",
     "per_device_train_batch_size": "1",
     "per_device_eval_batch_size": "16",
     "max_seq_len": "512",
     "logging_steps": "1",
     "evaluation_strategy": "steps",
-    "eval_steps": "4",
+    "eval_steps": "8",
     "device": "cpu",
 }
 
@@ -80,7 +80,7 @@ def draw(evaluations: Sequence[Mapping[str, float]], target: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--dev_rows", type=int, default=64)
+    parser.add_argument("--dev_rows", type=int, default=128)
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks" / "preference")
     args, keys = parser.parse_known_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
