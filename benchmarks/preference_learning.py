@@ -33,14 +33,14 @@ KEYS = {
     **dict.fromkeys(("do_train", "do_eval", "lora", "zero_padding", "overwrite_output_dir"), "true"),
     "lora_rank": "8",
     "loss_type": "sigmoid",
-    "learning_rate": "1e-4",
+    "learning_rate": "2e-5",
     "num_train_epochs": "1",
     "per_device_train_batch_size": "1",
     "per_device_eval_batch_size": "16",
     "max_seq_len": "512",
     "logging_steps": "1",
     "evaluation_strategy": "steps",
-    "eval_steps": "8",
+    "eval_steps": "4",
     "device": "cpu",
 }
 
@@ -65,7 +65,7 @@ def draw(evaluations: Sequence[Mapping[str, float]], target: Path) -> None:
     steps = [entry["step"] for entry in evaluations]
     accuracy.plot(steps, [100 * entry["eval_rewards/accuracies"] for entry in evaluations], marker="o", markersize=3)
     accuracy.set_ylabel("pairs ranked right, %")
-    accuracy.set_ylim(-3, 103)
+    accuracy.set_ylim(50, 101)
     for name, style in (("margins", "-"), ("chosen", "--"), ("rejected", ":")):
         values = [entry[f"eval_rewards/{name}"] for entry in evaluations]
         rewards.plot(steps, values, style, label="margin" if name == "margins" else name)
