@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from paddlenlp_ext.checkpoint.fused import FusedLayers
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import AttentionShape, QKNorm
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -34,6 +35,7 @@ class DecoderConfig:
         layer: order of norms, attention and feed-forward (models/layers.py).
         ropes: rotary settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
+        fused_layers: layers that files store as one, with the sizes of their parts (checkpoint/fused.py).
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).
         name_or_path: name by which the user refers to the model; None for a model that was not loaded.
@@ -68,6 +70,7 @@ class DecoderConfig:
     layer: str = "pre_norm"
     ropes: tuple[RopeSettings, ...]
     tensor_plan: TensorPlan = field(repr=False)
+    fused_layers: FusedLayers = field(default_factory=dict, repr=False)
     source: Mapping[str, Any] = field(repr=False)
     name_or_path: str | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -108,11 +111,23 @@ class DecoderConfig:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
         head_dim = reader.size("head_dim", default=hidden_size // num_heads)
         num_layers = reader.size("num_hidden_layers")
+        intermediate_size = reader.size("intermediate_size")
+        outputs = {
+            "q_proj": num_heads * head_dim,
+            **dict.fromkeys(("k_proj", "v_proj"), num_kv_heads * head_dim),
+            **dict.fromkeys(("gate_proj", "up_proj"), intermediate_size),
+        }
+        ropes = rope_by_layer({**family.defaults, **completed}, head_dim, num_layers)
+        if any(rope.rotary_dim != head_dim for rope in ropes) and "partial_rotary_factor" not in family.defaults:
+            raise ValueError(
+                f"partial_rotary_factor in config.json is not supported for model_type {source['model_type']!r}; only "
+                "1.0 is"
+            )
         values: dict[str, Any] = {
             "model_type": source["model_type"],
             "vocab_size": reader.size("vocab_size"),
             "hidden_size": hidden_size,
-            "intermediate_size": reader.size("intermediate_size"),
+            "intermediate_size": intermediate_size,
             "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,
             "num_key_value_heads": num_kv_heads,
@@ -123,8 +138,11 @@ class DecoderConfig:
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
             "activation": _ACTIVATIONS[activation],
             "mlp_bias": bool(reader.value("mlp_bias")),
-            "ropes": rope_by_layer({**family.defaults, **completed}, head_dim, num_layers),
+            "ropes": ropes,
             "tensor_plan": family.tensor_plan,
+            "fused_layers": {
+                name: {part: outputs[part] for part in parts} for name, parts in family.fused_layers.items()
+            },
             "source": {**source, "architectures": [family.architecture]},
             "name_or_path": name_or_path,
             "config_overrides": dict(config_overrides),

@@ -14,6 +14,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.fused import join_fused, split_fused
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -339,18 +340,22 @@ class CausalLM(TrainableModel):
     ) -> None:
         """Write config.json, generation_config.json and safetensors in the layout of transformers.
 
-        A tied lm_head is left out, as in transformers. Quantized weights stay quantized (layout:
-        quantization/storage.py).
+        A tied lm_head is left out, as in transformers, and fused layers are joined (checkpoint/fused.py). Quantized
+        weights stay quantized (layout: quantization/storage.py).
 
         Args:
             folder: created if absent.
             max_shard_bytes: size at which the next file begins.
             tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
+
+        Raises:
+            ValueError: a part of a fused layer is quantized.
         """
         dtype = self.dtype_name
+        joined = join_fused(self.tensors_to_save() if tensors is None else tensors, self.config.fused_layers)
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
         write_generation_config(folder, self.generation_config)
-        save_sharded(folder, self.tensors_to_save() if tensors is None else tensors, max_shard_bytes)
+        save_sharded(folder, joined, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Load the weights of a saved model with the same configuration.
@@ -364,7 +369,8 @@ class CausalLM(TrainableModel):
                 f"{folder}: config.json has other rotary settings than this model; set "
                 "use_long_sequence_strategies and its keys as in training"
             )
-        load_weights(self, open_weights(folder), self.remote_parameters)
+        source = split_fused(open_weights(folder), self.config.fused_layers)
+        load_weights(self, source, self.remote_parameters)
 
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:

@@ -93,7 +93,7 @@ def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Chan
 
 def _ntk(extension: Extension) -> Changes:
     """Raise the base so that the slowest frequency covers the target: theta * factor^(H / (H - 2))."""
-    dim = extension.rope.head_dim
+    dim = extension.rope.rotary_dim
     return {"rope_type": "default", "rope_theta": extension.rope.theta * extension.factor ** (dim / (dim - 2))}
 
 
@@ -101,9 +101,9 @@ def _longrope(extension: Extension) -> Changes:
     if "long_factor" not in extension.parameters:
         raise ValueError(
             "LongRoPEScalingRotaryEmbedding needs the searched factors of the frequencies: set strategy_parameters to "
-            f'{{"long_factor": [{extension.rope.head_dim // 2} numbers]}}'
+            f'{{"long_factor": [{extension.rope.rotary_dim // 2} numbers]}}'
         )
-    return _from_trained("longrope", short_factor=[1.0] * (extension.rope.head_dim // 2))(extension)
+    return _from_trained("longrope", short_factor=[1.0] * (extension.rope.rotary_dim // 2))(extension)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -176,7 +176,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
 def _in_form_of(config: Mapping[str, Any], stored: Mapping[str, Any], settings: Changes, by_layer: bool) -> Changes:
     """Return rope settings in the form of the config: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     own = stored.get(FULL_ATTENTION, {}) if by_layer else stored
-    new = {**({"rope_theta": own["rope_theta"]} if "rope_theta" in own else {}), **settings}
+    new = {**{key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}, **settings}
     if by_layer or config.get("rope_parameters"):
         nulls = {"rope_scaling": None} if "rope_scaling" in config else {}
         return {"rope_parameters": {**stored, FULL_ATTENTION: new} if by_layer else new, **nulls}

@@ -16,11 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.fused import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.long_context import context_overrides
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -104,9 +106,9 @@ class ModelSource:
         return self.requested_quantization or self.stored_quantization
 
     def open_weights(self) -> WeightSource:
-        """Open the stored tensors.
+        """Open the stored tensors, by the names of the decoder's layers.
 
         Raises:
-            ValueError: no readable weights at `path`.
+            ValueError: no readable weights at `path`, an unsupported config, or see `SplitWeights`.
         """
-        return open_weights(self.path)
+        return split_fused(open_weights(self.path), DecoderConfig.from_dict(self.config).fused_layers)

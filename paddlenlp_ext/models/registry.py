@@ -31,10 +31,12 @@ class Family:
         differences: function from the config to `windows` and the other attributes of `DecoderConfig` that the family
             sets.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
-        defaults: values of keys that the family's config.json leaves out.
+        defaults: values of keys that the family's config.json leaves out. A family with `partial_rotary_factor` among
+            them may rotate only a share of the channels.
         activation_key: key of the activation of the feed-forward gate.
         complete: function from the contents of config.json to contents without the family's special cases; they are
             read, and never written.
+        fused_layers: layers that the family's files store as one -> their parts in the decoder (checkpoint/fused.py).
     """
 
     architecture: str
@@ -43,6 +45,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")

@@ -14,7 +14,8 @@ Documents packed into one row do not attend to each other, and each counts its p
 
 A learned prefix precedes every document: each query also attends to all P positions of the prefix.
 
-Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, D hidden.
+Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, R rotated
+channels of a head, D hidden.
 """
 
 from __future__ import annotations
@@ -222,9 +223,9 @@ class Attention(nn.Layer):
             return norm(self.rotate(x_BSNH, *rotation))
         return self.rotate(norm(x_BSNH), *rotation)
 
-    def rotate(self, x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor) -> paddle.Tensor:
+    def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
         """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""
-        return apply_rope(x_BSNH, cos_BSH, sin_BSH, self.interleaved) if self.rotates else x_BSNH
+        return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.

@@ -3,7 +3,7 @@
 Sources: rotary angles arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN arXiv:2309.00071; dynamic
 NTK-aware scaling as published with YaRN; LongRoPE arXiv:2402.13753; the smoothed scaling of Llama 3.1 as its model
 card's config describes it. With ALiBi (arXiv:2108.12409) nothing is rotated: positions are biases of the attention.
-Shapes: B batch, S sequence, H head dimension.
+Shapes: B batch, S sequence, R rotated channels of a head.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class RopeSettings:
     """Rotary settings of a model.
 
     Attributes:
-        head_dim: H, even.
+        rotary_dim: R, even; the head dimension, or the share of it that `partial_rotary_factor` names.
         theta: base of the frequencies.
         rope_type: "default" or the name of a scaling.
         max_position_embeddings: maximum context in the config.
         scaling: parameters of the scaling (`factor`, `low_freq_factor`, ...).
     """
 
-    head_dim: int
+    rotary_dim: int
     theta: float
     rope_type: str
     max_position_embeddings: int
@@ -49,26 +49,20 @@ class RopeSettings:
         `rope_by_layer`.
 
         Raises:
-            ValueError: an unknown rope type or an odd head dimension.
+            ValueError: an unknown rope type, or an odd number of rotated channels.
         """
         settings = stored_settings(config)
         rope_type = settings.get("rope_type") or settings.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"unknown rope type {rope_type!r} in config.json; known: {', '.join(ROPE_TYPES)}")
-        if head_dim % 2:
-            raise ValueError(
-                f"head_dim {head_dim} in config.json must be even: rotary embedding rotates pairs of channels"
-            )
-        rotated_share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if rotated_share not in (None, 1, 1.0):
-            raise ValueError(f"partial_rotary_factor {rotated_share} in config.json is not supported; only 1.0 is")
+        rotary_dim = _rotary_dim(settings.get("partial_rotary_factor", config.get("partial_rotary_factor")), head_dim)
         theta = settings.get("rope_theta", config.get("rope_theta"))
         scaling = {key: value for key, value in settings.items() if key not in _NON_SCALING_KEYS}
         trained = config.get("original_max_position_embeddings")
         if trained is not None and rope_type in ("llama3", "longrope", "yarn"):
             scaling["original_max_position_embeddings"] = trained
         longest = int(config.get("max_position_embeddings", 2048))
-        return cls(head_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
+        return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number of the scaling's parameters.
@@ -86,16 +80,16 @@ class RopeSettings:
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        """Return the numbers of the scaling's parameter `key`, one per frequency, fp32 [H / 2].
+        """Return the numbers of the scaling's parameter `key`, one per frequency, fp32 [R / 2].
 
         Raises:
             ValueError: the list is missing or has another length.
         """
         values = self.scaling.get(key)
-        if not isinstance(values, list) or len(values) != self.head_dim // 2:
+        if not isinstance(values, list) or len(values) != self.rotary_dim // 2:
             found = f"{len(values)} numbers" if isinstance(values, list) else repr(values)
             raise ValueError(
-                f"rope type {self.rope_type!r} needs a list of {self.head_dim // 2} numbers as {key!r} in the rope "
+                f"rope type {self.rope_type!r} needs a list of {self.rotary_dim // 2} numbers as {key!r} in the rope "
                 f"settings of config.json, not {found}"
             )
         return np.asarray(values, np.float32)
@@ -107,6 +101,26 @@ class RopeSettings:
             return self.max_position_embeddings
         trained = self.number("original_max_position_embeddings", self.max_position_embeddings)
         return max(self.max_position_embeddings, int(self.number("factor", 1.0) * trained))
+
+
+def _rotary_dim(share: Any, head_dim: int) -> int:
+    """Return the number of rotated channels of a head, of which `share` is rotated (None: all).
+
+    Raises:
+        ValueError: the share is not a number above 0 and at most 1, or leaves an odd number of channels.
+    """
+    if share is None:
+        share = 1.0
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ValueError(f"partial_rotary_factor {share!r} in config.json must be a number above 0 and at most 1")
+    rotary_dim = int(head_dim * share)
+    if rotary_dim % 2 or not rotary_dim:
+        of_share = "" if share == 1 else f" with partial_rotary_factor {share}"
+        raise ValueError(
+            f"head_dim {head_dim}{of_share} in config.json must leave an even number of channels: rotary embedding "
+            "rotates pairs of channels"
+        )
+    return rotary_dim
 
 
 def stored_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,13 +166,13 @@ def _power(base: float, exponent: Any) -> Any:
 
 
 def _wavelengths(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
-    """Return the positions per radian of each frequency without scaling, fp32 [H / 2]."""
-    exponents = np.arange(0, settings.head_dim, 2, dtype=np.float32) / np.float32(settings.head_dim)
+    """Return the positions per radian of each frequency without scaling, fp32 [R / 2]."""
+    exponents = np.arange(0, settings.rotary_dim, 2, dtype=np.float32) / np.float32(settings.rotary_dim)
     return _power(settings.theta if theta is None else theta, exponents)
 
 
 def _unscaled(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
-    """Return the inverse frequencies without scaling, fp32 [H / 2]."""
+    """Return the inverse frequencies without scaling, fp32 [R / 2]."""
     return np.float32(1) / _wavelengths(settings, theta)
 
 
@@ -172,7 +186,7 @@ def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Increase the base for lengths beyond the trained context, so that the slowest frequency covers the length."""
-    factor, dim, trained = settings.number("factor"), settings.head_dim, settings.max_position_embeddings
+    factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     stretch = np.float32(factor * max(length, trained)) / np.float32(trained) - np.float32(factor - 1)
     return _unscaled(settings, settings.theta * _power(stretch, dim / (dim - 2))), 1.0
 
@@ -189,7 +203,7 @@ def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Interpolate slow frequencies, keep fast ones, ramp between; scale the tables by YaRN's temperature."""
-    longest, dim = settings.max_position_embeddings, settings.head_dim
+    longest, dim = settings.max_position_embeddings, settings.rotary_dim
     trained = settings.number("original_max_position_embeddings", longest)
     factor = settings.number("factor", longest / trained)
 
@@ -219,7 +233,7 @@ def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Return frequencies of 0, which rotate nothing."""
-    return np.zeros(settings.head_dim // 2, np.float32), 1.0
+    return np.zeros(settings.rotary_dim // 2, np.float32), 1.0
 
 
 def _yarn_temperature(settings: RopeSettings, factor: float) -> float:
@@ -255,20 +269,20 @@ class RotaryEmbedding:
         self._inverse_frequencies(0)  # raise for a missing number now, not at the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return (cos, sin), each fp32 [B, S, H]."""
+        """Return (cos, sin), each fp32 [B, S, R]."""
         length = int(position_ids_BS.max()) + 1 if self.settings.rope_type in _LENGTH_DEPENDENT else 0
         inverse_frequencies, amplitude = self._inverse_frequencies(length)
-        frequencies_H = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
-        angles_BSH = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_H
-        return angles_BSH.cos() * amplitude, angles_BSH.sin() * amplitude
+        frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
+        angles_BSR = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_R
+        return angles_BSR.cos() * amplitude, angles_BSR.sin() * amplitude
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the inverse frequencies, fp32 [H / 2], and the factor of the tables."""
+        """Return the inverse frequencies, fp32 [R / 2], and the factor of the tables."""
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)
 
 
 Rotation = tuple[paddle.Tensor, paddle.Tensor]
-"""Cosine and sine of a layer's angles, each fp32 [B, S, H]."""
+"""Cosine and sine of a layer's angles, each fp32 [B, S, R]."""
 
 
 class RotaryEmbeddings:

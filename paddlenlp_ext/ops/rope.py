@@ -4,12 +4,12 @@
 
 | layout | pairs (i, j) | models |
 | --- | --- | --- |
-| halves | (i, i + H/2) | Llama and most others, in the format of Hugging Face |
+| halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
 | interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
 
-The tables have the angles of the pairs twice: [0, ..., H/2 - 1, 0, ..., H/2 - 1].
+The tables have the angles of the pairs twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not rotated.
 
-Shapes: B batch, S sequence, N heads, H head dimension.
+Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head.
 """
 
 from __future__ import annotations
@@ -19,47 +19,52 @@ import functools
 import numpy as np
 import paddle
 from paddle.autograd import PyLayer
+from paddle.nn import functional as F
 
 from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 
 
 def rope_reference(
-    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
     """Rotate each pair by its angle in fp32."""
-    x = x_BSNH.astype("float32")
+    rotary_dim = cos_BSR.shape[-1]
+    x, rest_BSNP = x_BSNH[..., :rotary_dim].astype("float32"), x_BSNH[..., rotary_dim:]
     if interleaved:
-        cos_BSH, sin_BSH = _interleave(cos_BSH), _interleave(sin_BSH)
+        cos_BSR, sin_BSR = _interleave(cos_BSR), _interleave(sin_BSR)
         turned = paddle.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).flatten(-2)
     else:
         first, second = paddle.chunk(x, 2, axis=-1)
         turned = paddle.concat([-second, first], axis=-1)
-    return (x * cos_BSH.unsqueeze(2) + turned * sin_BSH.unsqueeze(2)).astype(x_BSNH.dtype)
+    rotated = (x * cos_BSR.unsqueeze(2) + turned * sin_BSR.unsqueeze(2)).astype(x_BSNH.dtype)
+    return paddle.concat([rotated, rest_BSNP], axis=-1) if rest_BSNP.shape[-1] else rotated
 
 
-def _interleave(table_BSH: paddle.Tensor) -> paddle.Tensor:
+def _interleave(table_BSR: paddle.Tensor) -> paddle.Tensor:
     """Reorder a table to the angles [0, 0, 1, 1, ...]."""
-    return paddle.repeat_interleave(table_BSH[..., : table_BSH.shape[-1] // 2], 2, axis=-1)
+    return paddle.repeat_interleave(table_BSR[..., : table_BSR.shape[-1] // 2], 2, axis=-1)
 
 
 def rope_cpu(
-    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
     """Rotate with a matmul by a signed permutation, which swaps the pairs exactly; the bits equal the reference's.
 
     On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
     """
     if interleaved:
-        cos_BSH, sin_BSH = _interleave(cos_BSH), _interleave(sin_BSH)
-    return _Rope.apply(x_BSNH, cos_BSH, sin_BSH, interleaved)
+        cos_BSR, sin_BSR = _interleave(cos_BSR), _interleave(sin_BSR)
+    return _Rope.apply(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 
 class _Rope(PyLayer):
     @staticmethod
-    def forward(ctx, x_BSNH, cos_BSH, sin_BSH, interleaved):
+    def forward(ctx, x_BSNH, cos_BSR, sin_BSR, interleaved):
+        head_dim, rotary_dim = x_BSNH.shape[-1], cos_BSR.shape[-1]
+        cos_BSH, sin_BSH = _padded(cos_BSR, head_dim, 1.0), _padded(sin_BSR, head_dim, 0.0)
         ctx.save_for_backward(cos_BSH, sin_BSH)
-        ctx.matrix = _rotation_matrix(x_BSNH.shape[-1], interleaved)
+        ctx.matrix = _rotation_matrix(head_dim, rotary_dim, interleaved)
         cos, sin = _per_head(cos_BSH, x_BSNH), _per_head(sin_BSH, x_BSNH)
         turned = paddle.matmul(x_BSNH, ctx.matrix)
         return (x_BSNH * cos).add_(turned.multiply_(sin))
@@ -72,15 +77,22 @@ class _Rope(PyLayer):
         return (gradient_BSNH * cos).add_(turned_back), None, None
 
 
+def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:
+    """Extend a table to [B, S, H] by columns of `value`."""
+    missing = head_dim - table_BSR.shape[-1]
+    return F.pad(table_BSR, [0, missing], value=value) if missing else table_BSR
+
+
 def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tensor:
     """Repeat a table for every head of `like_BSNH`."""
     return table_BSH.unsqueeze(2).expand(like_BSNH.shape).contiguous()
 
 
 @functools.cache
-def _rotation_matrix(head_dim: int, interleaved: bool) -> paddle.Tensor:
+def _rotation_matrix(head_dim: int, rotary_dim: int, interleaved: bool) -> paddle.Tensor:
     """Return the matrix [H, H] for which x @ matrix holds -x[j] at i and x[i] at j, for each pair (i, j)."""
-    pairs = np.arange(head_dim).reshape(-1, 2) if interleaved else np.arange(head_dim).reshape(2, -1).T
+    channels = np.arange(rotary_dim)
+    pairs = channels.reshape(-1, 2) if interleaved else channels.reshape(2, -1).T
     first, second = pairs.T
     matrix = np.zeros((head_dim, head_dim), np.float32)
     matrix[second, first], matrix[first, second] = -1, 1
@@ -88,10 +100,10 @@ def _rotation_matrix(head_dim: int, interleaved: bool) -> paddle.Tensor:
 
 
 def rope_cpp(
-    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
     """Rotate in one pass of C++ (csrc/rope.cpp); only the tables are saved for the backward pass."""
-    tables = cos_BSH.contiguous(), sin_BSH.contiguous()
+    tables = cos_BSR.contiguous(), sin_BSR.contiguous()
     if needs_grad(x_BSNH):
         return _RopeCpp.apply(x_BSNH, *tables, interleaved)
     return _rotated(x_BSNH, *tables, interleaved, back=False)
@@ -99,26 +111,29 @@ def rope_cpp(
 
 class _RopeCpp(PyLayer):
     @staticmethod
-    def forward(ctx, x_BSNH, cos_BSH, sin_BSH, interleaved):
-        ctx.save_for_backward(cos_BSH, sin_BSH)
+    def forward(ctx, x_BSNH, cos_BSR, sin_BSR, interleaved):
+        ctx.save_for_backward(cos_BSR, sin_BSR)
         ctx.interleaved = interleaved
-        return _rotated(x_BSNH, cos_BSH, sin_BSH, interleaved, back=False)
+        return _rotated(x_BSNH, cos_BSR, sin_BSR, interleaved, back=False)
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
-        cos_BSH, sin_BSH = ctx.saved_tensor()
-        return _rotated(gradient_BSNH, cos_BSH, sin_BSH, ctx.interleaved, back=True), None, None
+        cos_BSR, sin_BSR = ctx.saved_tensor()
+        return _rotated(gradient_BSNH, cos_BSR, sin_BSR, ctx.interleaved, back=True), None, None
 
 
 def _rotated(
-    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool, back: bool
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool, back: bool
 ) -> paddle.Tensor:
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
-    assert cos_BSH.shape == sin_BSH.shape == [batch, length, head_dim], "the tables' shape does not match x"
-    assert x_BSNH.dtype == cos_BSH.dtype == sin_BSH.dtype, "the tables' dtype does not match x"
+    rotary_dim = cos_BSR.shape[-1]
+    assert cos_BSR.shape == sin_BSR.shape == [batch, length, rotary_dim], "the tables' shape does not match x"
+    assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
+    assert x_BSNH.dtype == cos_BSR.dtype == sin_BSR.dtype, "the tables' dtype does not match x"
     out_BSNH = empty(x_BSNH.shape)
-    inputs = pointer(x_BSNH), pointer(cos_BSH), pointer(sin_BSH)
-    function("rope_turn")(*inputs, interleaved, back, batch * length, num_heads, head_dim, pointer(out_BSNH))
+    inputs = pointer(x_BSNH), pointer(cos_BSR), pointer(sin_BSR)
+    sizes = batch * length, num_heads, head_dim, rotary_dim
+    function("rope_turn")(*inputs, interleaved, back, *sizes, pointer(out_BSNH))
     return out_BSNH
 
 
@@ -126,7 +141,7 @@ rope_op = DispatchedOp("rope", native=(rope_cpp, usable), cpu=(rope_cpu, on_cpu_
 
 
 def apply_rope(
-    x_BSNH: paddle.Tensor, cos_BSH: paddle.Tensor, sin_BSH: paddle.Tensor, interleaved: bool = False
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
     """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`, in halves or interleaved pairs."""
-    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSH, sin_BSH, interleaved)
+    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)

@@ -34,6 +34,7 @@ _INFORMATIVE = frozenset(
         "peft_type",
         "peft_version",
         "revision",
+        "split_layers",
         "task_type",
     }
 )

@@ -13,6 +13,8 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
 
 CONFIG_FILE = "adapter_config.json"
+SPLIT_FIELD = "split_layers"
+"""Field that this package adds to adapters of fused layers: the sizes of the parts, and the fields for the parts."""
 _FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
 """Name of a method in files of older versions of Hugging Face PEFT -> its `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
@@ -54,6 +56,7 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
         ValueError: the method or a field is not supported.
     """
     fields = read_json_object(file)
+    fields |= (fields.get(SPLIT_FIELD) or {}).get("fields", {})
     if file.name != CONFIG_FILE:
         stored = [method for _, method in PEFT_METHODS.items() if method.paddlenlp_files]
         method = _reader([method for method in stored if method.paddlenlp_files.config == file.name], fields)

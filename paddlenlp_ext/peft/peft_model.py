@@ -17,6 +17,7 @@ from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import replaced_parameters, resume
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
+from paddlenlp_ext.peft.fused import join_adapter, with_parts
 from paddlenlp_ext.peft.inject import inject, undone_on_failure, without_foreign_targets
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
@@ -44,8 +45,9 @@ def get_peft_model(
     Raises:
         ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
-    config = peft_config
-    stored = read_adapter(config.path) if config.path else None
+    fused_layers = model.config.fused_layers
+    config = peft_config = with_parts(peft_config, fused_layers)
+    stored = read_adapter(config.path).for_layers(fused_layers) if config.path else None
     if stored is not None:
         resume.require_same_config(stored, model.config)
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
@@ -306,6 +308,7 @@ class PeftModel(TrainableModel):
         shared |= resume.base_fields(self.config, self.quantization)
         config, tensors = self.peft_config, replaced_parameters.with_tied_copy(self.base_model, tensors)
         fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, config)}
+        fields, tensors = join_adapter(fields, tensors, self.config.fused_layers)
         keys = {**config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
         write_adapter(folder, fields, tensors, keys, config.key_prefix)
 
@@ -337,6 +340,7 @@ class PeftModel(TrainableModel):
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
+        stored = stored.for_layers(model.config.fused_layers)
         resume.require_same_config(stored, model.config)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
@@ -364,6 +368,7 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`; or the base is quantized differently or has another config.
         """
+        stored = stored.for_layers(self.config.fused_layers)
         resume.require_same_base(stored, self.config, self.quantization)
         resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))

@@ -15,10 +15,19 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
+from paddlenlp_ext.checkpoint.fused import FusedLayers
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy, write_safetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.config_files import CONFIG_FILE, find_config, in_file, missing_weights, read_config
+from paddlenlp_ext.peft.config_files import (
+    CONFIG_FILE,
+    SPLIT_FIELD,
+    find_config,
+    in_file,
+    missing_weights,
+    read_config,
+)
+from paddlenlp_ext.peft.fused import split_dense, split_recorded, with_parts
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.peft.replaced_parameters import EMBEDDINGS, is_replacement
 from paddlenlp_ext.peft.torch_bin import read_torch_tensors
@@ -55,6 +64,18 @@ class AdapterFiles:
     def replaced(self) -> dict[str, np.ndarray]:
         """Return the tensors that replace parameters of the base."""
         return {name: value for name, value in self.tensors.items() if is_replacement(self.config, name)}
+
+    def for_layers(self, fused_layers: FusedLayers) -> AdapterFiles:
+        """Return the adapter for a base with fused layers, by the names of their parts.
+
+        Raises:
+            ValueError: the adapter is of fused layers, and its method cannot be split.
+        """
+        if not fused_layers:
+            return self
+        config = with_parts(self.config, fused_layers)
+        tensors = split_dense(config, self.tensors, fused_layers, str(self.folder))
+        return dataclasses.replace(self, config=config, tensors=tensors)
 
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
@@ -151,6 +172,8 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
     named = {name.replace(".base_layer.", "."): value for name, value in named.items()}
+    if fields.get(SPLIT_FIELD):
+        named = split_recorded(named, fields, str(folder))
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}
     embeddings = tuple(layer for layer in EMBEDDINGS if f"{layer}.weight" in replaced)
     layers = {name: value for name, value in named.items() if name not in replaced}

@@ -34,6 +34,7 @@ from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, build_sharding
+from paddlenlp_ext.peft.fused import with_parts
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
@@ -215,7 +216,7 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
     Raises:
         ValueError: see `load_values`; or the weights are stored quantized and no adapter trains.
     """
-    before = None if config.peft is None else config.peft.before_quantizing
+    before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
     if config.model.continue_training:
         load_values(model, source, before)
     else:

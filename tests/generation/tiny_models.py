@@ -30,6 +30,7 @@ FAMILIES = {
         "rope_theta": 1000.0,
     },
     "hunyuan_norms_after_rotation": {"model_type": "hunyuan_v1_dense"},
+    "phi3_partial_rotation": {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 8},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
 }
 

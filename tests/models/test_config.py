@@ -27,6 +27,8 @@ from tests.models.tiny_model import TINY, make_model
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
         ({"rope_scaling": {"type": "su"}}, "unknown rope type 'su'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor .* not supported for model_type 'llama'"),
+        ({"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop 0.1 in config.json is not supported for phi3"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 .* not supported"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
     ],
@@ -105,7 +107,7 @@ def test_from_dict_invalid_layer_types_raise():
 
 def test_from_dict_head_dim_may_differ_from_hidden_size():
     config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
-    assert config.head_dim == 6 and config.ropes[0].head_dim == 6
+    assert config.head_dim == 6 and config.ropes[0].rotary_dim == 6
     assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
 
 

@@ -171,7 +171,8 @@ def test_rope_by_layer_without_settings_of_a_layer_raises(config, message):
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, 8, "factor '4' .* is not a number"),
         ({"rope_scaling": {"rope_type": "linear"}}, 8, "'linear' needs 'factor'"),
         ({}, 7, "head_dim 7"),
-        ({"partial_rotary_factor": 0.5}, 8, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 0.5}, 6, "head_dim 6 with partial_rotary_factor 0.5 .* even number"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, 8, "partial_rotary_factor 1.5 .* at most 1"),
     ],
 )
 def test_rope_settings_invalid_raises_at_construction(config, head_dim, message):

@@ -15,26 +15,29 @@ CPP = pytest.param(rope_cpp, marks=needs_cpp)
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("implementation", [apply_rope, CPP, rope_cpu, rope_reference])
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 6), (9, 64), (5, 74)])
-def test_apply_rope_rotates_pairs_and_rotates_gradients_back(implementation, interleaved, heads, head_dim):
-    angles = normal(1, 2, 5, head_dim // 2)
+@pytest.mark.parametrize(("heads", "head_dim", "rotary_dim"), [(1, 2, 2), (3, 6, 6), (9, 64, 64), (5, 74, 38)])
+def test_apply_rope_rotates_pairs_and_rotates_gradients_back(implementation, interleaved, heads, head_dim, rotary_dim):
+    angles = normal(1, 2, 5, rotary_dim // 2)
     x, gradient = normal(2, 2, 5, heads, head_dim), normal(3, 2, 5, heads, head_dim)
     cos, sin = (np.tile(table(angles), 2) for table in (np.cos, np.sin))
     actual = run_both_ways(lambda x, c, s: implementation(x, c, s, interleaved), [x, cos, sin], gradient, frozen=[1, 2])
 
     def turn(vectors: np.ndarray, direction: int) -> np.ndarray:
-        first, second = np.arange(head_dim).reshape(-1, 2).T if interleaved else np.arange(head_dim).reshape(2, -1)
+        channels = np.arange(rotary_dim)
+        first, second = channels.reshape(-1, 2).T if interleaved else channels.reshape(2, -1)
         turned = (vectors[..., first] + 1j * vectors[..., second]) * np.exp(1j * direction * angles)[:, :, None]
-        result = np.empty_like(vectors)
+        result = vectors.copy()  # the other channels are not rotated
         result[..., first], result[..., second] = turned.real, turned.imag
         return result
 
     assert_all_close(actual, [turn(x, 1), turn(gradient, -1), None, None], atol=2e-6)
 
 
+@pytest.mark.parametrize("head_dim", [8, 11])
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rope_cpu_gives_bits_of_the_reference(interleaved):
-    x, gradient, cos, sin = normal(1, 1, 7, 3, 8), normal(2, 1, 7, 3, 8), normal(3, 1, 7, 8), normal(4, 1, 7, 8)
+def test_rope_cpu_gives_bits_of_the_reference(interleaved, head_dim):
+    x, gradient = normal(1, 1, 7, 3, head_dim), normal(2, 1, 7, 3, head_dim)
+    cos, sin = normal(3, 1, 7, 8), normal(4, 1, 7, 8)
     sin[..., 4:] = sin[..., :4]
     runs = [
         run_both_ways(lambda *xs, rope=rope: rope(*xs, interleaved), [x, cos, sin], gradient, frozen=[1, 2])

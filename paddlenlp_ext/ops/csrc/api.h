@@ -139,9 +139,9 @@ Status swiglu_backward(const float* gradient, const void* gate, const void* up, 
 // Rounds gate and up to bfloat16 and computes the output from the rounded values.
 Status swiglu_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out);
 
-// x, out [positions, heads, size]; cos, sin [positions, size]. `is_backward` rotates a gradient back.
+// x, out [positions, heads, size]; cos, sin [positions, rotated]. `is_backward` rotates a gradient back.
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
-                 i64 positions, i64 heads, i64 size, float* out);
+                 i64 positions, i64 heads, i64 size, i64 rotated, float* out);
 
 // to [count, width] = rows `ids` of table [num_rows, width], widened to float.
 Status embedding_rows(const bf16* table, const i64* ids, float* to, i64 count, i64 num_rows, i64 width);

@@ -1,5 +1,7 @@
-// Rotary position embedding of all heads: each pair (x[i], x[i + size/2]), or (x[2 i], x[2 i + 1]) if interleaved, is
-// rotated by an angle of its position.
+// Rotary position embedding of all heads: each pair (x[i], x[i + rotated/2]), or (x[2 i], x[2 i + 1]) if interleaved, is
+// rotated by an angle of its position. Channels of a head from `rotated` on are copied.
+#include <algorithm>
+
 #include "elementwise.h"
 
 namespace plx {
@@ -29,14 +31,17 @@ void rotate_pairs(const float* x, const float* cos, const float* sin, bool is_ba
 }  // namespace
 
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
-                 i64 positions, i64 heads, i64 size, float* out) {
+                 i64 positions, i64 heads, i64 size, i64 rotated, float* out) {
     return guarded([&] {
         auto rotate = is_interleaved ? rotate_pairs : rotate_head;
         parallel_for_rows(positions, heads * size, [=](i64 begin, i64 end) {
             for (i64 position = begin; position < end; ++position) {
-                const float *own_cos = cos + position * size, *own_sin = sin + position * size;
-                for (i64 head = position * heads; head < (position + 1) * heads; ++head)
-                    rotate(x + head * size, own_cos, own_sin, is_backward, size / 2, out + head * size);
+                const float *own_cos = cos + position * rotated, *own_sin = sin + position * rotated;
+                for (i64 head = position * heads; head < (position + 1) * heads; ++head) {
+                    const float* from = x + head * size;
+                    rotate(from, own_cos, own_sin, is_backward, rotated / 2, out + head * size);
+                    std::copy(from + rotated, from + size, out + head * size + rotated);
+                }
             }
         });
     });

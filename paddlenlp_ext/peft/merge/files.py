@@ -14,6 +14,7 @@ import numpy as np
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
+from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused
 from paddlenlp_ext.checkpoint.model_config import (
     read_generation_config,
     read_model_config,
@@ -71,6 +72,7 @@ def write_merged_weights(
     stored: AdapterFiles,
     modules: dict[str, dict[str, np.ndarray]],
     dtype: str | None,
+    fused_layers: FusedLayers = MappingProxyType({}),
 ) -> None:
     """Write every tensor of the base, dequantized, and merged where the adapter changes it.
 
@@ -80,6 +82,7 @@ def write_merged_weights(
         stored: adapter to merge.
         modules: result of `tensors_by_module`.
         dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
+        fused_layers: layers that the files of the base store as one.
     """
     wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
     tensors: dict[str, LazyTensor] = {}
@@ -93,7 +96,7 @@ def write_merged_weights(
         else:
             read = partial(source.read, name, written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
-    save_sharded(folder, tensors)
+    save_sharded(folder, join_fused(tensors, fused_layers))
 
 
 def round_to_stored(model: nn.Layer, source: WeightSource) -> None:

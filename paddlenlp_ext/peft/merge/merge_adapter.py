@@ -24,6 +24,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.fused import FusedLayers, split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -118,7 +119,6 @@ def merge_adapter(
     base_config = read_model_config(base_path)
     quantization = stored.base_quantization(base_config)
     merged_into = _describe_target(merge_base, base_path, stored, quantization)
-    modules = tensors_by_module(stored, QuantizedWeights(open_weights(base_path)))
     input_ids = _prompts(base_config["vocab_size"])
     trained = target = _load_adapted(load_model, base_path, stored, quantization, input_ids)
     effect = _largest(trained.adapted_logits - trained.base_logits)
@@ -129,9 +129,9 @@ def merge_adapter(
     merged = target.pop_model().merge_and_unload()
     _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
     with atomic_folder(output) as draft:
-        write_merged_weights(draft, target.source, stored, modules, dtype)
+        write_merged_weights(draft, target.source, target.stored, target.modules, dtype, target.fused_layers)
         write_companions(draft, base_path, stored.folder, dtype, stored.config_overrides)
-        round_to_stored(merged, open_weights(draft))
+        round_to_stored(merged, split_fused(open_weights(draft), target.fused_layers))
         expected = _logits(merged, input_ids)
         del merged  # one model at a time
         written = _logits(load_model(draft), input_ids)
@@ -140,15 +140,27 @@ def merge_adapter(
         write_model_card(draft, stored, base_name, merged_into, effect, difference)
     if difference > effect / 2:
         logger.warning(_LARGE_DIFFERENCE[merge_base if quantization is not None else "dequantized"], effect, difference)
-    return MergeReport(output, len(modules), merged_into, effect, difference)
+    return MergeReport(output, len(target.modules), merged_into, effect, difference)
 
 
 @dataclass
 class _AdaptedBase:
-    """A base with its adapter, the weights of the base, and logits without and with the adapter."""
+    """A base with its adapter, the weights of the base, and logits without and with the adapter.
+
+    Attributes:
+        model: the base with the adapter.
+        source: the weights of the base.
+        stored: the adapter, by the names of the decoder's layers.
+        modules: result of `tensors_by_module`.
+        fused_layers: layers that the files of the base store as one.
+        base_logits, adapted_logits: logits of the prompts without and with the adapter.
+    """
 
     model: PeftModel | None
     source: QuantizedWeights
+    stored: AdapterFiles
+    modules: dict[str, dict[str, np.ndarray]]
+    fused_layers: FusedLayers
     base_logits: np.ndarray
     adapted_logits: np.ndarray
 
@@ -171,11 +183,13 @@ def _load_adapted(
     if quantization is not None:
         options |= {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
-    layers = [*quantizable_linears(model), *quantized_linears(model)]
-    source = QuantizedWeights(open_weights(base), quantization, layers, before)
+    layers, fused_layers = [*quantizable_linears(model), *quantized_linears(model)], model.config.fused_layers
+    source = QuantizedWeights(split_fused(open_weights(base), fused_layers), quantization, layers, before)
+    stored = stored.for_layers(fused_layers)
+    modules = tensors_by_module(stored, source)
     base_logits = _logits(model, input_ids)
     adapted = PeftModel.from_files(model, stored)
-    return _AdaptedBase(adapted, source, base_logits, _logits(adapted, input_ids))
+    return _AdaptedBase(adapted, source, stored, modules, fused_layers, base_logits, _logits(adapted, input_ids))
 
 
 def _describe_target(

@@ -23,12 +23,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.fused import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -77,7 +78,7 @@ class QERAModel(PeftModel):
             for name, layer in adapter_layers_of(self.base_model, QERALinear)
             if layer.is_on_stage and layer.is_quantized
         }
-        source = _open_original_weights(self.config.name_or_path) if layers else None
+        source = _open_original_weights(self.config) if layers else None
         self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers
         error_before = error_after = 0.0
         for name, layer in layers.items():
@@ -272,19 +273,20 @@ class QERALinear(LoRALinearWithInit):
         return error
 
 
-def _open_original_weights(name_or_path: str | None) -> WeightSource:
-    """Open the full-precision weights of the model.
+def _open_original_weights(config: Any) -> WeightSource:
+    """Open the full-precision weights of the model with this config.
 
     Raises:
         ValueError: the model has no source, or its source is stored quantized.
     """
     remedy = "load the original model with weight_quantize_algo, or train with lora only"
+    name_or_path = config.name_or_path
     if not name_or_path:
         raise ValueError(f"qera: needs the original weights, but this model was not loaded from a directory; {remedy}")
     path = resolve_model(name_or_path)
     if from_quantization_config(read_model_config(path).get("quantization_config")) is not None:
         raise ValueError(f"{name_or_path}: is stored quantized, but qera needs the original weights; {remedy}")
-    return open_weights(path)
+    return split_fused(open_weights(path), config.fused_layers)
 
 
 def minimize_output_error(

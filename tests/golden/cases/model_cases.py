@@ -32,6 +32,13 @@ _LLAMA31 = {
     "original_max_position_embeddings": 32,
 }
 
+_PHI4_MINI = {
+    "model_type": "phi3",
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 500.0,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.2, 2.0, 4.0]},
+}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama_odd_sizes": {**_SMALL, "model_type": "llama", "hidden_size": 36, "num_attention_heads": 6},
     "llama_head_dim_biases_tied": {
@@ -164,6 +171,17 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         "tie_word_embeddings": True,
     },
+    "phi3_window_tied": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "phi3",
+        "hidden_size": 36,
+        "num_attention_heads": 6,
+        "sliding_window": 7,
+        "tie_word_embeddings": True,
+    },
+    "phi3_partial_longrope_short": {**_SMALL, **_NO_PADDING, **_PHI4_MINI, "original_max_position_embeddings": 24},
+    "phi3_partial_longrope_long": {**_SMALL, **_NO_PADDING, **_PHI4_MINI, "original_max_position_embeddings": 16},
 }
 
 

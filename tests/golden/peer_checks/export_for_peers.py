@@ -51,7 +51,8 @@ from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
+from tests.common.golden import set_golden_weights
+from tests.golden.cases.model_cases import CASES, make_inputs
 
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
@@ -94,6 +95,10 @@ ADAPTERS = {
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
+EVERYWHERE = ("all_linear",)
+FUSED = ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")
+"""Adapters of models whose files have fused layers; PEFT adapts those."""
+
 QUANTIZED = {
     "over_nf4": QuantizationConfig(algo="nf4", double_quant=True),
     "over_int8": QuantizationConfig(algo="weight_only_int8"),
@@ -114,9 +119,9 @@ def main() -> None:
         return
     for case in CASES:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
-        for name, parameter in model.named_parameters():
-            parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
-        chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {"all_linear": ADAPTERS["all_linear"]}
+        set_golden_weights(model, case)
+        names = EVERYWHERE if not model.config.fused_layers else (*EVERYWHERE, *FUSED)
+        chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {name: ADAPTERS[name] for name in names}
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
         export_quantized(arguments.out / case, make_inputs(case)[0])
 

@@ -25,8 +25,9 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.optimizer import build_optimizer
+from tests.common.golden import set_golden_weights
 from tests.golden.cases.model_cases import CASES as MODELS
-from tests.golden.cases.model_cases import make_inputs, make_weight
+from tests.golden.cases.model_cases import make_inputs
 
 TOLERANCE = 1e-5
 
@@ -35,8 +36,7 @@ TOLERANCE = 1e-5
 def base_model(base: str) -> CausalLM:
     """Build the base model of a golden file, without an adapter."""
     model = CausalLM(DecoderConfig.from_dict(MODELS[base]))
-    for name, parameter in model.named_parameters():
-        parameter.set_value(make_weight(base, name, tuple(parameter.shape)))
+    set_golden_weights(model, base)
     return model
 
 

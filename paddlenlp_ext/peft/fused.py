@@ -1,0 +1,272 @@
+"""Adapter files of models with fused layers: the decoder adapts the parts, Hugging Face PEFT the fused layer.
+
+    part p, rank r_p                s_p B_p A_p          p = q, k, v or gate, up
+    fused layer, rank sum r_p       A = [A_q]            B = [B_q  0   0 ]
+                                        [A_k]                [ 0  B_k  0 ]
+                                        [A_v]                [ 0   0  B_v]
+
+Files written here have the fused form, and a field with which the parts are read back. In an adapter that PEFT trained,
+B is dense: each part gets its rows of B and a copy of A, which computes the same update.
+
+| method | layers in files |
+| --- | --- |
+| LoRA, variants with its files (rsLoRA, PiSSA, ...), DoRA of all parts | fused |
+| others | parts, which only this package reads |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.checkpoint.fused import FusedLayers, locate, part_name, part_rows
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.config_files import SPLIT_FIELD
+from paddlenlp_ext.peft.inject import by_pattern
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.module_patterns import matches
+
+logger = get_logger("paddlenlp_ext.peft")
+
+_A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector"
+_LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
+_OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern")
+"""Fields of adapter_config.json that name parts, which the fused form replaces."""
+_NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "modules_to_save", "feedforward_modules")
+
+Parts = dict[str, dict[str, Any]]
+"""Part of a fused layer -> name within the part's adapter -> tensor."""
+
+
+def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
+    """Return a config in which parts take the places of fused layers; `config` itself if it names no fused layer."""
+    changes: dict[str, Any] = {}
+    for name in _NAMES_OF_LAYERS:
+        value = getattr(config, name, None)
+        entries = (value,) if isinstance(value, str) else tuple(value or ())
+        parts = {entry: _parts_of(entry, layers) for entry in entries}
+        if all(named == [entry] for entry, named in parts.items()):
+            continue
+        if isinstance(value, Mapping):
+            changes[name] = {part: value[entry] for entry, named in parts.items() for part in named}
+        else:
+            changes[name] = tuple(part for named in parts.values() for part in named)
+    return dataclasses.replace(config, **changes) if changes else config
+
+
+def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
+    """Return a pattern for each part of the fused layer that `pattern` names; only `pattern` if it names none."""
+    named = next((fused for fused in layers if fused in pattern), None)
+    return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
+
+
+class _Block(NamedTuple):
+    """Adapter of one part within that of its fused layer: its rows of B, its columns of B (rows of A), and s."""
+
+    part: str
+    rows: slice
+    columns: slice
+    scaling: float
+
+
+def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], layers: FusedLayers) -> list[_Block]:
+    """Return the blocks of the adapted parts, in the order of the fused layer.
+
+    Args:
+        fused: dotted name of the fused layer.
+        ranks: ranks of the adapted parts.
+        fields: fields of adapter_config.json for the parts.
+        layers: the fused layers of the base.
+    """
+    blocks, column = [], 0
+    for part, rows in part_rows(fused, layers).items():
+        if part in ranks:
+            rank = ranks[part]
+            alpha = by_pattern(fields["alpha_pattern"], part_name(fused, part), fields["lora_alpha"])
+            scaling = alpha / (rank**0.5 if fields["use_rslora"] else rank)
+            blocks.append(_Block(part, rows, slice(column, column + rank), scaling))
+            column += rank
+    return blocks
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+def join_adapter(
+    fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor], layers: FusedLayers
+) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
+    """Return the fields of adapter_config.json and the tensors of an adapter's files, with the parts joined.
+
+    An adapter that has no fused form is returned unchanged; a warning says so.
+
+    Args:
+        fields: fields for the parts.
+        tensors: tensors by the names of the parts.
+        layers: the fused layers of the base.
+    """
+    groups: dict[str, Parts] = {}
+    joined: dict[str, paddle.Tensor] = {}
+    for name, tensor in tensors.items():
+        found = locate(name, layers)
+        if found is None or found.part is None:
+            joined[name] = tensor
+        else:
+            groups.setdefault(found.fused, {}).setdefault(found.part, {})[found.leaf] = tensor
+    if not groups:
+        return dict(fields), joined
+    if fields["peft_type"] != "LORA" or not all(_has_fused_form(*group, layers) for group in groups.items()):
+        _warn_of_parts(fields["peft_type"], ", ".join(layers))
+        return dict(fields), dict(tensors)
+    ranks, alphas = {}, {}
+    for fused, parts in groups.items():
+        blocks = _blocks(fused, {part: each[_A].shape[0] for part, each in parts.items()}, fields, layers)
+        rank = ranks[fused] = blocks[-1].columns.stop
+        alphas[fused] = blocks[0].scaling * (rank**0.5 if fields["use_rslora"] else rank)
+        joined |= {f"{fused}.{leaf}": tensor for leaf, tensor in _joined(fused, parts, blocks, layers).items()}
+    sizes = {fused: dict(parts) for fused, parts in layers.items()}
+    return {
+        **fields,
+        "target_modules": list(dict.fromkeys(_fused_target(each, layers) for each in fields["target_modules"])),
+        "rank_pattern": {**_as_pattern(ranks), **fields["rank_pattern"]},
+        "alpha_pattern": {**_as_pattern(alphas), **fields["alpha_pattern"]},
+        SPLIT_FIELD: {"sizes": sizes, "fields": {name: fields[name] for name in _OF_PARTS}},
+    }, joined
+
+
+def _has_fused_form(fused: str, parts: Parts, layers: FusedLayers) -> bool:
+    """Return whether the adapters of the parts are a LoRA or DoRA of the fused layer.
+
+    A DoRA of some parts is not: the magnitudes of the others are norms of the base's rows.
+    """
+    magnitudes = sum(_MAGNITUDE in adapter for adapter in parts.values())
+    return all(adapter.keys() <= _LORA for adapter in parts.values()) and magnitudes in (
+        0,
+        len(layers[fused.rpartition(".")[2]]),
+    )
+
+
+@functools.cache
+def _warn_of_parts(peft_type: str, fused: str) -> None:
+    """Log, once in a process, that an adapter is stored for the parts."""
+    logger.warning(
+        "this adapter of type %s has no form for the fused layers of the base's files (%s): its file names their "
+        "parts, which only this package reads; merge the adapter to use it in other programs",
+        peft_type,
+        fused,
+    )
+
+
+@paddle.no_grad()
+def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers) -> dict[str, paddle.Tensor]:
+    """Return the adapter of a fused layer: A stacked, B block-diagonal, biases and magnitudes stacked."""
+    outputs = sum(layers[fused.rpartition(".")[2]].values())
+    b = paddle.zeros([outputs, blocks[-1].columns.stop], parts[blocks[0].part][_B].dtype)
+    bias = paddle.zeros([outputs], b.dtype)
+    for block in blocks:
+        adapter, factor = parts[block.part], block.scaling / blocks[0].scaling
+        b[block.rows, block.columns] = adapter[_B] * factor
+        if _BIAS in adapter:
+            bias[block.rows] = adapter[_BIAS] * factor
+    tensors = {_A: paddle.concat([parts[block.part][_A] for block in blocks]), _B: b}
+    if _BIAS in parts[blocks[0].part]:
+        tensors[_BIAS] = bias
+    if _MAGNITUDE in parts[blocks[0].part]:
+        tensors[_MAGNITUDE] = paddle.concat([parts[block.part][_MAGNITUDE] for block in blocks])
+    return tensors
+
+
+def _fused_target(target: str, layers: FusedLayers) -> str:
+    """Return the name of the fused layer for that of a part; other names are returned unchanged."""
+    found = locate(target, layers)
+    return target if found is None else found.fused
+
+
+def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pattern of adapter_config.json: values by the last component of names if it decides, else by names."""
+    by_leaf: dict[str, set[Any]] = {}
+    for name, value in values.items():
+        by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
+    leaf_decides = all(len(each) == 1 for each in by_leaf.values())
+    return {leaf: next(iter(each)) for leaf, each in by_leaf.items()} if leaf_decides else dict(values)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
+    """Return the tensors of a file that `join_adapter` wrote, by the names of the parts.
+
+    Args:
+        tensors: the stored tensors.
+        fields: the fields of adapter_config.json, those of `SPLIT_FIELD` included.
+        where: the file, for errors.
+
+    Raises:
+        ValueError: the tensors do not have the sizes of the field.
+    """
+    layers = fields[SPLIT_FIELD]["sizes"]
+    groups: dict[str, dict[str, np.ndarray]] = {}
+    split: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        found = locate(name, layers)
+        if found is None or found.part is not None:
+            split[name] = value
+        else:
+            groups.setdefault(found.fused, {})[found.leaf] = value
+    for fused, stored in groups.items():
+        names = {part: part_name(fused, part) for part in layers[fused.rpartition(".")[2]]}
+        ranks = {
+            part: int(by_pattern(fields["rank_pattern"], name, fields["r"]))
+            for part, name in names.items()
+            if any(matches(target, name, "target_modules") for target in fields["target_modules"])
+        }
+        blocks = _blocks(fused, ranks, fields, layers)
+        outputs = sum(layers[fused.rpartition(".")[2]].values())
+        if not blocks or _A not in stored or _B not in stored or stored[_B].shape != (outputs, blocks[-1].columns.stop):
+            raise ValueError(
+                f"{where}: the tensors of {fused} do not match {SPLIT_FIELD} in adapter_config.json; save the adapter "
+                "again, or remove the field from the file"
+            )
+        for block in blocks:
+            factor = block.scaling / blocks[0].scaling
+            own = {_A: stored[_A][block.columns], _B: stored[_B][block.rows, block.columns] / np.float32(factor)}
+            if _BIAS in stored:
+                own[_BIAS] = stored[_BIAS][block.rows] / np.float32(factor)
+            if _MAGNITUDE in stored:
+                own[_MAGNITUDE] = stored[_MAGNITUDE][block.rows]
+            split |= {f"{names[block.part]}.{leaf}": np.ascontiguousarray(value) for leaf, value in own.items()}
+    return split
+
+
+def split_dense(
+    config: PeftConfig, tensors: Mapping[str, np.ndarray], layers: FusedLayers, where: str
+) -> dict[str, np.ndarray]:
+    """Return the tensors of an adapter of fused layers, by the names of the parts.
+
+    Each part gets its rows of B, biases and magnitudes, and a copy of A.
+
+    Args:
+        config: config of the method.
+        tensors: tensors of the adapter, of fused layers or of parts.
+        layers: the fused layers of the base.
+        where: the adapter's folder, for errors.
+
+    Raises:
+        ValueError: the method is not LoRA or DoRA.
+    """
+    split: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        found = locate(name, layers)
+        if found is None or found.part is not None:
+            split[name] = value
+            continue
+        rows = part_rows(found.fused, layers)
+        if found.leaf not in ("weight", "bias") and not (config.peft_type == "LORA" and found.leaf in _LORA):
+            raise ValueError(
+                f"{where}: an adapter of type {config.peft_type} for {found.fused}, which the decoder has as "
+                f"{', '.join(rows)}; merge it in Hugging Face PEFT (merge_and_unload), and use the merged model"
+            )
+        for part, own in rows.items():
+            split[f"{part_name(found.fused, part)}.{found.leaf}"] = value if found.leaf == _A else value[own]
+    return split

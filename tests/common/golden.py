@@ -1,0 +1,45 @@
+"""Weights of the golden models (tests/golden/cases/model_cases.py), by the names of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.fused import join_fused, split_fused
+from paddlenlp_ext.checkpoint.load import load_parameters
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.sharding_spec import Shard
+from tests.golden.cases.model_cases import make_weight
+
+
+class ArrayWeights(WeightSource):
+    """Weights in memory."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self.path, self.arrays = Path("arrays"), arrays
+
+    def names(self) -> list[str]:
+        return list(self.arrays)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.arrays[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self.arrays[name].dtype.name
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        values = self.arrays[name] if shard is None else self.arrays[name][shard.index]
+        return cast(values.copy(), self.dtype(name), dtype or self.dtype(name))
+
+
+def set_golden_weights(model: CausalLM, case: str) -> None:
+    """Set each parameter to `make_weight`; parts of a fused layer get their rows of its weight."""
+    parameters, layers = dict(model.named_parameters()), model.config.fused_layers
+    shapes = {name: as_lazy(tensor).shape for name, tensor in join_fused(parameters, layers).items()}
+    arrays = {name: make_weight(case, name, shape) for name, shape in shapes.items()}
+    load_parameters(parameters, split_fused(ArrayWeights(arrays), layers))
