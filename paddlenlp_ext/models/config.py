@@ -33,6 +33,7 @@ class DecoderConfig:
         residual_multiplier: factor of what attention and feed-forward add to the residual stream.
         logit_scale: factor of the logits.
         layer: order of norms, attention and feed-forward (models/layers.py).
+        sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rotary settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         fused_layers: layers that files store as one, with the sizes of their parts (checkpoint/fused.py).
@@ -68,6 +69,12 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     layer: str = "pre_norm"
+    sandwich_norms: tuple[str, str, str, str] = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
     ropes: tuple[RopeSettings, ...]
     tensor_plan: TensorPlan = field(repr=False)
     fused_layers: FusedLayers = field(default_factory=dict, repr=False)

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
-| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 3 |
+| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 3, GLM-4-0414 |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
 
 Shapes: B batch, S sequence, D hidden.
@@ -87,15 +87,15 @@ class SandwichLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.input_layernorm = config.rms_norm()
-        self.post_attention_layernorm = config.rms_norm()
-        self.pre_feedforward_layernorm = config.rms_norm()
-        self.post_feedforward_layernorm = config.rms_norm()
+        self.norm_names = config.sandwich_norms
+        for name in self.norm_names:
+            setattr(self, name, config.rms_norm())
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        attended_BSD = self.post_attention_layernorm(self._attend(self.input_layernorm(x_BSD), inputs))
-        x_BSD, normed_BSD = self.pre_feedforward_layernorm.forward_add(x_BSD, attended_BSD)
-        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(normed_BSD))
+        before_attention, after_attention, before_mlp, after_mlp = (getattr(self, name) for name in self.norm_names)
+        attended_BSD = after_attention(self._attend(before_attention(x_BSD), inputs))
+        x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
+        return x_BSD + after_mlp(self._feed_forward(normed_BSD))
 
 
 class ParallelLayer(DecoderLayer):

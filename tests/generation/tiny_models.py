@@ -31,6 +31,7 @@ FAMILIES = {
     },
     "hunyuan_norms_after_rotation": {"model_type": "hunyuan_v1_dense"},
     "phi3_partial_rotation": {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 8},
+    "glm4_partial_interleaved": {"model_type": "glm4", "head_dim": 16},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
 }
 

@@ -182,6 +182,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "phi3_partial_longrope_short": {**_SMALL, **_NO_PADDING, **_PHI4_MINI, "original_max_position_embeddings": 24},
     "phi3_partial_longrope_long": {**_SMALL, **_NO_PADDING, **_PHI4_MINI, "original_max_position_embeddings": 16},
+    "glm_biases": {**_SMALL, **_NO_PADDING, "model_type": "glm", "head_dim": 12, "num_key_value_heads": 1},
+    "glm4_share_of_channels": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "glm4",
+        "head_dim": 12,
+        "attention_bias": False,
+        "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.34},
+    },
 }
 
 

@@ -1,0 +1,32 @@
+"""GLM-4-9B: Llama that rotates half of the channels, with biases of q, k and v. arXiv:2406.12793."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+
+GLM_FUSED_LAYERS = {"gate_up_proj": ("gate_proj", "up_proj")}
+GLM_DEFAULTS: dict[str, Any] = {
+    "attention_bias": True,
+    "head_dim": 128,
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1.5625e-7,
+}
+
+
+def glm_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder, with norms as in Llama."""
+    return {
+        "qkv_bias": bool(config.value("attention_bias")),
+        "interleaved_rope": True,
+        "windows": full_attention(config),
+    }
+
+
+FAMILIES.register("glm")(
+    Family("GlmForCausalLM", glm_differences, LLAMA_TENSOR_PLAN, GLM_DEFAULTS, fused_layers=GLM_FUSED_LAYERS)
+)
