@@ -191,9 +191,7 @@ def _decode(
     model: Decoder, rows: list[_Row], chooser: TokenChooser, end_tokens: frozenset[int]
 ) -> Iterator[tuple[_Row, int | None]]:
     """Decode one batch until all rows end; yield (row, token) for each token, (row, None) for an end token."""
-    width = max(len(row.prompt) for row in rows)
-    cache = KVCache([width - len(row.prompt) for row in rows], prompt_end=width)
-    logits_BV = _prefill(model, rows, width, cache)
+    cache, logits_BV = _prefill(model, rows)
     while True:
         active = [index for index, row in enumerate(rows) if not row.ended]
         if len(active) < len(rows):
@@ -210,22 +208,27 @@ def _decode(
             rows = [rows[index] for index in active]
             cache.select_rows(active)
         logits_BV = _step(model, rows, cache)
+        if cache.is_stale:
+            cache, logits_BV = _prefill(model, rows)
 
 
-def _prefill(model: Decoder, rows: list[_Row], width: int, cache: KVCache) -> paddle.Tensor:
-    """Run the left-padded prompts through the model; return the logits [B, V] of their last positions.
+def _prefill(model: Decoder, rows: list[_Row]) -> tuple[KVCache, paddle.Tensor]:
+    """Run the left-padded rows through the model; return a cache and the logits [B, V] of their last positions.
 
-    All prompts share one forward pass, because dynamic rope scales every position by the longest row of a pass.
+    All rows share one forward pass, because dynamic rope scales every position by the longest row of a pass.
     """
-    padding = [width - len(row.prompt) for row in rows]
-    ids_BS = np.array([[0] * pad + row.prompt for pad, row in zip(padding, rows, strict=True)], dtype=np.int64)
+    sequences = [row.prompt + row.generated for row in rows]
+    width = max(len(sequence) for sequence in sequences)
+    padding = [width - len(sequence) for sequence in sequences]
+    cache = KVCache(padding, prompt_end=width - max(len(row.generated) for row in rows))
+    ids_BS = np.array([[0] * pad + ids for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
     positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
     positions_BS = paddle.to_tensor(positions_BS)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
     if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax would return token 0 again and again
         raise ValueError(ALL_NAN_LOGITS)
-    return logits_BV
+    return cache, logits_BV
 
 
 def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:

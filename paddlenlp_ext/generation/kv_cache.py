@@ -79,10 +79,13 @@ class KVCache:
     Attributes:
         key_starts: int64 [B], index of the first token of each left-padded row.
         prompt_end: column where all prompts end; None if unknown.
+        is_stale: whether a forward pass rotated with other frequencies than the first one, as LongRoPE does beyond the
+            trained context. The stored keys do not fit its queries: a new cache has to be filled.
     """
 
     def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
-        self.prompt_end = prompt_end
+        self.prompt_end, self.is_stale = prompt_end, False
+        self._frequency_sets: tuple[bool, ...] | None = None
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: dict[int, _LayerKeyValues] = {}
@@ -93,6 +96,12 @@ class KVCache:
     def is_new(self) -> bool:
         """True while the cache is empty and has no prefix."""
         return not self._layers
+
+    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
+        """Record the sets of rotary frequencies of a forward pass; see `is_stale`."""
+        if self._frequency_sets is None:
+            self._frequency_sets = frequency_sets
+        self.is_stale |= frequency_sets != self._frequency_sets
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:

@@ -46,6 +46,10 @@ class KeyValueCache(Protocol):
         """Number of positions in every layer, padding included."""
         ...
 
+    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
+        """Record the sets of rotary frequencies of a forward pass (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
+        ...
+
     def attend(
         self,
         layer_index: int,

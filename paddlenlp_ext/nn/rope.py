@@ -223,12 +223,17 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Divide each frequency by a searched factor: one set within the trained context, another beyond it."""
     longest = settings.max_position_embeddings
-    trained = settings.number("original_max_position_embeddings", longest)
+    trained = _short_context(settings)
     short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
     factor = settings.number("factor", longest / trained)
     temperature = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
     stretch = long if length > trained else short
     return np.float32(1) / (stretch * _wavelengths(settings)), settings.number("attention_factor", temperature)
+
+
+def _short_context(settings: RopeSettings) -> float:
+    """Return the length up to which LongRoPE uses the short factors."""
+    return settings.number("original_max_position_embeddings", settings.max_position_embeddings)
 
 
 def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -299,6 +304,15 @@ class RotaryEmbeddings:
                 distinct.append(settings)
         self._embeddings = [RotaryEmbedding(settings) for settings in distinct]
         self._index_by_layer = [distinct.index(settings) for settings in by_layer]
+
+    def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
+        """Return whether the positions [B, S] need the long factors, for each embedding with LongRoPE.
+
+        Keys that were rotated with the other factors do not fit queries at these positions.
+        """
+        settings = [each.settings for each in self._embeddings if each.settings.rope_type == "longrope"]
+        length = int(position_ids_BS.max()) + 1 if settings else 0
+        return tuple(length > _short_context(each) for each in settings)
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
         """Return the tables of each layer."""

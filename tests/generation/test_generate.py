@@ -62,6 +62,15 @@ def test_generate_dynamic_rope_uses_whole_prompt_length():
     assert generate(model, prompts, max_new_tokens=1, batch_size=1) == expected
 
 
+def test_generate_with_longrope_computes_keys_again_beyond_the_trained_context():
+    """Compare rows that grow beyond the trained context, or start there, with decoding without a cache."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 5.0, 9.0], "factor": 4.0}
+    settings = {**SIZES, "model_type": "llama", "original_max_position_embeddings": 20, "rope_scaling": rope}
+    model, prompts = AutoModelForCausalLM.from_config(settings), random_prompts((17, 20, 23))
+    expected = [greedy_without_cache(model, prompt, 8) for prompt in prompts]
+    assert generate(model, prompts, max_new_tokens=8, batch_size=1) == expected
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_generate_sampling_is_independent_of_batch(batch_size):
     """Check that samples depend on the row number and the seed, and not on the batch."""
