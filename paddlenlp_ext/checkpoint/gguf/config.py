@@ -13,7 +13,11 @@ _CLASS_NAME = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
 }
+_WITH_WINDOW = ("llama", "phi3")
+_PARTIALLY_ROTATED = ("phi3", "glm4")
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
@@ -31,11 +35,11 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     hidden_size = _count(file, "embedding_length")
     head_dim = _head_dim(file, hidden_size // num_heads)
     window = file.get(file.architecture_key("attention.sliding_window"), int, 0)
-    if window and file.architecture != "llama":
+    if window and file.architecture not in _WITH_WINDOW:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
-    model_type = "mistral" if window else file.architecture
+    model_type = "mistral" if window and file.architecture == "llama" else file.architecture
     config = {
         "architectures": [_CLASS_NAME[model_type]],
         "model_type": model_type,
@@ -53,6 +57,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": _count(file, "context_length"),
         "rope_theta": rope_theta(file),
         "rope_scaling": rope_scaling(file, head_dim),
+        **_rotated_share(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": "float32",
         **_biases(file),
@@ -76,19 +81,30 @@ def _head_dim(file: GgufFile, default: int) -> int:
     head_dim = _count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
         value = _count(file, key, head_dim)
-        if value != head_dim:
+        if value != head_dim and (file.architecture not in _PARTIALLY_ROTATED or key != "rope.dimension_count"):
             raise ValueError(
                 f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
-                "value heads of another size and partial rotary embeddings are not supported"
+                "value heads of another size, and partial rotary embeddings of this architecture, are not supported"
             )
     return head_dim
 
 
-def _biases(file: GgufFile) -> dict[str, bool]:
-    """Return the config keys for the biases of linear layers; Qwen2 has no such keys, its biases are implied."""
-    has = {name: f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_output", "ffn_gate")}
-    if file.architecture == "qwen2":
+def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Return the config keys for the share of rotated channels and for LongRoPE's trained context."""
+    if file.architecture not in _PARTIALLY_ROTATED:
         return {}
+    share = {"partial_rotary_factor": _count(file, "rope.dimension_count", head_dim) / head_dim}
+    trained = file.get(file.architecture_key("rope.scaling.original_context_length"), int)
+    return share | ({} if trained is None else {"original_max_position_embeddings": trained})
+
+
+def _biases(file: GgufFile) -> dict[str, bool]:
+    """Return the config keys for the biases of linear layers; Qwen2's biases are implied, and Phi-3 has none."""
+    has = {name: f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_output", "ffn_gate")}
+    if file.architecture in ("qwen2", "phi3"):
+        return {}
+    if file.architecture == "glm4":
+        return {"attention_bias": has["attn_q"]}
     if has["attn_q"] != has["attn_output"]:
         raise ValueError(f"{file.path}: a bias on only some attention projections, which config.json cannot express")
     return {"attention_bias": has["attn_q"]} | ({"mlp_bias": has["ffn_gate"]} if file.architecture == "llama" else {})

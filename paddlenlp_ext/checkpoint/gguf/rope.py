@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
-from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
+from paddlenlp_ext.checkpoint.gguf.weights import ROPE_FACTORS, read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"
 _READ = ("type", "factor", "original_context_length", "finetuned")
@@ -39,6 +39,11 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     Raises:
         ValueError: a scaling that config.json cannot express.
     """
+    if all(name in file.tensors for name in ROPE_FACTORS):
+        short, long = ([shortest_decimal(x) for x in read_gguf_tensor(file, name)] for name in ROPE_FACTORS)
+        temperature = file.get(file.architecture_key("rope.scaling.attn_factor"), float)
+        settings = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+        return settings if temperature is None else {**settings, "attention_factor": shortest_decimal(temperature)}
     kind = file.get(file.architecture_key("rope.scaling.type"), str, "none")
     factor = file.get(file.architecture_key("rope.scale_linear"), float, 1.0)
     factor = file.get(file.architecture_key("rope.scaling.factor"), float, factor)

@@ -17,11 +17,13 @@ from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "glm4")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZED = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 )  # fmt: skip
+ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""Factors of LongRoPE within and beyond the trained context."""
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _IN_BLOCK = {
     "attn_norm": "input_layernorm",
@@ -36,7 +38,16 @@ _IN_BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_NOT_WEIGHTS = ("rope_freqs.weight",)  # a rotary scaling, which rope.py converts
+_IN_BLOCK_OF = {
+    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+    "glm4": {
+        "post_attention_norm": "post_self_attn_layernorm",
+        "post_ffw_norm": "post_mlp_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+}
+"""Names that an architecture has in addition, or with another meaning."""
+_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
 
 
 class GgufWeights(WeightSource):
@@ -142,13 +153,14 @@ def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
 def _hugging_face_names(file: GgufFile) -> dict[str, str]:
     """Map Hugging Face names to stored names."""
     found, unknown = {}, []
+    in_block = _IN_BLOCK | _IN_BLOCK_OF.get(file.architecture, {})
     for stored in file.tensors:
         if stored in _NOT_WEIGHTS:
             continue
         base, _, kind = stored.rpartition(".")
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
-        if block and block[2] in _IN_BLOCK:
-            found[f"model.layers.{block[1]}.{_IN_BLOCK[block[2]]}.{kind}"] = stored
+        if block and block[2] in in_block:
+            found[f"model.layers.{block[1]}.{in_block[block[2]]}.{kind}"] = stored
         elif base in _TOP:
             found[f"{_TOP[base]}.{kind}"] = stored
         else:

@@ -92,7 +92,7 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
     ("metadata", "message"),
     [
         ({"llama.attention.head_count_kv": [2, 4]}, "differ from layer to layer"),
-        ({"llama.rope.dimension_count": 4}, "partial rotary"),
+        ({"llama.rope.dimension_count": 4}, "partial rotary embeddings of this architecture"),
         ({"llama.attention.value_length": 4}, "value heads of another size"),
         ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),
         (
