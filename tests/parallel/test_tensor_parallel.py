@@ -83,6 +83,9 @@ FAMILIES = [
     Case("sp-lora-olmo2", {**TENSOR, "sequence_parallel": True}, {"model_type": "olmo2"}, "lora", {"rank": 4}),
     Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
     Case("sp-sft-gemma3", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma3_text", "head_dim": 8}),
+    Case("sp-sft-fused", {**TENSOR, "sequence_parallel": True}, {"model_type": "phi3", "partial_rotary_factor": 0.5}),
+    Case("lora-fused", TENSOR, {"model_type": "phi3"}, "lora", {"rank": 4}),
+    Case("sp-sft-glm4", {**TENSOR, "sequence_parallel": True}, {"model_type": "glm4", "head_dim": 8}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 ALIBI = {"rope_scaling": {"rope_type": "alibi"}}

@@ -50,6 +50,8 @@ MORE_ADAPTERS = [
     Case("tokens-tied", VIRTUAL, DEEP, "trainable_tokens", {"indices": (5, 40, 7)}),
     Case("tokens-untied", PIPELINE, UNTIED, "trainable_tokens", {"indices": (5, 7), "target_modules": BOTH_TABLES}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
+    Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
+    Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
 ]
 CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE_ADAPTERS)]
 
