@@ -1,5 +1,7 @@
 """Key-value cache: keys and values of earlier positions, stored per layer and updated in place.
 
+A layer with latent attention (nn/latent_attention.py) stores latents and rotated keys in their place, as one head each.
+
 Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix
 precedes all rows: it is never masked as padding, and neither `length` nor `key_starts` counts it. With a prefix of
 P = 2, rows of 3 and 1 tokens, and two steps of decoding:
@@ -12,31 +14,31 @@ P = 2, rows of 3 and 1 tokens, and two steps of decoding:
 A query reads the prefix and its own row from `key_starts` to itself; with a sliding window, only the newest of these.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, N query heads, K key-value heads, H head
-dimension.
+dimension of keys, E head dimension of values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
-from paddlenlp_ext.ops.attention.decode import VisiblePositions, decode_attention, store_keys
+from paddlenlp_ext.ops.attention.decode import CachedLayer, VisiblePositions, decode_attention, store_positions
 
 BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
 
 
 class _LayerKeyValues:
-    """Keys and values of one layer, [B, K, C, H]: the prefix, then `length` positions, then zeros."""
+    """Keys [B, K, C, H] and values [B, K, C, E] of one layer: the prefix, then `length` positions, then zeros."""
 
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
         self.length = 0
-        self.k_BKCH: paddle.Tensor | None = None
-        self.v_BKCH: paddle.Tensor | None = None
+        self._stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
     @property
     def end(self) -> int:
@@ -46,31 +48,39 @@ class _LayerKeyValues:
     @property
     def tensors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Stored keys and values; the layer must not be empty."""
-        assert self.k_BKCH is not None and self.v_BKCH is not None, "the layer is empty"
-        return self.k_BKCH, self.v_BKCH
+        assert self._stored is not None, "the layer is empty"
+        return self._stored
 
-    def append(self, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor) -> None:
+    def append(self, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor) -> None:
         """Store the keys and values of new positions."""
         start, end = self.end, self.end + k_BSKH.shape[1]
-        self._reserve(end, k_BSKH)
-        store_keys(k_BSKH, v_BSKH, *self.tensors, start)
+        self._reserve(end, (k_BSKH, v_BSKE))
+        for new, stored in zip((k_BSKH, v_BSKE), self.tensors, strict=True):
+            store_positions(new, stored, start)
         self.length += k_BSKH.shape[1]
 
-    def _reserve(self, end: int, like_BSKH: paddle.Tensor) -> None:
-        capacity = 0 if self.k_BKCH is None else self.k_BKCH.shape[2]
+    def select_rows(self, index: paddle.Tensor) -> None:
+        """Keep the rows with the given indices, int64."""
+        k_BKCH, v_BKCE = self.tensors
+        self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
+
+    def _reserve(self, end: int, like: tuple[paddle.Tensor, paddle.Tensor]) -> None:
+        capacity = 0 if self._stored is None else self._stored[0].shape[2]
         if end <= capacity:
             return
-        batch, _, kv_heads, head_dim = like_BSKH.shape
         missing = -(-end // BLOCK) * BLOCK - capacity
-        empty = paddle.zeros([batch, kv_heads, missing, head_dim], dtype=like_BSKH.dtype)
-        if capacity == 0:
-            self.k_BKCH, self.v_BKCH = empty, empty.clone()
-            if self.prefix is not None:
-                for store_BKCH, own_PKH in zip((self.k_BKCH, self.v_BKCH), self.prefix, strict=True):
-                    own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(empty.dtype)
-                    store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([batch, *own_1KPH.shape[1:]])
-        else:
-            self.k_BKCH, self.v_BKCH = (paddle.concat([stored, empty], axis=2) for stored in self.tensors)
+        k_empty, v_empty = (
+            paddle.zeros([x_BSKH.shape[0], x_BSKH.shape[2], missing, x_BSKH.shape[3]], x_BSKH.dtype) for x_BSKH in like
+        )
+        if self._stored is not None:
+            k_BKCH, v_BKCE = self._stored
+            self._stored = paddle.concat([k_BKCH, k_empty], axis=2), paddle.concat([v_BKCE, v_empty], axis=2)
+            return
+        self._stored = k_empty, v_empty
+        if self.prefix is not None:
+            for store_BKCH, own_PKH in zip(self._stored, self.prefix, strict=True):
+                own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(store_BKCH.dtype)
+                store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([store_BKCH.shape[0], *own_1KPH.shape[1:]])
 
 
 class KVCache:
@@ -91,6 +101,7 @@ class KVCache:
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
+        self._derived: dict[Hashable, Any] = {}
 
     @property
     def is_new(self) -> bool:
@@ -119,8 +130,8 @@ class KVCache:
 
         found = {}
         for index, layer in self._layers.items():
-            k_BKCH, v_BKCH = layer.tensors
-            found[index] = positions_first(k_BKCH, layer.end), positions_first(v_BKCH, layer.end)
+            k_BKCH, v_BKCE = layer.tensors
+            found[index] = positions_first(k_BKCH, layer.end), positions_first(v_BKCE, layer.end)
         return found
 
     @property
@@ -129,39 +140,56 @@ class KVCache:
         return next(reversed(self._layers.values())).length if self._layers else 0
 
     @paddle.no_grad()
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
+        """Append the keys and values of a layer, and return its contents.
+
+        The visible positions are computed once per step, not once per layer.
+        """
+        layer = self._layer(layer_index)
+        start, prefix = layer.length, layer.prefix
+        layer.append(k_BSKH, v_BSKE)
+        if prefix is not None:
+            prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
+        if start == 0:
+            return CachedLayer(layer.tensors, prefix, layout=self._first_layout(k_BSKH.shape[1], window))
+        return CachedLayer(layer.tensors, prefix, visible=self._visible_positions(start, layer, window))
+
+    @paddle.no_grad()
     def attend(
         self,
         layer_index: int,
         q_BSNH: paddle.Tensor,
         k_BSKH: paddle.Tensor,
-        v_BSKH: paddle.Tensor,
+        v_BSKE: paddle.Tensor,
         window: int | None,
         scale: float,
         implementation: str | None = None,
         slopes_N: np.ndarray | None = None,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, H].
+        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
 
-        The stored tensors are read in place. The visible ranges are computed once per step, not once per layer. In an
-        empty cache the queries come with all their keys, so `implementation` computes attention as in training, with
-        padding as a separate document.
+        The stored tensors are read in place. In an empty cache the queries come with all their keys, so
+        `implementation` computes attention as in training.
         """
-        layer = self._layer(layer_index)
-        start, num_queries = layer.length, q_BSNH.shape[1]
-        layer.append(k_BSKH, v_BSKH)
-        if start == 0:
-            layout, prefix = self._first_layout(num_queries, window), layer.prefix
-            if prefix is not None:
-                prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKH.dtype))
-            return attention(q_BSNH, k_BSKH, v_BSKH, layout, scale, implementation, prefix, slopes_N)
-        return decode_attention(q_BSNH, *layer.tensors, self._visible_positions(start, layer, window), scale, slopes_N)
+        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
+        if cached.layout is not None:
+            options = (scale, implementation, cached.prefix, slopes_N)
+            return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *options)
+        assert cached.visible is not None, "a layer has a layout or visible positions"
+        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, slopes_N)
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
+        if key not in self._derived:
+            self._derived[key] = make()
+        return self._derived[key]
 
     @paddle.no_grad()
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only the given rows, in the given order."""
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
         for layer in self._layers.values():
-            layer.k_BKCH, layer.v_BKCH = (paddle.index_select(stored, index, axis=0) for stored in layer.tensors)
+            layer.select_rows(index)
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._visible.clear()

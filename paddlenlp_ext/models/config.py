@@ -9,7 +9,8 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.fused import FusedLayers
 from paddlenlp_ext.models.registry import FAMILIES, Family
-from paddlenlp_ext.nn.attention import AttentionShape, QKNorm
+from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
+from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.sharding_spec import TensorPlan
@@ -25,6 +26,8 @@ class DecoderConfig:
         windows: sliding window of each layer; None for a layer that attends to the full document.
         rotates: whether each layer rotates queries and keys; None: all layers do.
         interleaved_rope: whether the rotation turns neighbouring channels (ops/rope.py).
+        latent: sizes of latent attention, whose `head_dim` is that of queries and keys; None: keys and values are
+            projections of the hidden states.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
         norm_offset: number that is added to the weights of RMS norms (nn/rms_norm.py).
@@ -58,6 +61,7 @@ class DecoderConfig:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QKNorm | None = None
+    latent: LatentShape | None = None
     windows: tuple[int | None, ...]
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
@@ -114,7 +118,7 @@ class DecoderConfig:
         num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-        if source.get("head_dim") is None and hidden_size % num_heads:
+        if completed.get("head_dim") is None and hidden_size % num_heads:
             raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
         head_dim = reader.size("head_dim", default=hidden_size // num_heads)
         num_layers = reader.size("num_hidden_layers")
@@ -180,6 +184,35 @@ class DecoderConfig:
     def rms_norm(self) -> RMSNorm:
         """Build a norm of hidden states."""
         return RMSNorm(self.hidden_size, self.rms_norm_eps, self.norm_offset)
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Channels of all latents of a position; 0 without latent attention."""
+        return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
+
+    @property
+    def attention_weights(self) -> int:
+        """Number of weights of the linear layers of a layer's attention."""
+        heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
+        output = heads * self.value_dim * hidden
+        if latent is None:
+            return hidden * self.head_dim * (heads + 2 * self.num_key_value_heads) + output
+        rank, queries = latent.query_rank, heads * self.head_dim
+        projected = hidden * queries if rank is None else rank * (hidden + queries)
+        compressed = hidden * (latent.kv_rank + latent.rotated_dim)
+        return projected + compressed + latent.kv_rank * heads * (latent.unrotated_dim + latent.value_dim) + output
+
+    def attention(self, layer_index: int) -> AttentionLayer:
+        """Build the attention of one layer."""
+        shape = self.attention_shape(layer_index)
+        return (
+            Attention(shape, layer_index) if self.latent is None else LatentAttention(shape, self.latent, layer_index)
+        )
 
     def attention_shape(self, layer_index: int) -> AttentionShape:
         """Return the sizes and options of the attention of one layer."""

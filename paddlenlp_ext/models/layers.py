@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import recompute_region
@@ -34,7 +34,7 @@ class DecoderLayer(nn.Layer):
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__()
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
-        self.self_attn = Attention(config.attention_shape(layer_index), layer_index)
+        self.self_attn = config.attention(layer_index)
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

@@ -20,7 +20,7 @@ channels of a head, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, alibi_slopes, attention
+from paddlenlp_ext.ops.attention.decode import CachedLayer
 from paddlenlp_ext.ops.rope import apply_rope
 
 
@@ -62,6 +63,14 @@ class KeyValueCache(Protocol):
         slopes_N: np.ndarray | None,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, H]."""
+        ...
+
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, window: int | None) -> CachedLayer:
+        """Append what a layer stores of each position, and return the contents of the layer."""
+        ...
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, computed once per `key`."""
         ...
 
 
@@ -136,13 +145,21 @@ class AttentionShape:
     has_linear_biases: bool = False
 
 
-class Attention(nn.Layer):
-    """Causal self-attention of one decoder layer.
+class AttentionLayer(nn.Layer):
+    """Base of the causal self-attention of one decoder layer; a subclass has the projections.
 
     Attributes:
+        input_names: names of the linear layers that read the hidden states.
+        prefix_shape: shape of a learned prefix at one position: everything that a cache stores of it.
+        prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op, None for the fastest available one.
         slopes_N: slopes of the linear biases of this process's heads; None: no biases.
     """
+
+    input_names: tuple[str, ...]
+    prefix_shape: tuple[int, ...]
+    prefix_head_axis: int | None = None
+    o_proj: Linear
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
         super().__init__()
@@ -151,40 +168,27 @@ class Attention(nn.Layer):
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self.implementation: str | None = None
         self.slopes_N = alibi_slopes(shape.num_heads) if shape.has_linear_biases else None
-        kv_size = shape.num_kv_heads * shape.head_dim
-        self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
-        self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
-        self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
-        self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
-        if self.qk_norm is not None:
-            for name, projection in zip(self.qk_norm.names, (self.q_proj, self.k_proj), strict=True):
-                size = self.head_dim if self.qk_norm.per_head else projection.weight.shape[0]
-                setattr(self, name, RMSNorm(size, shape.norm_epsilon, shape.norm_offset))
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
-        q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
-        q_norm, k_norm = (None, None) if self.qk_norm is None else (getattr(self, name) for name in self.qk_norm.names)
-        q_BSNH = self._norm_and_rotate(q_BSE, q_norm, inputs)
-        k_BSKH = self._norm_and_rotate(k_BSE, k_norm, inputs)
-        v_BSKH = self._heads(v_BSE)
-        if inputs.cache is None:
-            tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
-            out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
-        else:
-            out_BSNH = inputs.cache.attend(
-                *(self.layer_index, q_BSNH, k_BSKH, v_BSKH),
-                *(self.window, self.scale, self.implementation, self.slopes_N),
-            )
-        return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+        raise NotImplementedError
+
+    def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
+        """Split a learned prefix [P, *prefix_shape] into the two tensors that a cache stores."""
+        raise NotImplementedError
+
+    def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
+        """Invert `split_prefix`."""
+        raise NotImplementedError
 
     def keep_heads(self, index: int, num_parts: int) -> None:
         """Keep the slopes of part `index` of the heads; tensor parallelism shards the projections likewise."""
         if self.slopes_N is not None:
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
-    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+    def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
+        """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""
+        return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _attention_over(self, inputs: AttentionInputs) -> Callable[..., paddle.Tensor]:
         layout, shared = inputs.layouts[self.window], inputs.num_shared
@@ -215,6 +219,52 @@ class Attention(nn.Layer):
         rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, *options, prefix, self.slopes_N)
         return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
+
+class Attention(AttentionLayer):
+    """Attention whose queries, keys and values are projections of the hidden states."""
+
+    input_names = ("q_proj", "k_proj", "v_proj")
+    prefix_head_axis = 1
+
+    def __init__(self, shape: AttentionShape, layer_index: int) -> None:
+        super().__init__(shape, layer_index)
+        self.prefix_shape = (2, shape.num_kv_heads, shape.head_dim)
+        kv_size = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
+        self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
+        if self.qk_norm is not None:
+            for name, projection in zip(self.qk_norm.names, (self.q_proj, self.k_proj), strict=True):
+                size = self.head_dim if self.qk_norm.per_head else projection.weight.shape[0]
+                setattr(self, name, RMSNorm(size, shape.norm_epsilon, shape.norm_offset))
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
+        q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
+        q_norm, k_norm = (None, None) if self.qk_norm is None else (getattr(self, name) for name in self.qk_norm.names)
+        q_BSNH = self._norm_and_rotate(q_BSE, q_norm, inputs)
+        k_BSKH = self._norm_and_rotate(k_BSE, k_norm, inputs)
+        v_BSKH = self._heads(v_BSE)
+        if inputs.cache is None:
+            tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
+            out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
+        else:
+            out_BSNH = inputs.cache.attend(
+                *(self.layer_index, q_BSNH, k_BSKH, v_BSKH),
+                *(self.window, self.scale, self.implementation, self.slopes_N),
+            )
+        return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+
+    def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
+        return prefix[:, 0], prefix[:, 1]
+
+    def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
+        return paddle.stack(list(pair), axis=1)
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+
     def _norm_and_rotate(self, x_BSE: paddle.Tensor, norm: RMSNorm | None, inputs: AttentionInputs) -> paddle.Tensor:
         """Map projected queries or keys [B, S, heads * H] to [B, S, heads, H]."""
         kind, rotation = self.qk_norm, inputs.rotations[self.layer_index]
@@ -226,10 +276,6 @@ class Attention(nn.Layer):
         if kind.after_rotation:
             return norm(self.rotate(x_BSNH, *rotation))
         return self.rotate(norm(x_BSNH), *rotation)
-
-    def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
-        """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""
-        return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.

@@ -217,7 +217,7 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - low) / max(high - low, 0.001), 0.0, 1.0)
     wavelengths, keep = _wavelengths(settings), (1 - ramp).astype(np.float32)
     interpolated, own = np.float32(1) / (np.float32(factor) * wavelengths), np.float32(1) / wavelengths
-    return interpolated * (1 - keep) + own * keep, _yarn_temperature(settings, factor)
+    return interpolated * (1 - keep) + own * keep, _table_factor(settings, factor)
 
 
 def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -241,17 +241,19 @@ def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     return np.zeros(settings.rotary_dim // 2, np.float32), 1.0
 
 
-def _yarn_temperature(settings: RopeSettings, factor: float) -> float:
+def yarn_temperature(factor: float, weight: float = 1.0) -> float:
+    """Return YaRN's factor of queries and keys for a context that is longer by `factor` (arXiv:2309.00071, eq. 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _table_factor(settings: RopeSettings, factor: float) -> float:
     """Return the factor of the cosine and sine tables."""
-
-    def temperature(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if settings.scaling.get("attention_factor") is not None:
         return settings.number("attention_factor")
     if settings.scaling.get("mscale") and settings.scaling.get("mscale_all_dim"):
-        return temperature(settings.number("mscale")) / temperature(settings.number("mscale_all_dim"))
-    return temperature(1.0)
+        weights = settings.number("mscale"), settings.number("mscale_all_dim")
+        return yarn_temperature(factor, weights[0]) / yarn_temperature(factor, weights[1])
+    return yarn_temperature(factor)
 
 
 ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] = {

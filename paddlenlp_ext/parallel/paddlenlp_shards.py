@@ -154,7 +154,7 @@ def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():
         if style in AXES:
             axes[f"{layer}.weight"] = AXES[style]
-        if style == "colwise":
+        if style in ("colwise", "inner_colwise"):
             axes[f"{layer}.bias"] = 0
     return axes
 

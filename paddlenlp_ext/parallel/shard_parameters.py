@@ -9,7 +9,7 @@ from paddlenlp_ext.paddle_compat import free_storage, has_storage, own_buffers, 
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement
 
-AXES: dict[Style, int] = {"colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
+AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
 @paddle.no_grad()

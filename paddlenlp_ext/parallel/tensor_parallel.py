@@ -2,10 +2,14 @@
 
     style        weight [out, in]        before the layer           after the layer
     colwise      outputs are sharded     copy_to_group              -
+    inner_colwise  outputs are sharded   -                          -
     rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
     norm         features are sharded    sums of squares are all-reduced inside the norm
-    replicated   full                    applied to local heads only, so its gradient is summed over the ranks
+    replicated   full                    serves local heads only, so its gradient is summed over the ranks; a linear
+                                         layer reads hidden states, which copy_to_group copies
+
+`inner_colwise` layers read the results of replicated linear layers (the latents of latent attention).
 
 Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives. A base layer and its adapters
 therefore share one all-reduce. Parameter names and the model's own code do not change.
@@ -22,7 +26,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
@@ -77,17 +81,16 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
                 _shard_adapter(outermost, "colwise", axis, outermost.shards_heads)
         elif style == "vocab":
             _shard_vocabulary(decoder, name, outermost, axis)
-        elif style == "replicated":
-            _mark_partial_gradients(outermost)
         elif style == "norm":
             _shard_norm(name, outermost, axis)
         else:
-            parent = name.rpartition(".")[0]
-            shared = inputs.setdefault(parent, _SharedInput(collectives.enter))
-            if not _shard_linear(outermost, style, axis, shared, collectives.leave):
+            shared = inputs.setdefault(name.rpartition(".")[0], _SharedInput(collectives.enter))
+            if style == "replicated":
+                _replicate(outermost, axis, shared)
+            elif not _shard_linear(outermost, style, axis, shared, collectives.leave):
                 decoder.remote_parameters.add(f"{_without_adapters(name)}.bias")
     for layer in decoder.sublayers():
-        if isinstance(layer, Attention):
+        if isinstance(layer, AttentionLayer):
             layer.keep_heads(axis.index, axis.size)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
@@ -110,6 +113,8 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
         return
     styles = styles_by_name(model, model.config.tensor_plan)
     for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
+        if styles[name] == "replicated":
+            continue
         linear, shard_axis = layer_at(model, name), AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
@@ -198,7 +203,12 @@ class _SharedInput:
         self._copied: paddle.Tensor | None = None
         self._left = 0
 
-    def hook(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def attach(self, layer: nn.Layer) -> None:
+        """Make `layer` one of the readers."""
+        self.readers += 1
+        layer.register_forward_pre_hook(self._replace_input)
+
+    def _replace_input(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Replace the first argument of a layer's forward by its copy to the group."""
         if inputs[0] is not self._source:
             self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
@@ -244,17 +254,17 @@ def _shard_linear(
     assert isinstance(base, Linear | QuantizedLinear)
     has_bias = base.bias is not None
     _shard_weight(base, style, axis)
-    if style == "colwise":
+    if style != "rowwise":
         if base.bias is not None:
             shard_parameter(base, "bias", 0, axis)
-        shared.readers += 1
-        outermost.register_forward_pre_hook(shared.hook)
+        if style == "colwise":
+            shared.attach(outermost)
     else:
         if base.bias is not None:
             keep_on_first_rank(base, "bias", axis)
         outermost.register_forward_post_hook(lambda layer, inputs, output: leave(output))
     for adapter in reversed(adapters):
-        _shard_adapter(adapter, style, axis, has_partial_gradients=True)
+        _shard_adapter(adapter, "rowwise" if style == "rowwise" else "colwise", axis, has_partial_gradients=True)
     return not has_bias or base.bias is not None
 
 
@@ -284,10 +294,19 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
     return layer_at(layer, parent), leaf
 
 
-def _mark_partial_gradients(layer: nn.Layer) -> None:
-    """Mark a replicated layer's parameters: each rank computes a part of their gradients."""
-    for parameter in layer.parameters():
+def _replicate(outermost: nn.Layer, axis: ProcessAxis, shared: _SharedInput) -> None:
+    """Mark a replicated layer's parameters: each rank computes a part of their gradients.
+
+    The hidden states that a linear layer reads are copied to the group; a norm reads results of local heads, or of a
+    replicated linear layer.
+    """
+    for parameter in outermost.parameters():
         set_placement(parameter, needs_tp_reduce=True)
+    adapters, base = _unwrap(outermost)
+    if isinstance(base, Linear | QuantizedLinear):
+        shared.attach(outermost)
+        for adapter in reversed(adapters):
+            _shard_adapter(adapter, "replicated", axis, has_partial_gradients=True)
 
 
 def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:

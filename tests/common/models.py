@@ -25,6 +25,17 @@ TINY_LLAMA: dict[str, Any] = {
     **TINY_SIZES,
     "tie_word_embeddings": True,
 }
+TINY_LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 7,
+    "first_k_dense_replace": 2,
+}
+"""Differences of a tiny model with latent attention and 4 heads from other tiny models."""
 ODD_SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 36,

@@ -10,7 +10,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
-from tests.common.models import TINY_SIZES
+from tests.common.models import TINY_LATENT, TINY_SIZES
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}
 FAMILIES = {
@@ -33,6 +33,8 @@ FAMILIES = {
     "phi3_partial_rotation": {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 8},
     "glm4_partial_interleaved": {"model_type": "glm4", "head_dim": 16},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
+    "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},
+    "minicpm3_latents": {**TINY_LATENT, "model_type": "minicpm3", "scale_emb": 1, "tie_word_embeddings": False},
 }
 
 

@@ -13,12 +13,15 @@ from paddlenlp_ext.nn.linear import Linear
 from tests.models.tiny_model import TINY, make_model
 
 
+LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
             {"model_type": "qwen2_moe"},
-            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, ernie4_5, .*llama, mistral, ",
+            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, .*ernie4_5, .*llama, .*mistral, ",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
@@ -31,6 +34,9 @@ from tests.models.tiny_model import TINY, make_model
         ({"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop 0.1 in config.json is not supported for phi3"),
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 .* not supported"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
+        ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*as many heads of keys as of queries; set it to .* 4"),
+        ({**LATENT, "first_k_dense_replace": 1}, "layers from 1 on are mixtures of experts, which are not supported"),
+        ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
     ],
 )
 def test_from_dict_unsupported_value_raises(changes, message):
@@ -114,7 +120,8 @@ def test_from_dict_head_dim_may_differ_from_hidden_size():
 @pytest.mark.parametrize("model_type", FAMILIES.names())
 @pytest.mark.parametrize("tied", [True, False])
 def test_tensor_plan_covers_exactly_all_matrices(model_type, tied):
-    model = make_model(model_type=model_type, head_dim=8, tie_word_embeddings=tied)
+    changes = {**LATENT, "model_type": model_type}
+    model = make_model(**changes, head_dim=8, tie_word_embeddings=tied)
     layers = dict(model.named_sublayers())
     plan = dict(model.config.tensor_plan)
     if tied:

@@ -1,7 +1,7 @@
 """Causal attention within the documents of a pack: the reference, its fast backends, and the dispatch between them.
 
 Shapes: B batch, S query positions, T key positions, P prefix positions, N query heads, K key-value heads, G = N / K,
-H head dimension.
+H head dimension of queries and keys, E head dimension of values, usually H.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 def masked_attention(
     q_BSNH: paddle.Tensor,
     k_BTKH: paddle.Tensor,
-    v_BTKH: paddle.Tensor,
+    v_BTKE: paddle.Tensor,
     mask_BST: paddle.Tensor,
     scale: float,
     bias_BNST: paddle.Tensor | None = None,
@@ -44,20 +44,20 @@ def masked_attention(
     kv_heads = k_BTKH.shape[2]
     q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, heads // kv_heads, head_dim]).transpose([0, 2, 3, 1, 4])
     k_BK1TH = k_BTKH.transpose([0, 2, 1, 3]).unsqueeze(2)
-    v_BK1TH = v_BTKH.transpose([0, 2, 1, 3]).unsqueeze(2)
+    v_BK1TE = v_BTKE.transpose([0, 2, 1, 3]).unsqueeze(2)
     scores = paddle.matmul(q_BKGSH, k_BK1TH, transpose_y=True).astype("float32") * scale
     if bias_BNST is not None:
         scores = scores + bias_BNST.reshape(scores.shape)
     bias = paddle.where(mask_BST, paddle.zeros([]), paddle.full([], float("-inf")))
-    probabilities = F.softmax(scores + bias.unsqueeze([1, 2]), axis=-1).astype(v_BTKH.dtype)
-    out_BKGSH = paddle.matmul(probabilities, v_BK1TH)
-    return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
+    probabilities = F.softmax(scores + bias.unsqueeze([1, 2]), axis=-1).astype(v_BTKE.dtype)
+    out_BKGSE = paddle.matmul(probabilities, v_BK1TE)
+    return out_BKGSE.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, -1])
 
 
 def attention_reference(
     q_BSNH: paddle.Tensor,
     k_BSKH: paddle.Tensor,
-    v_BSKH: paddle.Tensor,
+    v_BSKE: paddle.Tensor,
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
@@ -67,12 +67,12 @@ def attention_reference(
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     if prefix is not None:
         before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]
-        k_BSKH, v_BSKH = paddle.concat([before[0], k_BSKH], axis=1), paddle.concat([before[1], v_BSKH], axis=1)
+        k_BSKH, v_BSKE = paddle.concat([before[0], k_BSKH], axis=1), paddle.concat([before[1], v_BSKE], axis=1)
     bias_BNST = None
     if slopes_N is not None:
         bias_BNST = paddle.to_tensor(-slopes_N[:, None, None] * layout.distances(prefix_length)[:, None])
     mask_BST = paddle.to_tensor(layout.dense_mask(prefix_length))
-    return masked_attention(q_BSNH, k_BSKH, v_BSKH, mask_BST, scale, bias_BNST)
+    return masked_attention(q_BSNH, k_BSKH, v_BSKE, mask_BST, scale, bias_BNST)
 
 
 def _without_biases(x: paddle.Tensor) -> str:
@@ -99,7 +99,7 @@ biased_attention_op = DispatchedOp(
 def attention(
     q_BSNH: paddle.Tensor,
     k_BSKH: paddle.Tensor,
-    v_BSKH: paddle.Tensor,
+    v_BSKE: paddle.Tensor,
     layout: AttentionLayout,
     scale: float,
     implementation: str | None = None,
@@ -111,7 +111,7 @@ def attention(
     Args:
         q_BSNH: queries; N is a multiple of K.
         k_BSKH: keys.
-        v_BSKH: values.
+        v_BSKE: values.
         layout: the documents of the batch.
         scale: factor of the scores, usually 1 / sqrt(H).
         implementation: "flashmask", "native", "blocks" or "reference"; None selects the best available one.
@@ -119,12 +119,12 @@ def attention(
         slopes_N: slopes of the linear biases (alibi.py); None: no biases.
 
     Returns:
-        [B, S, N, H].
+        [B, S, N, E].
 
     Raises:
         ValueError: the requested implementation is unknown or cannot run here.
     """
     if slopes_N is None:
-        return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKH, layout, scale, prefix)
+        return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix)
     run = biased_attention_op.choose(q_BSNH, implementation)
-    return run(q_BSNH, k_BSKH, v_BSKH, layout, scale, prefix, slopes_N)
+    return run(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix, slopes_N)

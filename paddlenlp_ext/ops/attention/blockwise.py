@@ -6,7 +6,8 @@ are rows of one matmul, so keys are never repeated. The backward pass recomputes
 FlashAttention does (arXiv:2205.14135); here a tile spans full rows of keys, so a plain softmax is enough.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
-T keys visible to it, H head dimension. "Rows" are positions x heads of the full batch, flattened.
+T keys visible to it, H head dimension, of values possibly another one. "Rows" are positions x heads of the full batch,
+flattened.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ class _BlockwiseAttention(PyLayer):
             for tile in plan.tiles:
                 probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile, slopes_N)
                 outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
-        return _untile(outputs, plan).reshape(q_BSNH.shape)
+        return _untile(outputs, plan).reshape([*q_BSNH.shape[:3], v_BSKH.shape[3]])
 
     @staticmethod
     def backward(ctx, out_gradient_BSNH):

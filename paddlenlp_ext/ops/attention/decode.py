@@ -7,7 +7,8 @@ keys:
     [B, C, K, H]    6.8 ms
     [B, K, C, H]    0.2 ms
 
-Shapes: B batch, S new positions, C cache slots, N query heads, K key-value heads, G = N / K, H head dimension.
+Shapes: B batch, S new positions, C cache slots, P positions of a prefix, N query heads, K key-value heads, G = N / K,
+H head dimension of keys, E head dimension of values.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
+from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 
@@ -55,6 +57,23 @@ class VisiblePositions:
             in_own_BSC, ranges[:, :, 3] - 1 - slots_C, positions_BS1 + ranges[:, :, 1] - slots_C
         ).astype(np.float32)
         return paddle.to_tensor(-slopes_N[:, None, None] * distances_BSC[:, None])
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """Contents of a layer's cache after new positions were appended.
+
+    Attributes:
+        tensors: keys [B, K, C, H] and values [B, K, C, E].
+        prefix: the prefix [P, K, H] and [P, K, E] that precedes all rows; None without one.
+        layout: documents of the new positions, padding as a document of its own, if they are all there are; else None.
+        visible: positions that each new position attends to; None where `layout` is given.
+    """
+
+    tensors: tuple[paddle.Tensor, paddle.Tensor]
+    prefix: KeyValuePrefix | None
+    layout: AttentionLayout | None = None
+    visible: VisiblePositions | None = None
 
 
 def decode_attention_reference(
@@ -142,31 +161,25 @@ def decode_attention(
     return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale, slopes_N)
 
 
-def store_keys_reference(
-    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
-) -> None:
-    """Write new keys and values by assignment to a slice."""
-    k_BKCH[:, :, at : at + k_BSKH.shape[1]] = k_BSKH.transpose([0, 2, 1, 3])
-    v_BKCH[:, :, at : at + k_BSKH.shape[1]] = v_BSKH.transpose([0, 2, 1, 3])
+def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
+    """Write new keys or values by assignment to a slice."""
+    cache_BKCH[:, :, at : at + x_BSKH.shape[1]] = x_BSKH.transpose([0, 2, 1, 3])
 
 
-def store_keys_cpp(
-    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
-) -> None:
-    """Write new keys and values in C++ (csrc/decode_attention.cpp)."""
-    batch, length, kv_heads, head_dim = k_BSKH.shape
-    assert v_BSKH.shape == k_BSKH.shape and k_BKCH.shape == v_BKCH.shape, "keys and values differ in shape"
-    assert k_BKCH.shape == [batch, kv_heads, k_BKCH.shape[2], head_dim], "the cache does not match the keys or queries"
-    assert 0 <= at <= k_BKCH.shape[2] - length, f"{length} positions at offset {at} exceed a cache of {k_BKCH.shape[2]}"
-    tensors = (k_BSKH.contiguous(), v_BSKH.contiguous(), k_BKCH, v_BKCH)
-    function("store_keys")(*map(pointer, tensors), *k_BSKH.shape, k_BKCH.shape[2], at)
+def store_positions_cpp(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
+    """Write new keys or values in C++ (csrc/decode_attention.cpp)."""
+    batch, length, kv_heads, size = x_BSKH.shape
+    capacity = cache_BKCH.shape[2]
+    assert cache_BKCH.shape == [batch, kv_heads, capacity, size], "the cache does not match the keys or values"
+    assert 0 <= at <= capacity - length, f"{length} positions at offset {at} exceed a cache of {capacity}"
+    function("store_positions")(pointer(x_BSKH.contiguous()), pointer(cache_BKCH), *x_BSKH.shape, capacity, at)
 
 
-store_keys_op = DispatchedOp("store_keys", native=(store_keys_cpp, usable), reference=store_keys_reference)
+store_positions_op = DispatchedOp(
+    "store_positions", native=(store_positions_cpp, usable), reference=store_positions_reference
+)
 
 
-def store_keys(
-    k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, k_BKCH: paddle.Tensor, v_BKCH: paddle.Tensor, at: int
-) -> None:
-    """Write new keys and values into the cache, from slot `at` on."""
-    store_keys_op.choose(k_BSKH)(k_BSKH, v_BSKH, k_BKCH, v_BKCH, at)
+def store_positions(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
+    """Write the keys or values of new positions into the cache, from slot `at` on."""
+    store_positions_op.choose(x_BSKH)(x_BSKH, cache_BKCH, at)

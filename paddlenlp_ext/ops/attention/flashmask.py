@@ -6,6 +6,7 @@ against the documented signature.
 The kernel does not support a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
 This adds P positions per document; the other backends read a single copy. Documents that continue a parent read its
 keys in place. With a prefix, or with a window (whose masks are not one range of queries per key), they get a copy too.
+The kernel has one head dimension: narrower values are padded with zeros, and the padding's results are cut off.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, E positions with the copies, P prefix positions, X heads,
 H head dimension.
@@ -86,14 +87,20 @@ def flashmask_attention(
         k_PKH, v_PKH = (x[0, :0] for x in (k_BSKH, v_BSKH)) if prefix is None else prefix
         prefixed = prefixed_documents(layout, k_PKH.shape[0])
         q, k, v = prefixed.insert(q_BSNH, None), prefixed.insert(k_BSKH, k_PKH), prefixed.insert(v_BSKH, v_PKH)
-        return prefixed.gather(flashmask_attention(q, k, v, prefixed.layout, scale), q_BSNH.shape)
+        shape = [*q_BSNH.shape[:3], v_BSKH.shape[3]]
+        return prefixed.gather(flashmask_attention(q, k, v, prefixed.layout, scale), shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
     kernel_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel has no other scale: multiply the queries
     if not math.isclose(scale, kernel_scale):
         q_BSNH = q_BSNH * (scale / kernel_scale)
+    head_dim, value_dim = q_BSNH.shape[3], v_BSKH.shape[3]
+    assert value_dim <= head_dim, f"values of {value_dim} channels, keys of {head_dim}"
+    if value_dim < head_dim:
+        padding = paddle.zeros([*v_BSKH.shape[:3], head_dim - value_dim], v_BSKH.dtype)
+        v_BSKH = paddle.concat([v_BSKH, padding], axis=-1)
     out_BSNH = F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
     assert isinstance(out_BSNH, paddle.Tensor), "the kernel returns a list only if the softmax is requested"
-    return out_BSNH
+    return out_BSNH[..., :value_dim] if value_dim < head_dim else out_BSNH
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:

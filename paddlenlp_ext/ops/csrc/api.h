@@ -24,7 +24,8 @@ struct AttentionSizes {
     i64 positions;
     i64 heads;
     i64 kv_heads;
-    i64 head_dim;
+    i64 head_dim;                // channels of queries and keys
+    i64 value_dim;               // channels of values and of the output
     i64 prefix;                  // length of the key-value prefix that every document attends to
     i64 window;                  // a query attends to itself and the window - 1 positions before it
     const i64* starts;           // [documents], index of each document's first token in the batch
@@ -218,16 +219,17 @@ Status head_weight_gradient(const void* gradient, const void* hidden, float* wei
 
 // -- attention --------------------------------------------------------------------------------------------------------
 
-// q, out [positions, heads, head_dim]; k, v [positions, kv_heads, head_dim]; prefix_k, prefix_v [prefix, kv_heads,
-// head_dim], not read without a prefix; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e).
+// q [positions, heads, head_dim]; out [positions, heads, value_dim]; k [positions, kv_heads, head_dim]; v [positions,
+// kv_heads, value_dim]; prefix_k, prefix_v [prefix, kv_heads, ...] likewise, not read without a prefix; log_sums
+// [heads, positions]: log2 of the sum of 2^(scores * log2 e).
 // With `is_bf16`, products round their inputs to bfloat16.
 Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
                          const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16);
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 
-// Copies k, v [batch, length, kv_heads, head_dim] into caches [batch, kv_heads, capacity, head_dim] from slot `at` on.
-Status store_keys(const float* k, const float* v, float* k_cache, float* v_cache, i64 batch, i64 length, i64 kv_heads,
-                  i64 head_dim, i64 capacity, i64 at);
+// Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size] from slot `at` on.
+Status store_positions(const float* x, float* cache, i64 batch, i64 length, i64 kv_heads, i64 size, i64 capacity,
+                       i64 at);
 
 // q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
 // end of the prefix's range, and start and end of the row's own range, which ends after the query itself. slopes

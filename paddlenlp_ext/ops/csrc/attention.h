@@ -72,12 +72,17 @@ struct Tile {
     }
 };
 
-// Keys and values of one document or of the prefix, for one head. A packed element holds neighbors of a row in the
-// row_major copies, and neighbors of a column in the col_major copies; with float elements both are the same array.
+// Keys or values of one document or of the prefix, for one head. A packed element holds neighbors of a row in the
+// row_major copy, and neighbors of a column in the col_major copy; with float elements both are the same array.
+template <class Element>
+struct Copies {
+    const Element *row_major, *col_major;
+    i64 ld_row_major, ld_col_major;
+};
+
 template <class Element>
 struct KeysValues {
-    const Element *k_row_major, *v_row_major, *k_col_major, *v_col_major;
-    i64 ld_row_major, ld_col_major;
+    Copies<Element> k, v;
     i64 length;
     i64 position;  // of the first key: 0, the parent's length for a branch, or minus the prefix's length for the prefix
 };
@@ -102,18 +107,16 @@ inline tiles::Strided<PackedPair> left_col_major(i64 rows, const float* from, Pa
     return {scratch, 1, LANES};
 }
 
-// Rows of queries, or of their outputs' gradients, transposed to [head_dim][query]: the right factor that keys and
+// Rows of queries, or of their outputs' gradients, transposed to [channel][query]: the right factor that keys and
 // values are multiplied by.
 template <class Element>
 class TransposedBlock {
   public:
-    explicit TransposedBlock(i64 head_dim)
-        : head_dim_(head_dim), floats_(head_dim * BLOCK), pairs_(pairs_per_row() * head_dim) {}
+    explicit TransposedBlock(i64 size) : size_(size), floats_(size * BLOCK), pairs_(pairs_per_row() * size) {}
 
     void load(i64 queries, const float* rows, i64 ld, float factor) {
-        tiles::transpose(queries, head_dim_, rows, ld, factor, floats_.data(), BLOCK);
-        if constexpr (VALUES<Element> == 2)
-            pack_col_major(head_dim_, BLOCK, floats_.data(), BLOCK, pairs_.data(), BLOCK);
+        tiles::transpose(queries, size_, rows, ld, factor, floats_.data(), BLOCK);
+        if constexpr (VALUES<Element> == 2) pack_col_major(size_, BLOCK, floats_.data(), BLOCK, pairs_.data(), BLOCK);
     }
     const Element* data() const {
         if constexpr (VALUES<Element> == 2)
@@ -124,19 +127,19 @@ class TransposedBlock {
 
   private:
     static constexpr i64 pairs_per_row() { return VALUES<Element> == 2 ? BLOCK / 2 : 0; }
-    const i64 head_dim_;
+    const i64 size_;
     std::vector<float> floats_;
     std::vector<PackedPair> pairs_;
 };
 
-// scores [key][query] = rows [key] times columns [head_dim][query], for the computed squares of the tile.
+// scores [key][query] = rows [key] times columns [size][query], for the computed squares of the tile.
 template <class Element>
-inline void multiply_squares(const Tile& tile, const Element* rows, i64 ld_rows, const Element* columns, i64 head_dim,
+inline void multiply_squares(const Tile& tile, const Element* rows, i64 ld_rows, const Element* columns, i64 size,
                              float* scores) {
     for (i64 key = 0; key < tile.keys; key += SQUARE) {
         const Range queries = tile.queries_of(key);
         if (queries.size() > 0)
-            tiles::product(false, std::min(SQUARE, tile.keys - key), queries.size(), elements<Element>(head_dim),
+            tiles::product(false, std::min(SQUARE, tile.keys - key), queries.size(), elements<Element>(size),
                            tiles::Strided<Element>{rows + key * ld_rows, ld_rows, 1}, columns + queries.first, BLOCK,
                            scores + key * BLOCK + queries.first, BLOCK);
     }

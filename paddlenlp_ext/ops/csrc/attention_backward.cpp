@@ -16,8 +16,8 @@ using namespace attention;
 
 constexpr i64 FEW_TASKS = 8;  // with fewer, threads are idle
 
-// Gradients of keys and values [positions, heads, head_dim], either summed over the query heads of a group (heads is
-// kv_heads) or separate for each query head. Null if they are not needed.
+// Gradients of keys [positions, heads, head_dim] and values [positions, heads, value_dim], either summed over the query
+// heads of a group (heads is kv_heads) or separate for each query head. Null if they are not needed.
 struct KeyGradients {
     float *k, *v;
     i64 heads;
@@ -34,13 +34,12 @@ void fill_zero(float* to, i64 rows, i64 columns, i64 ld) {
 template <class Element>
 class ColMajorBlock {
   public:
-    explicit ColMajorBlock(i64 head_dim)
-        : head_dim_(head_dim), pairs_(VALUES<Element> == 2 ? BLOCK / 2 * head_dim : 0) {}
+    explicit ColMajorBlock(i64 size) : size_(size), pairs_(VALUES<Element> == 2 ? BLOCK / 2 * size : 0) {}
 
     void load(i64 queries, const float* rows, i64 ld) {
         if constexpr (VALUES<Element> == 2) {
-            pack_col_major(queries, head_dim_, rows, ld, pairs_.data(), head_dim_);
-            data = pairs_.data(), this->ld = head_dim_;
+            pack_col_major(queries, size_, rows, ld, pairs_.data(), size_);
+            data = pairs_.data(), this->ld = size_;
         } else {
             data = rows, this->ld = ld;
         }
@@ -50,7 +49,7 @@ class ColMajorBlock {
     i64 ld = 0;
 
   private:
-    const i64 head_dim_;
+    const i64 size_;
     std::vector<PackedPair> pairs_;
 };
 
@@ -59,23 +58,23 @@ template <class Element>
 class QueryBlock {
   public:
     QueryBlock(const AttentionSizes& sizes, float scale)
-        : sizes_(sizes), scale_(scale), row_(sizes.heads * sizes.head_dim), q_transposed_(sizes.head_dim),
-          out_gradient_transposed_(sizes.head_dim), q_col_major_(sizes.head_dim),
-          out_gradient_col_major_(sizes.head_dim) {}
+        : sizes_(sizes), scale_(scale), row_(sizes.heads * sizes.head_dim), out_row_(sizes.heads * sizes.value_dim),
+          q_transposed_(sizes.head_dim), out_gradient_transposed_(sizes.value_dim), q_col_major_(sizes.head_dim),
+          out_gradient_col_major_(sizes.value_dim) {}
 
     // Tensors start at the block's first query and head; q_gradient is initialized and may be null.
     void load_queries(const float* q, const float* out, const float* out_gradient, const float* log_sums,
                       float* q_gradient, i64 first, i64 queries, float slope) {
         q_gradient_ = q_gradient, first_ = first, queries_ = queries, slope_ = slope;
         q_transposed_.load(queries, q, row_, scale_ * LOG2_E);
-        out_gradient_transposed_.load(queries, out_gradient, row_, 1.0f);
+        out_gradient_transposed_.load(queries, out_gradient, out_row_, 1.0f);
         q_col_major_.load(queries, q, row_);
-        out_gradient_col_major_.load(queries, out_gradient, row_);
+        out_gradient_col_major_.load(queries, out_gradient, out_row_);
         std::fill_n(log_sums_, BLOCK, 0.0f);  // zeros after the last query, which a pair may include
         std::fill_n(shared_, BLOCK, 0.0f);
         for (i64 query = 0; query < queries; ++query) {
             log_sums_[query] = log_sums[query];
-            shared_[query] = dot(out + query * row_, out_gradient + query * row_);
+            shared_[query] = dot(out + query * out_row_, out_gradient + query * out_row_);
         }
     }
 
@@ -85,16 +84,19 @@ class QueryBlock {
             const i64 offset = first_ - keys.position - key;
             const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window, slope_};
             if (tile.is_fully_masked()) break;
-            const i64 at = key * keys.ld_row_major, ld_to = to.heads * sizes_.head_dim;
-            multiply_squares(tile, keys.k_row_major + at, keys.ld_row_major, q_transposed_.data(), sizes_.head_dim,
-                             weights_);
-            multiply_squares(tile, keys.v_row_major + at, keys.ld_row_major, out_gradient_transposed_.data(),
-                             sizes_.head_dim, gradients_);
+            const Copies<Element>&k = keys.k, &v = keys.v;
+            const i64 k_ld_to = to.heads * sizes_.head_dim, v_ld_to = to.heads * sizes_.value_dim;
+            multiply_squares(tile, k.row_major + key * k.ld_row_major, k.ld_row_major, q_transposed_.data(),
+                             sizes_.head_dim, weights_);
+            multiply_squares(tile, v.row_major + key * v.ld_row_major, v.ld_row_major, out_gradient_transposed_.data(),
+                             sizes_.value_dim, gradients_);
             for (i64 query = 0; query < queries_; query += SQUARE) differentiate(tile, query);
-            if (to.v != nullptr) add_to_keys(tile, weights_, out_gradient_col_major_, to.v + key * ld_to, ld_to);
-            if (to.k != nullptr) add_to_keys(tile, gradients_, q_col_major_, to.k + key * ld_to, ld_to);
+            if (to.v != nullptr)
+                add_to_keys(tile, weights_, out_gradient_col_major_, sizes_.value_dim, to.v + key * v_ld_to, v_ld_to);
+            if (to.k != nullptr)
+                add_to_keys(tile, gradients_, q_col_major_, sizes_.head_dim, to.k + key * k_ld_to, k_ld_to);
             if (q_gradient_ != nullptr)
-                add_to_queries(tile, keys.k_col_major + elements<Element>(key) * keys.ld_col_major, keys.ld_col_major);
+                add_to_queries(tile, k.col_major + elements<Element>(key) * k.ld_col_major, k.ld_col_major);
         }
     }
 
@@ -104,9 +106,9 @@ class QueryBlock {
     float dot(const float* x, const float* y) const {
         f32x16 lanes{};
         i64 i = 0;
-        for (; i + LANES <= sizes_.head_dim; i += LANES) lanes += load(x + i) * rounded_to<Element>(load(y + i));
+        for (; i + LANES <= sizes_.value_dim; i += LANES) lanes += load(x + i) * rounded_to<Element>(load(y + i));
         float total = horizontal_sum(lanes);
-        for (; i < sizes_.head_dim; ++i) total += x[i] * y[i];
+        for (; i < sizes_.value_dim; ++i) total += x[i] * y[i];
         return total;
     }
 
@@ -125,14 +127,15 @@ class QueryBlock {
         }
     }
 
-    // to [key] += sum over queries of factors [key][query] times rows [query].
-    void add_to_keys(const Tile& tile, const float* factors, const ColMajorBlock<Element>& rows, float* to, i64 ld_to) {
+    // to [key] += sum over queries of factors [key][query] times rows [query], of `size` channels.
+    void add_to_keys(const Tile& tile, const float* factors, const ColMajorBlock<Element>& rows, i64 size, float* to,
+                     i64 ld_to) {
         for (i64 key = 0; key < tile.keys; key += SQUARE) {
             const Range visible = tile.queries_of(key);
             const i64 keys = std::min(SQUARE, tile.keys - key),
                       queries = std::min(visible.end, queries_) - visible.first;
             if (queries <= 0) continue;
-            tiles::product(true, keys, sizes_.head_dim, elements<Element>(queries),
+            tiles::product(true, keys, size, elements<Element>(queries),
                            left_row_major(keys, visible.size(), factors + key * BLOCK + visible.first, scratch_),
                            rows.data + elements<Element>(visible.first) * rows.ld, rows.ld, to + key * ld_to, ld_to);
         }
@@ -151,7 +154,7 @@ class QueryBlock {
 
     const AttentionSizes& sizes_;
     const float scale_;
-    const i64 row_;
+    const i64 row_, out_row_;
     float* q_gradient_ = nullptr;
     i64 first_ = 0, queries_ = 0;
     float slope_ = 0;
@@ -168,7 +171,7 @@ class BackwardPass {
   public:
     BackwardPass(const AttentionSizes& sizes, float scale, const AttentionTensors& tensors)
         : sizes_(sizes), scale_(scale), tensors_(tensors),
-          keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true, true, false}) {}
+          keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true}, {true, false}) {}
 
     // Gradients of the keys and values of documents [first, end), one and those that continue it, under one head of
     // `to`: one task.
@@ -207,10 +210,10 @@ class BackwardPass {
     }
 
     KeyGradients begin(const KeyGradients& to, i64 start, i64 length, i64 head) const {
-        const i64 at = (start * to.heads + head) * sizes_.head_dim, ld = to.heads * sizes_.head_dim;
-        const KeyGradients own{offset_or_null(to.k, at), offset_or_null(to.v, at), to.heads};
-        fill_zero(own.k, length, sizes_.head_dim, ld);
-        fill_zero(own.v, length, sizes_.head_dim, ld);
+        const i64 at = start * to.heads + head, k_size = sizes_.head_dim, v_size = sizes_.value_dim;
+        const KeyGradients own{offset_or_null(to.k, at * k_size), offset_or_null(to.v, at * v_size), to.heads};
+        fill_zero(own.k, length, k_size, to.heads * k_size);
+        fill_zero(own.v, length, v_size, to.heads * v_size);
         return own;
     }
 
@@ -219,11 +222,11 @@ class BackwardPass {
     void for_each_block(QueryBlock<Element>& block, i64 document, i64 head, bool is_first_time, Attend&& attend) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
         for (i64 first = 0; first < length; first += BLOCK) {
-            const i64 queries = std::min(BLOCK, length - first), ld = sizes_.heads * sizes_.head_dim;
-            const i64 at = (start + first) * ld + head * sizes_.head_dim;
+            const i64 queries = std::min(BLOCK, length - first), row = (start + first) * sizes_.heads + head;
+            const i64 at = row * sizes_.head_dim, out_at = row * sizes_.value_dim;
             float* const q_gradient = offset_or_null(tensors_.q_gradient, at);
-            if (is_first_time) fill_zero(q_gradient, queries, sizes_.head_dim, ld);
-            block.load_queries(tensors_.q + at, tensors_.out + at, tensors_.out_gradient + at,
+            if (is_first_time) fill_zero(q_gradient, queries, sizes_.head_dim, sizes_.heads * sizes_.head_dim);
+            block.load_queries(tensors_.q + at, tensors_.out + out_at, tensors_.out_gradient + out_at,
                                tensors_.log_sums + head * sizes_.positions + start + first, q_gradient,
                                sizes_.first_positions[document] + first, queries, slope_of(sizes_, head));
             attend();
@@ -236,16 +239,16 @@ class BackwardPass {
     const KeyValueStore<Element> keys_;
 };
 
-// to [positions, kv_heads, head_dim] = from [positions, heads, head_dim], summed over each group of heads.
-void sum_groups(const AttentionSizes& sizes, i64 positions, const float* from, float* to) {
+// to [positions, kv_heads, size] = from [positions, heads, size], summed over each group of heads.
+void sum_groups(const AttentionSizes& sizes, i64 positions, i64 size, const float* from, float* to) {
     if (to == nullptr) return;
-    const i64 group = sizes.heads / sizes.kv_heads, head_dim = sizes.head_dim;
+    const i64 group = sizes.heads / sizes.kv_heads;
     parallel_for(positions * sizes.kv_heads, 1, [=](i64 begin, i64 end) {
         for (i64 row = begin; row < end; ++row)
-            for (i64 i = 0; i < head_dim; ++i) {
+            for (i64 i = 0; i < size; ++i) {
                 float total = 0;
-                for (i64 head = 0; head < group; ++head) total += from[(row * group + head) * head_dim + i];
-                to[row * head_dim + i] = total;
+                for (i64 head = 0; head < group; ++head) total += from[(row * group + head) * size + i];
+                to[row * size + i] = total;
             }
     });
 }
@@ -274,11 +277,12 @@ void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 it
         parallel_tasks(items * to.heads, [&](i64 number) { task(number / to.heads, number % to.heads, to); });
     };
     if (sizes.heads == sums.heads || items * sums.heads >= FEW_TASKS) return run(sums);
-    const i64 size = positions * sizes.heads * sizes.head_dim;
-    const auto k_parts = allocate_parts(sums.k, size), v_parts = allocate_parts(sums.v, size);
+    const i64 rows = positions * sizes.heads;
+    const auto k_parts = allocate_parts(sums.k, rows * sizes.head_dim);
+    const auto v_parts = allocate_parts(sums.v, rows * sizes.value_dim);
     run({k_parts.get(), v_parts.get(), sizes.heads});
-    sum_groups(sizes, positions, k_parts.get(), sums.k);
-    sum_groups(sizes, positions, v_parts.get(), sums.v);
+    sum_groups(sizes, positions, sizes.head_dim, k_parts.get(), sums.k);
+    sum_groups(sizes, positions, sizes.value_dim, v_parts.get(), sums.v);
 }
 
 template <class Element>

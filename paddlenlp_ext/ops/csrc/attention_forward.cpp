@@ -18,9 +18,9 @@ class QueryBlock {
   public:
     QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, float scale, float slope,
                float* out)
-        : sizes_(sizes), first_(first), queries_(queries), slope_(slope), out_(out), row_(sizes.heads * sizes.head_dim),
-          q_transposed_(sizes.head_dim) {
-        q_transposed_.load(queries, q, row_, scale * LOG2_E);
+        : sizes_(sizes), first_(first), queries_(queries), slope_(slope), out_(out),
+          out_row_(sizes.heads * sizes.value_dim), q_transposed_(sizes.head_dim) {
+        q_transposed_.load(queries, q, sizes.heads * sizes.head_dim, scale * LOG2_E);
         std::fill_n(largest_, BLOCK, -std::numeric_limits<float>::infinity());
         std::fill_n(sum_, BLOCK, 0.0f);
     }
@@ -46,8 +46,8 @@ class QueryBlock {
 
   private:
     void add(const Tile& tile, const KeysValues<Element>& keys, i64 first_key) {
-        const Element* const k = keys.k_row_major + first_key * keys.ld_row_major;
-        multiply_squares(tile, k, keys.ld_row_major, q_transposed_.data(), sizes_.head_dim, weights_);
+        const Element* const k = keys.k.row_major + first_key * keys.k.ld_row_major;
+        multiply_squares(tile, k, keys.k.ld_row_major, q_transposed_.data(), sizes_.head_dim, weights_);
         for (i64 query = 0; query < queries_; query += SQUARE) {
             const Range visible = tile.keys_of(query);
             if (visible.size() == 0) continue;
@@ -55,10 +55,10 @@ class QueryBlock {
             const i64 end = std::min(query + SQUARE, queries_);
             if (!is_first_)
                 for (i64 row = query; row < end; ++row) scale_row(row, broadcast(rescale[row - query]));
-            tiles::product(!is_first_, end - query, sizes_.head_dim, elements<Element>(visible.size()),
+            tiles::product(!is_first_, end - query, sizes_.value_dim, elements<Element>(visible.size()),
                            left_col_major(visible.size(), weights_ + visible.first * BLOCK + query, scratch_),
-                           keys.v_col_major + elements<Element>(first_key + visible.first) * keys.ld_col_major,
-                           keys.ld_col_major, out_ + query * row_, row_);
+                           keys.v.col_major + elements<Element>(first_key + visible.first) * keys.v.ld_col_major,
+                           keys.v.ld_col_major, out_ + query * out_row_, out_row_);
         }
         is_first_ = false;
     }
@@ -92,17 +92,17 @@ class QueryBlock {
     }
 
     void scale_row(i64 query, f32x16 factor) {
-        float* const row = out_ + query * row_;
+        float* const row = out_ + query * out_row_;
         i64 i = 0;
-        for (; i + LANES <= sizes_.head_dim; i += LANES) store(row + i, load(row + i) * factor);
-        for (; i < sizes_.head_dim; ++i) row[i] *= factor[0];
+        for (; i + LANES <= sizes_.value_dim; i += LANES) store(row + i, load(row + i) * factor);
+        for (; i < sizes_.value_dim; ++i) row[i] *= factor[0];
     }
 
     const AttentionSizes& sizes_;
     const i64 first_, queries_;
     const float slope_;
     float* const out_;
-    const i64 row_;
+    const i64 out_row_;
     bool is_first_ = true;
     TransposedBlock<Element> q_transposed_;
     alignas(64) float weights_[BLOCK * BLOCK], largest_[BLOCK], sum_[BLOCK];
@@ -128,17 +128,17 @@ struct Tensors {
 
 template <class Element>
 void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
-    const KeyValueStore<Element> keys(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v,
-                                      {true, false, false, true});
+    const KeyValueStore<Element> keys(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, false},
+                                      {false, true});
     const std::vector<Task> tasks = all_tasks(sizes);
     parallel_tasks(tasks.size(), [&](i64 number) {
         const auto [document, first, head] = tasks[number];
         const i64 kv_head = head / (sizes.heads / sizes.kv_heads), start = sizes.starts[document];
-        const i64 at = ((start + first) * sizes.heads + head) * sizes.head_dim;
+        const i64 row = (start + first) * sizes.heads + head;
         const i64 queries = std::min(BLOCK, sizes.lengths[document] - first);
         const i64 parent = sizes.parents[document], position = sizes.first_positions[document] + first;
-        QueryBlock<Element> block(sizes, tensors.q + at, position, queries, scale, slope_of(sizes, head),
-                                  tensors.out + at);
+        QueryBlock<Element> block(sizes, tensors.q + row * sizes.head_dim, position, queries, scale,
+                                  slope_of(sizes, head), tensors.out + row * sizes.value_dim);
         block.attend(keys.document(document, kv_head));
         if (parent >= 0) block.attend(keys.document(parent, kv_head));
         if (sizes.prefix > 0) block.attend(keys.prefix(kv_head));

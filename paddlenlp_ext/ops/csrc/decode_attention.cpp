@@ -106,17 +106,15 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
     });
 }
 
-Status store_keys(const float* k, const float* v, float* k_cache, float* v_cache, i64 batch, i64 length, i64 kv_heads,
-                  i64 head_dim, i64 capacity, i64 at) {
+Status store_positions(const float* x, float* cache, i64 batch, i64 length, i64 kv_heads, i64 size, i64 capacity,
+                       i64 at) {
     return guarded([&] {
-        const size_t bytes = head_dim * sizeof(float);
         for (i64 row = 0; row < batch; ++row)
             for (i64 position = 0; position < length; ++position)
                 for (i64 head = 0; head < kv_heads; ++head) {
-                    const i64 from = ((row * length + position) * kv_heads + head) * head_dim;
-                    const i64 to = ((row * kv_heads + head) * capacity + at + position) * head_dim;
-                    std::memcpy(k_cache + to, k + from, bytes);
-                    std::memcpy(v_cache + to, v + from, bytes);
+                    const i64 from = ((row * length + position) * kv_heads + head) * size;
+                    const i64 to = ((row * kv_heads + head) * capacity + at + position) * size;
+                    std::memcpy(cache + to, x + from, size * sizeof(float));
                 }
     });
 }

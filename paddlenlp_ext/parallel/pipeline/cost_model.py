@@ -72,10 +72,9 @@ class FlopEstimate:
 
     def layer_cost(self, config: Any) -> float:
         """Return the cost of a layer, averaged over the layers."""
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
-        projections = 2 * config.hidden_size * (queries + keys)
+        projections = config.attention_weights
         mlp = 3 * config.hidden_size * config.intermediate_size
-        attention = queries * self.keys
+        attention = config.num_attention_heads * (config.head_dim + config.value_dim) / 2 * self.keys
         products = 3 if self.trains_matrices else 2  # forward, input gradient, weight gradient
         recompute = self._recompute_cost(projections, mlp, 2 * attention, config)
         return products * (projections + mlp) + 7 * attention + recompute

@@ -8,6 +8,7 @@ Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H hea
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.generation.kv_cache import KVCache
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.attention import AttentionInputs, AttentionLayer
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.peft.layers import AdapterLayer, ShardGroup, generator_for, kaiming_uniform
@@ -61,38 +62,39 @@ class PrefixAttention(AdapterLayer):
     """
 
     shards_heads: ClassVar[bool] = True
-    base: Attention
+    base: AttentionLayer
 
     def __init__(
-        self, base: Attention, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
+        self, base: AttentionLayer, num_tokens: int, hidden_size: int | None, dropout: float, seed: int, name: str
     ) -> None:
         super().__init__(base)
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
-        self.dtype, self.width = base.k_proj.compute_dtype, base.k_proj.out_features
-        shape = (num_tokens, 2, self.width // base.head_dim, base.head_dim)
+        self.dtype = base.o_proj.compute_dtype
+        self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
+        shape = (num_tokens, *base.prefix_shape)
         # A tuple, so that the encoder's parameters belong to the model and not to the layer.
         self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
             self.prefix = new_parameter(self, start, self.dtype)
         else:
-            weight = kaiming_uniform((2 * self.width, hidden_size), seed, f"{name}.prefix_weight")
+            weight = kaiming_uniform((self.size, hidden_size), seed, f"{name}.prefix_weight")
             self.prefix_weight = new_parameter(self, weight, self.dtype)
-            self.prefix_bias = new_parameter(self, np.zeros(2 * self.width, np.float32), self.dtype)
+            self.prefix_bias = new_parameter(self, np.zeros(self.size, np.float32), self.dtype)
 
     def keys_and_values(self) -> KeyValuePrefix:
-        """Return the prefix keys and values, [P, K, H] each."""
+        """Return the prefix keys and values, [P, K, H] each; with latent attention, latents and shared keys."""
+        full_shape = [self.num_tokens, *self.base.prefix_shape]
         if self.hidden_size is None:
-            prefix_P2KH = self.prefix
+            prefix = self.prefix
         else:
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
-            prefix_P2KH = self._local_heads(flat.reshape([self.num_tokens, 2, -1, self.base.head_dim]))
+            prefix = self._local_heads(flat.reshape(full_shape))
         if self.dropout and self.training:
-            full_shape = [self.num_tokens, 2, self.width // self.base.head_dim, self.base.head_dim]
             # The mask is drawn for all heads, so that results do not depend on the number of tensor-parallel ranks.
-            mask_P2KH = F.dropout(paddle.ones(full_shape, self.dtype), self.dropout)
-            prefix_P2KH = prefix_P2KH * self._local_heads(mask_P2KH)
-        return prefix_P2KH[:, 0], prefix_P2KH[:, 1]
+            mask = F.dropout(paddle.ones(full_shape, self.dtype), self.dropout)
+            prefix = prefix * self._local_heads(mask)
+        return self.base.split_prefix(prefix)
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map x [B, S, D] to [B, S, D]; with a cache the prefix is in the cache already."""
@@ -102,7 +104,8 @@ class PrefixAttention(AdapterLayer):
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Shard the prefix by heads, as the base's keys; the output of a projection is sharded afterwards."""
-        return {name: 2 if name == "prefix" and style == "colwise" else None for name in self.own_state()}
+        axis = self._head_axis if style == "colwise" else None
+        return {name: axis if name == "prefix" else None for name in self.own_state()}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
         super().set_tensor_parallel_shard(style, group)
@@ -110,11 +113,21 @@ class PrefixAttention(AdapterLayer):
             for parameter in encoder.parameters():
                 set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
 
-    def _local_heads(self, prefix_P2KH: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's heads of a prefix [P, 2, K, H]."""
-        if self.shard_group is None:
-            return prefix_P2KH
-        return prefix_P2KH.split(self.shard_group.size, axis=2)[self.shard_group.index]
+    @property
+    def _head_axis(self) -> int | None:
+        """Axis of the heads in a prefix [P, ...]; None: it has none."""
+        return None if self.base.prefix_head_axis is None else 1 + self.base.prefix_head_axis
+
+    def _local_heads(self, prefix: paddle.Tensor) -> paddle.Tensor:
+        """Return this rank's heads of a prefix [P, ...]."""
+        if self.shard_group is None or self._head_axis is None:
+            return prefix
+        return prefix.split(self.shard_group.size, axis=self._head_axis)[self.shard_group.index]
+
+
+def prefix_width(attention: AttentionLayer) -> int:
+    """Return the numbers per position of a learned key (K * H), or of what latent attention stores."""
+    return math.prod(attention.prefix_shape[-2:])
 
 
 def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:

@@ -26,7 +26,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -84,7 +84,7 @@ class BottleneckConfig(PeftConfig):
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:
-        assert isinstance(base, (Attention, FeedForward))
+        assert isinstance(base, (AttentionLayer, FeedForward))
         return BottleneckAdapter(base, self, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
@@ -110,11 +110,11 @@ class BottleneckAdapter(AdapterLayer):
         seed, name: determine the initial values of W_down.
     """
 
-    def __init__(self, base: Attention | FeedForward, config: BottleneckConfig, seed: int, name: str) -> None:
+    def __init__(self, base: AttentionLayer | FeedForward, config: BottleneckConfig, seed: int, name: str) -> None:
         super().__init__(base)
         self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
         self.activation = ACTIVATIONS[config.activation]
-        last = base.o_proj if isinstance(base, Attention) else base.down_proj
+        last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj
         hidden_size, dtype = last.out_features, last.compute_dtype
         down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
         self.adapter_down = _Dense(down, dtype)

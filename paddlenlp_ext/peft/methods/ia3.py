@@ -37,6 +37,7 @@ from paddlenlp_ext.utils.module_patterns import matches
 
 FEEDFORWARD = ("down_proj",)
 TARGETS = ("k_proj", "v_proj", *FEEDFORWARD)
+_LATENT_TARGETS = ("kv_b_proj", *FEEDFORWARD)
 
 
 @PEFT_METHODS.register("ia3")
@@ -56,7 +57,10 @@ class IA3Config(PeftConfig):
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
-        chosen = select_targets(linear_names(model), self.target_modules, "ia3_target_modules")
+        names, requested = linear_names(model), self.target_modules
+        if requested == TARGETS and any(name.endswith(_LATENT_TARGETS[0]) for name in names):
+            requested = _LATENT_TARGETS  # latent attention computes keys and values in one layer
+        chosen = select_targets(names, requested, "ia3_target_modules")
         if self.feedforward_modules and self.feedforward_modules != FEEDFORWARD:
             select_targets(chosen, self.feedforward_modules, "ia3_feedforward_modules")
         return chosen

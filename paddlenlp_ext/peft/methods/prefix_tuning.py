@@ -10,7 +10,8 @@
 | W_1, b_1 | [F, K H], [F] | Kaiming-uniform, 0 |
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
-The prefix has the shape of the model's keys, so grouped-query attention needs no special case. It occupies
+The prefix has the shape of the model's keys, so grouped-query attention needs no special case. With latent attention it
+consists of latents and shared keys [P, L + R] (nn/latent_attention.py). It occupies
 positions 0 to P-1; the positions of a document begin at P, as in Hugging Face PEFT. A sliding window covers the prefix
 like any other position. Trained keys are not rotated. With `projection` every layer computes its own keys and values
 from E, so that recomputing one layer does not involve the others.
@@ -32,12 +33,18 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.attention import Attention, AttentionLayer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
-from paddlenlp_ext.peft.methods._prefix_layers import PrefixAttention, PrefixEncoder, decoder_keys_and_values, project
+from paddlenlp_ext.peft.methods._prefix_layers import (
+    PrefixAttention,
+    PrefixEncoder,
+    decoder_keys_and_values,
+    prefix_width,
+    project,
+)
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
@@ -72,7 +79,7 @@ class PrefixModel(PeftModel):
     def _layers_with_values(self) -> list[PrefixAttention]:
         """Return the layers whose base has values here: none in a dry run, and not those of other pipeline stages."""
         return [
-            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.k_proj)
+            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.o_proj)
         ]
 
     @paddle.no_grad()
@@ -83,7 +90,7 @@ class PrefixModel(PeftModel):
         keys_and_values = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
         for layer in self._layers_with_values():
             pair = keys_and_values[layer.base.layer_index]
-            layer.prefix.set_value(paddle.stack(pair, axis=1).astype(layer.dtype))
+            layer.prefix.set_value(layer.base.join_prefix(pair).astype(layer.dtype))
 
     def hidden_states(
         self,
@@ -119,23 +126,24 @@ class PrefixModel(PeftModel):
         layers = dict(adapter_layers_of(self.base_model, PrefixAttention))
         if STORED in converted:
             stored = converted.pop(STORED)
-            width = sum(2 * layer.width for layer in layers.values())
+            width = sum(layer.size for layer in layers.values())
             if stored.ndim != 2 or stored.shape[1] != width:
                 raise ValueError(
                     f"{where}: the stored prefix has shape {list(stored.shape)}, but the {len(layers)} layers of this "
                     f"model need [tokens, {width}]; use the model that the prefix was trained with"
                 )
             for (name, layer), part in zip(layers.items(), np.split(stored, len(layers), axis=1), strict=True):
-                converted[f"{name}.prefix"] = part.reshape(len(part), 2, -1, layer.base.head_dim)
+                converted[f"{name}.prefix"] = part.reshape(len(part), *layer.base.prefix_shape)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
             attention, value = layers[name.rpartition(".")[0]].base, converted.pop(name)
-            has_size = value.shape[-1] == attention.head_dim  # otherwise it is refused below, with all others
+            # Otherwise it is refused below, with all others.
+            has_size = isinstance(attention, Attention) and value.shape[-1] == attention.head_dim
             converted[name.replace(self.UNSHIFTED, "prefix")] = (
                 self._shift_keys(value, attention) if has_size else value
             )
         super().load_tensors(converted, where)
 
-    def _shift_keys(self, prefix_P2KH: np.ndarray, attention: Attention) -> np.ndarray:
+    def _shift_keys(self, prefix_P2KH: np.ndarray, attention: AttentionLayer) -> np.ndarray:
         """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P.
 
         Raises:
@@ -218,10 +226,10 @@ class PrefixTuningConfig(PeftConfig):
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:
-        assert isinstance(base, Attention)
+        assert isinstance(base, AttentionLayer)
         hidden_size = None
         if self.projection:
-            hidden_size = self.projection_hidden_size or base.k_proj.out_features
+            hidden_size = self.projection_hidden_size or prefix_width(base)
         return PrefixAttention(base, self.num_tokens, hidden_size, self.dropout, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> PrefixTuningConfig:
@@ -231,11 +239,11 @@ class PrefixTuningConfig(PeftConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         shape = model.config
-        width = shape.num_key_value_heads * shape.head_dim
+        width = prefix_width(next(adapter_layers_of(model, PrefixAttention))[1].base)
         return {
             "num_virtual_tokens": self.num_tokens,
             "num_layers": shape.num_hidden_layers,
-            "num_attention_heads": shape.num_key_value_heads,
+            "num_attention_heads": shape.num_key_value_heads if shape.latent is None else 1,
             "token_dim": width,
             "num_transformer_submodules": 1,
             "prefix_projection": self.projection,

@@ -111,14 +111,14 @@ class ActivationModel:
         return self.numerics.hidden * self.config.hidden_size / (self.tensor if self.sequence_parallel else 1)
 
     @property
-    def queries(self) -> float:
-        """Queries; the result of attention has the same size."""
-        return self.numerics.attention * self._num_queries
+    def result(self) -> float:
+        """Result of attention, the input of o_proj."""
+        return self.numerics.attention * self._num_results
 
     @property
     def attention(self) -> float:
         """Queries, keys, values and the result of attention."""
-        return self.numerics.attention * 2 * (self._num_queries + self._num_keys)
+        return self.numerics.attention * (self._num_queries + self._num_keys + self._num_values) + self.result
 
     @property
     def inner(self) -> float:
@@ -135,7 +135,7 @@ class ActivationModel:
         """All activations of a layer: the inputs of its norms, linears, attention and gate."""
         inputs = self.inputs or all_inputs(self.numerics)
         hidden = self.config.hidden_size  # the input of a linear is gathered, even if the hidden states are sharded
-        linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_queries * inputs.result
+        linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
         gate = self.gate + self._num_inner * inputs.gated
         return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters
 
@@ -143,7 +143,7 @@ class ActivationModel:
     def _unfused(self) -> float:
         """Extra tensors saved by layers that consist of several ops."""
         rotated = self._num_queries + self._num_keys
-        normed = self.numerics.hidden * rotated if self.config.qk_norm else 0.0
+        normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
         if not self.numerics.on_gpu:
             return normed
         # A norm saves its input in float32 in place of the hidden states, and its result before scaling. Rotation saves
@@ -158,6 +158,14 @@ class ActivationModel:
     @property
     def _num_keys(self) -> float:
         return self.config.head_dim * self.config.num_key_value_heads / self.tensor
+
+    @property
+    def _num_values(self) -> float:
+        return self.config.value_dim * self.config.num_key_value_heads / self.tensor
+
+    @property
+    def _num_results(self) -> float:
+        return self.config.value_dim * self.config.num_attention_heads / self.tensor
 
     @property
     def _num_inner(self) -> float:
@@ -182,9 +190,9 @@ class ActivationModel:
             return self.layer - self.attention
         hidden = self.numerics.hidden * self.config.hidden_size
         region_bytes = {  # inputs and results of each region
-            "attention_column_ln": hidden + self.attention - self.queries,
+            "attention_column_ln": hidden + self.attention - self.result,
             "flash_attn": self.attention,
-            "attention_row_ln": self.queries + hidden,
+            "attention_row_ln": self.result + hidden,
             "mlp_column_ln": hidden + 2 * self.inner,
             "mlp_row_ln": self.inner + hidden,
         }

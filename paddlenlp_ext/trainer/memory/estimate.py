@@ -22,7 +22,7 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.models.layers import DecoderLayer
-from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
@@ -201,10 +201,10 @@ def has_separate_adapters(model: Any) -> bool:
 
 def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
-    attention = next(part for part in parts if isinstance(part, Attention))
+    attention = next(part for part in parts if isinstance(part, AttentionLayer))
     feed_forward = next(part for part in parts if isinstance(part, FeedForward))
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = attention.q_proj, attention.k_proj, attention.v_proj
+    into_attention = [getattr(attention, name) for name in attention.input_names]
     into_feed_forward = feed_forward.gate_proj, feed_forward.up_proj
     return SavedInputs(
         attention=_bytes_of_normed(into_attention, numerics),

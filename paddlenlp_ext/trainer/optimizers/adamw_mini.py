@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
-_BY_HEADS = ("q_proj.weight", "k_proj.weight")
+_BY_HEADS = ("q_proj.weight", "q_b_proj.weight", "k_proj.weight")
 
 
 def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:

@@ -38,6 +38,25 @@ _PHI4_MINI = {
     "rope_theta": 500.0,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.2, 2.0, 4.0]},
 }
+_LATENT = {
+    **_SMALL,
+    **_NO_PADDING,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 2,
+}
+_YARN_OF_SCORES = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama_odd_sizes": {**_SMALL, "model_type": "llama", "hidden_size": 36, "num_attention_heads": 6},
@@ -190,6 +209,37 @@ CASES: dict[str, dict[str, Any]] = {
         "head_dim": 12,
         "attention_bias": False,
         "rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.34},
+    },
+    "deepseek_v2_dense_yarn": {
+        **_LATENT,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "rope_theta": 100.0,
+        "rope_scaling": _YARN_OF_SCORES,
+    },
+    "deepseek_v3_dense": {**_LATENT, "model_type": "deepseek_v3", "q_lora_rank": 14, "attention_bias": True},
+    "deepseek_v3_dense_halves": {
+        **_LATENT,
+        "model_type": "deepseek_v3",
+        "q_lora_rank": 14,
+        "rope_interleave": False,
+        "tie_word_embeddings": True,
+    },
+    "minicpm3": {
+        **_LATENT,
+        "model_type": "minicpm3",
+        "q_lora_rank": 14,
+        "v_head_dim": None,
+        "scale_emb": 3,
+        "scale_depth": 0.9,
+        "dim_model_base": 20,
+        "rope_scaling": {
+            "type": "longrope",
+            "original_max_position_embeddings": 16,
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [1.0, 1.5, 2.0, 4.0],
+        },
+        "tie_word_embeddings": True,
     },
 }
 

@@ -26,7 +26,7 @@ HEADS = {"grouped": (6, 2), "one key head": (3, 1), "as many key heads": (2, 2)}
 
 def softmax_attention(q, k, v, layout: AttentionLayout, scale: float) -> np.ndarray:
     """Compute attention by its definition, with loops over rows, heads and positions."""
-    out = np.zeros_like(q)
+    out = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     group = q.shape[2] // k.shape[2]
     for row, lengths in enumerate(layout.document_lengths):
         for start, length in zip(np.cumsum((0, *lengths)), lengths, strict=False):
@@ -40,9 +40,12 @@ def softmax_attention(q, k, v, layout: AttentionLayout, scale: float) -> np.ndar
     return out
 
 
-def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int, head_dim: int = 5) -> list[np.ndarray]:
+def make(layout: AttentionLayout, num_heads: int, num_kv_heads: int) -> list[np.ndarray]:
+    """Return queries and keys of 5 channels, and values of 7."""
     shape = (len(layout.document_lengths), layout.row_length)
-    return [normal(seed, *shape, n, head_dim) for seed, n in enumerate((num_heads, num_kv_heads, num_kv_heads))]
+    return [
+        normal(seed, *shape, *size) for seed, size in enumerate(((num_heads, 5), (num_kv_heads, 5), (num_kv_heads, 7)))
+    ]
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
@@ -67,7 +70,7 @@ def test_blockwise_attention_matches_the_reference_and_its_gradients(
         run_both_ways(
             lambda q, k, v, backend=backend: attention(q, k, v, layout, 0.3, backend),
             inputs,
-            normal(9, *inputs[0].shape),
+            normal(9, *inputs[0].shape[:3], 7),
         )
         for backend in ("blocks", "reference")
     ]
@@ -81,7 +84,7 @@ def test_attention_ignores_other_documents():
     changed = [array.copy() for array in inputs]
     for array in changed:
         array[:, 30:55] = np.nan
-    gradient = normal(9, *inputs[0].shape)
+    gradient = normal(9, *inputs[0].shape[:3], 7)
     before, after = (
         run_both_ways(lambda q, k, v: attention(q, k, v, layout, 0.3), run, gradient) for run in (inputs, changed)
     )

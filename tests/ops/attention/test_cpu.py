@@ -28,13 +28,22 @@ LAYOUTS = {
     "window of one": ([[67]], 1),
     "window longer than the documents": ([[9, 70]], 1000),
 }
-SHAPES = {"grouped": (6, 2, 16), "one key head": (3, 1, 80), "as many key heads": (2, 2, 32), "odd head": (4, 2, 21)}
+SHAPES = {
+    "grouped": (6, 2, 16),
+    "one key head, narrow values": (3, 1, 80, 48),
+    "as many key heads, wide values": (2, 2, 32, 43),
+    "odd head": (4, 2, 21),
+}
+"""Query heads, key heads, channels of queries and keys, channels of values."""
 
 
-def make(layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, prefix: int = 0) -> list[np.ndarray]:
-    shape = (len(layout.document_lengths), layout.row_length)
-    arrays = [normal(seed, *shape, n, head_dim) for seed, n in enumerate((heads, kv_heads, kv_heads))]
-    before = [normal(seed, prefix, kv_heads, head_dim) for seed in (7, 8)] if prefix else []
+def make(
+    layout: AttentionLayout, heads: int, kv_heads: int, head_dim: int, value_dim: int | None = None, prefix: int = 0
+) -> list[np.ndarray]:
+    shape, value_dim = (len(layout.document_lengths), layout.row_length), value_dim or head_dim
+    sizes = (heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim)
+    arrays = [normal(seed, *shape, *size) for seed, size in enumerate(sizes)]
+    before = [normal(seed, prefix, *size) for seed, size in zip((7, 8), sizes[1:], strict=True)] if prefix else []
     return arrays + before
 
 
@@ -42,7 +51,7 @@ def run(arrays: list[np.ndarray], layout: AttentionLayout, backend: str, frozen:
     def op(q, k, v, *prefix):
         return attention(q, k, v, layout, 0.3, backend, prefix or None)
 
-    return run_both_ways(op, arrays, normal(9, *arrays[0].shape), frozen)
+    return run_both_ways(op, arrays, normal(9, *arrays[0].shape[:3], arrays[2].shape[3]), frozen)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -57,11 +66,13 @@ def test_attention_cpp_matches_the_reference_and_its_gradients(documents, window
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_attention_cpp_with_prefix_matches_the_reference_and_its_gradients(documents, window, prefix):
     layout = AttentionLayout.from_documents(documents, window)
-    arrays = make(layout, 6, 2, 16, prefix)
+    arrays = make(layout, 6, 2, 16, 24, prefix)
     assert_all_close(run(arrays, layout, "native"), run(arrays, layout, "reference"), atol=3e-5)
 
 
-@pytest.mark.parametrize("shape", [SHAPES["grouped"], SHAPES["one key head"]], ids=["grouped", "one key head"])
+@pytest.mark.parametrize(
+    "shape", [(6, 2, 16, 16), SHAPES["one key head, narrow values"]], ids=["grouped", "one key head"]
+)
 @pytest.mark.parametrize("prefix", [0, 7])
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_attention_cpp_in_bf16_is_within_rounding(documents, window, prefix, shape):

@@ -12,7 +12,7 @@ from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
 BACKENDS = [pytest.param(ops.decode_attention_cpp, marks=needs_cpp), ops.decode_attention_reference]
-STORES = [pytest.param(ops.store_keys_cpp, marks=needs_cpp), ops.store_keys_reference]
+STORES = [pytest.param(ops.store_positions_cpp, marks=needs_cpp), ops.store_positions_reference]
 
 
 def formula(q_BSNH, k_BKCH, v_BKCH, ranges_BS4, scale):
@@ -62,18 +62,17 @@ def test_decode_attention_cpp_reads_only_visible_positions():
 
 @pytest.mark.parametrize("backend", STORES)
 @pytest.mark.parametrize("length", [1, 3])
-def test_store_keys_writes_at_the_given_positions(backend, length):
-    new, stores = [normal(seed, 2, length, 3, 5) for seed in (1, 2)], [normal(seed, 2, 3, 9, 5) for seed in (3, 4)]
-    tensors = [paddle.to_tensor(store) for store in stores]
-    backend(*map(paddle.to_tensor, new), *tensors, 4)
-    for store, tensor, written in zip(stores, tensors, new, strict=True):
-        store[:, :, 4 : 4 + length] = written.transpose(0, 2, 1, 3)
-        np.testing.assert_array_equal(tensor.numpy(), store)
+def test_store_positions_writes_at_the_given_slot(backend, length):
+    new, store = normal(1, 2, length, 3, 5), normal(2, 2, 3, 9, 5)
+    tensor = paddle.to_tensor(store)
+    backend(paddle.to_tensor(new), tensor, 4)
+    store[:, :, 4 : 4 + length] = new.transpose(0, 2, 1, 3)
+    np.testing.assert_array_equal(tensor.numpy(), store)
 
 
 @needs_cpp
-def test_store_keys_cpp_past_the_end_raises_assertion_error():
+def test_store_positions_cpp_past_the_end_raises_assertion_error():
     k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
-    ops.store_keys_cpp(k, k, store, store.clone(), 13)
+    ops.store_positions_cpp(k, store, 13)
     with pytest.raises(AssertionError, match="3 positions at offset 14 exceed a cache of 16"):
-        ops.store_keys_cpp(k, k, store, store.clone(), 14)
+        ops.store_positions_cpp(k, store, 14)

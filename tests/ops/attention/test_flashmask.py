@@ -45,3 +45,12 @@ def test_flashmask_attention_calls_the_kernel_by_its_signature(monkeypatch: pyte
     assert float(scaled["query"].max()) == 2.0, (
         "the kernel scales by 1/sqrt(16); queries must carry the rest of the scale"
     )
+
+
+def test_flashmask_attention_pads_narrow_values(monkeypatch: pytest.MonkeyPatch):
+    layout = AttentionLayout.from_documents([[5]])
+    q, v = paddle.ones([1, 5, 2, 16]), paddle.ones([1, 5, 2, 9])
+    seen = []
+    monkeypatch.setattr(F, "flashmask_attention", lambda query, key, value, **options: seen.append(value) or value)
+    assert flashmask.flashmask_attention(q, q, v, layout, 0.25).tolist() == v.tolist()
+    assert seen[0].shape == q.shape and float(seen[0][..., 9:].abs().max()) == 0

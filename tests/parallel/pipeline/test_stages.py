@@ -21,6 +21,8 @@ def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamesp
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
+        value_dim=8,
+        attention_weights=2 * 32 * (32 + 16),
         vocab_size=vocabulary,
         tie_word_embeddings=tied,
     )

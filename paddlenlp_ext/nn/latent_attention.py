@@ -1,0 +1,174 @@
+"""Multi-head latent attention: keys and values of all heads are computed from one latent per position.
+
+DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. With the hidden state x, the norm of a latent in brackets,
+and RoPE as the rotation:
+
+    c, r     = kv_a_proj_with_mqa(x)             latent, and one key that all heads share
+    U_n c, V_n c = kv_b_proj([c])                of head n
+    u_n, p_n = q_b_proj([q_a_proj(x)])           or q_proj(x)
+    score    = u_n (U_n c) + RoPE(p_n) RoPE(r)   values: V_n c
+
+| | stored in the cache per position and layer |
+| --- | --- |
+| grouped heads | 2 K H numbers |
+| latents | L + R numbers: [c] and RoPE(r) |
+
+A new token attends to the latents themselves (ops/attention/latent_decode.py). A learned prefix consists of latents and
+shared keys too.
+
+Shapes: B batch, S sequence, P positions of a prefix, D hidden, N heads, L latent, R rotated channels, U unrotated
+channels, H = U + R, E channels of values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+
+from paddlenlp_ext.nn.attention import AttentionInputs, AttentionLayer, AttentionShape, KeyValueCache
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.rope import Rotation
+from paddlenlp_ext.ops.attention import KeyValuePrefix, attention
+from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
+
+_NORM_EPSILON = 1e-6  # of the norms of latents in the published models, whatever the config's rms_norm_eps
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentShape:
+    """Sizes of latent attention.
+
+    Attributes:
+        query_rank: size of the latent of the queries; None: they are a projection of the hidden states.
+        kv_rank: L, size of the latent of keys and values.
+        unrotated_dim: U, channels of a query or key without rotation.
+        rotated_dim: R, channels of a query or key with rotation.
+        value_dim: E, channels of a value.
+    """
+
+    query_rank: int | None
+    kv_rank: int
+    unrotated_dim: int
+    rotated_dim: int
+    value_dim: int
+
+
+class LatentAttention(AttentionLayer):
+    """Multi-head latent attention of one decoder layer."""
+
+    def __init__(self, shape: AttentionShape, latent: LatentShape, layer_index: int) -> None:
+        super().__init__(shape, layer_index)
+        assert shape.head_dim == latent.unrotated_dim + latent.rotated_dim, f"{shape}, {latent}"
+        self.latent = latent
+        self.prefix_shape = (latent.kv_rank + latent.rotated_dim,)
+        hidden_size, num_heads, rank = shape.hidden_size, shape.num_heads, latent.query_rank
+        self.input_names = ("q_proj" if rank is None else "q_a_proj", "kv_a_proj_with_mqa")
+        if rank is None:
+            self.q_proj = Linear(hidden_size, num_heads * shape.head_dim)
+        else:
+            self.q_a_proj = Linear(hidden_size, rank, shape.qkv_bias)
+            self.q_a_layernorm = RMSNorm(rank, _NORM_EPSILON, shape.norm_offset)
+            self.q_b_proj = Linear(rank, num_heads * shape.head_dim)
+        self.kv_a_proj_with_mqa = Linear(hidden_size, latent.kv_rank + latent.rotated_dim, shape.qkv_bias)
+        self.kv_a_layernorm = RMSNorm(latent.kv_rank, _NORM_EPSILON, shape.norm_offset)
+        self.kv_b_proj = Linear(latent.kv_rank, num_heads * (latent.unrotated_dim + latent.value_dim))
+        self.o_proj = Linear(num_heads * latent.value_dim, hidden_size, shape.output_bias)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
+        rotation = inputs.rotations[self.layer_index]
+        if inputs.cache is not None:
+            out_BSNE = self._attend_cached(x_BSD, rotation, inputs.cache)
+        else:
+            queries, key_BSR, heads = recompute_region("attention_column_ln", self._project, x_BSD)
+            q_BSNH = paddle.concat(self._split_queries(queries, rotation), axis=-1)
+            k_BSNH, v_BSNE = self._keys_and_values(heads, self._rotate_key(key_BSR, rotation))
+            prefix = () if inputs.prefix is None else self._prefix_heads(inputs.prefix)
+            out_BSNE = recompute_region("flash_attn", self._attention_over(inputs), q_BSNH, k_BSNH, v_BSNE, *prefix)
+        return recompute_region("attention_row_ln", self.o_proj, out_BSNE.flatten(2))
+
+    def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
+        rank = self.latent.kv_rank
+        return prefix[:, :rank].unsqueeze(1), prefix[:, rank:].unsqueeze(1)
+
+    def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
+        return paddle.concat([x_P1L.squeeze(1) for x_P1L in pair], axis=-1)
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+        """Return the queries [B, S, N * H], the shared key [B, S, R], and `kv_b_proj` of the latents."""
+        latents_BSL, key_BSR = self._compress(x_BSD)
+        return self._queries(x_BSD), key_BSR, self.kv_b_proj(latents_BSL)
+
+    def _queries(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        if self.latent.query_rank is None:
+            return self.q_proj(x_BSD)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSD)))
+
+    def _compress(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the latents after their norm [B, S, L], and the shared key before its rotation [B, S, R]."""
+        both = self.kv_a_proj_with_mqa(x_BSD)
+        rank = self.latent.kv_rank
+        return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]
+
+    def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
+        """Return the unrotated channels [B, S, N, U] and the rotated ones [B, S, N, R]."""
+        q_BSNH = queries.reshape([*queries.shape[:2], -1, self.head_dim])
+        size = self.latent.unrotated_dim
+        return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
+
+    def _rotate_key(self, key_BSR: paddle.Tensor, rotation: Rotation) -> paddle.Tensor:
+        return self.rotate(key_BSR.unsqueeze(2), *rotation)
+
+    def _keys_and_values(self, heads: paddle.Tensor, key_BS1R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return keys [B, S, N, H] and values [B, S, N, E] from `kv_b_proj` of the latents and the shared key."""
+        size = self.latent.unrotated_dim
+        both = heads.reshape([*heads.shape[:2], -1, size + self.latent.value_dim])
+        shared = key_BS1R.expand([*both.shape[:3], self.latent.rotated_dim])
+        return paddle.concat([both[..., :size], shared.astype(both.dtype)], axis=-1), both[..., size:]
+
+    def _prefix_heads(self, prefix: KeyValuePrefix) -> KeyValuePrefix:
+        """Return the keys [P, N, H] and values [P, N, E] of a prefix of latents [P, 1, L] and keys [P, 1, R]."""
+        latents_P1L, keys_P1R = prefix
+        keys, values = self._keys_and_values(self.kv_b_proj(latents_P1L.unsqueeze(0).squeeze(2)), keys_P1R.unsqueeze(0))
+        return keys[0], values[0]
+
+    def _attend_cached(self, x_BSD: paddle.Tensor, rotation: Rotation, cache: KeyValueCache) -> paddle.Tensor:
+        """Append latents and shared keys to the cache; return the attention over all positions, [B, S, N, E]."""
+        (latents_BSL, key_BSR), slopes = self._compress(x_BSD), self.slopes_N
+        key_BS1R = self._rotate_key(key_BSR, rotation)
+        q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), rotation)
+        cached = cache.append(self.layer_index, latents_BSL.unsqueeze(2), key_BS1R, self.window)
+        if cached.layout is not None:  # all positions are new: as in training
+            k_BSNH, v_BSNE = self._keys_and_values(self.kv_b_proj(latents_BSL), key_BS1R)
+            prefix = None if cached.prefix is None else self._prefix_heads(cached.prefix)
+            q_BSNH = paddle.concat([q_BSNU, q_BSNR], axis=-1)
+            return attention(q_BSNH, k_BSNH, v_BSNE, cached.layout, self.scale, self.implementation, prefix, slopes)
+        assert cached.visible is not None, "a layer has a layout or visible positions"
+        to_keys_NUL, to_values_NLE = cache.derived(
+            ("latent", self.layer_index), lambda: self._matrices_by_head(latents_BSL.dtype)
+        )
+        q_BSNL = _multiply_heads(q_BSNU, to_keys_NUL)
+        mean_BSNL = latent_decode_attention(q_BSNL, q_BSNR, *cached.tensors, cached.visible, self.scale, slopes)
+        return _multiply_heads(mean_BSNL, to_values_NLE)
+
+    @paddle.no_grad()
+    def _matrices_by_head(self, dtype: paddle.dtype) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the matrices that map latents to keys [N, U, L] and, transposed, to values [N, L, E].
+
+        They are the outputs of `kv_b_proj` for unit vectors, so that they include adapters and quantization. Its
+        `forward` skips the hooks, which would treat the unit vectors as positions of a sequence.
+        """
+        unit_1LL = paddle.eye(self.latent.kv_rank, dtype=dtype).unsqueeze(0)
+        size, value_dim = self.latent.unrotated_dim, self.latent.value_dim
+        both = self.kv_b_proj.forward(unit_1LL).reshape([self.latent.kv_rank, -1, size + value_dim])
+        return both[..., :size].transpose([1, 2, 0]).contiguous(), both[..., size:].transpose([1, 0, 2]).contiguous()
+
+
+def _multiply_heads(x_BSNI: paddle.Tensor, matrices_NIO: paddle.Tensor) -> paddle.Tensor:
+    """Multiply each head's channels I by its matrix: return [B, S, N, O]."""
+    batch, length, heads, _ = x_BSNI.shape
+    by_head = paddle.matmul(x_BSNI.flatten(0, 1).transpose([1, 0, 2]), matrices_NIO)
+    return by_head.transpose([1, 0, 2]).reshape([batch, length, heads, -1])
