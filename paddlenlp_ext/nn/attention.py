@@ -14,8 +14,8 @@ Documents packed into one row do not attend to each other, and each counts its p
 
 A learned prefix precedes every document: each query also attends to all P positions of the prefix.
 
-Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, R rotated
-channels of a head, D hidden.
+Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, E that of
+values, usually H, R rotated channels of a head, D hidden.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class KeyValueCache(Protocol):
         layer_index: int,
         q_BSNH: paddle.Tensor,
         k_BSKH: paddle.Tensor,
-        v_BSKH: paddle.Tensor,
+        v_BSKE: paddle.Tensor,
         window: int | None,
         scale: float,
         implementation: str | None,
         slopes_N: np.ndarray | None,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, H]."""
+        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, E]."""
         ...
 
-    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, window: int | None) -> CachedLayer:
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append what a layer stores of each position, and return the contents of the layer."""
         ...
 
