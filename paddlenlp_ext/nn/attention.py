@@ -178,7 +178,7 @@ class AttentionLayer(nn.Layer):
         raise NotImplementedError
 
     def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
-        """Invert `split_prefix`."""
+        """Return the learned prefix that `split_prefix` splits into this pair."""
         raise NotImplementedError
 
     def keep_heads(self, index: int, num_parts: int) -> None:
