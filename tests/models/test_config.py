@@ -98,6 +98,16 @@ def test_from_dict_layers_without_rotation_follow_the_family(config, rotates):
     assert DecoderConfig.from_dict({**TINY, **config}).rotates == rotates
 
 
+def test_from_dict_phi3_reads_former_names_of_longrope():
+    scaling = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    configs = [{**TINY, "model_type": "phi3", "rope_scaling": {"type": kind, **scaling}} for kind in ("su", "yarn")]
+    ropes = [DecoderConfig.from_dict(config).ropes for config in configs]
+    assert ropes[0] == ropes[1] and ropes[0][0].rope_type == "longrope"
+    assert ropes[0][0].number("original_max_position_embeddings") == 4096
+    yarn = {**TINY, "model_type": "phi3", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert DecoderConfig.from_dict(yarn).ropes[0].rope_type == "yarn"
+
+
 def test_from_dict_smollm3_with_too_few_no_rope_layers_raises():
     with pytest.raises(ValueError, match=r"no_rope_layers in config\.json: 1 entries for 2 layers"):
         DecoderConfig.from_dict({**TINY, "model_type": "smollm3", "no_rope_layers": [1]})

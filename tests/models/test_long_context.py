@@ -131,6 +131,12 @@ def test_context_overrides_keep_the_form_of_transformers_5():
     assert "rope_scaling" not in made and made["max_position_embeddings"] == 64
 
 
+def test_context_overrides_keep_the_share_of_rotated_channels():
+    config = {**cases.TINY, "model_type": "glm", "rope_parameters": {"partial_rotary_factor": 0.25}}
+    made = extended(config, "LinearScalingRotaryEmbedding")
+    assert {rope.rotary_dim for rope in DecoderConfig.from_dict({**config, **made}).ropes} == {2}
+
+
 def test_context_overrides_with_another_trained_length_count_from_it():
     made = extended(cases.TINY, "DynamicNTKScalingRotaryEmbedding", original_max_position_embeddings=8)
     assert made["max_position_embeddings"] == 8 and DecoderConfig.from_dict(made).max_context == 32

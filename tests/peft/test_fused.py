@@ -113,16 +113,17 @@ def test_peft_adapter_of_fused_layers_gives_peft_logits_and_merged_weights(case:
         np.testing.assert_allclose(as_lazy(files[name]).read(), weight, atol=1e-5, err_msg=name)
 
 
-def test_merge_adapter_writes_fused_layers(tmp_path: Path):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(None, 1e-5), ("bfloat16", 0.1)])
+def test_merge_adapter_writes_fused_layers(dtype: str | None, tolerance: float, tmp_path: Path):
     tiny_phi().save_pretrained(tmp_path / "base")
     (tmp_path / "base" / "tokenizer_config.json").write_text("{}")
     model = trained(CONFIGS["patterns"])
     model.save_pretrained(tmp_path / "adapter")
     load = AutoModelForCausalLM.from_pretrained
-    report = merge_adapter(tmp_path / "adapter", tmp_path / "merged", load, base=tmp_path / "base")
+    report = merge_adapter(tmp_path / "adapter", tmp_path / "merged", load, base=tmp_path / "base", dtype=dtype)
     names = [set(SafetensorsFile(tmp_path / folder / "model.safetensors").names()) for folder in ("base", "merged")]
     assert names[0] == names[1] and report.num_merged == 14
-    np.testing.assert_allclose(logits_of(load(tmp_path / "merged")), logits_of(model), atol=1e-5)
+    np.testing.assert_allclose(logits_of(load(tmp_path / "merged")), logits_of(model), atol=tolerance)
 
 
 def test_target_modules_of_fused_layers_are_their_parts():

@@ -6,11 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build
 from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.utils.logging import get_logger
+from tests.common.models import TINY_LLAMA
 from tests.common.training import make_config
 
 CHAT = "{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}"
@@ -67,6 +73,16 @@ def test_load_data_unreadable_tokenizer_is_an_error(run_folders):
     (run_folders / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match="read the tokenizer"):
         load_data(config_for(run_folders))
+
+
+def test_build_model_initializes_the_parts_of_fused_target_modules(tmp_path):
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, "model_type": "phi3"})
+    model.save_pretrained(tmp_path / "model")
+    config = make_config(tmp_path / "out", model_name_or_path=str(tmp_path / "model"), weight_quantize_algo="nf4")
+    config = replace(config, peft=LoftQConfig(rank=2, target_modules=["qkv_proj"]), peft_switch="loftq")
+    adapted = build_model(ModelSource.from_config(config.model), config).model
+    factors = {name: layer.lora_B.weight for name, layer in adapter_layers(adapted.base_model)}
+    assert len(factors) == 6 and all(np.abs(factor.numpy()).max() > 0 for factor in factors.values())
 
 
 def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_folders, monkeypatch):

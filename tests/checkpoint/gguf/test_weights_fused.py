@@ -27,7 +27,9 @@ GLM4 = {"model_type": "glm4", "head_dim": 8, "attention_bias": True}
 
 
 @pytest.mark.parametrize("length", [5, 9])
-@pytest.mark.parametrize("settings", [PHI3, GLM4], ids=["phi3", "glm4"])
+@pytest.mark.parametrize(
+    "settings", [PHI3, GLM4, {**GLM4, "attention_bias": False}], ids=["phi3", "glm4", "glm4_without_biases"]
+)
 def test_gguf_model_with_fused_layers_equals_its_folder(settings, length, write_gguf, tmp_path):
     """Name the tensors by the map of llama.cpp's converter, and compare logits on both sides of LongRoPE's length."""
     model = AutoModelForCausalLM.from_config({**TINY_SIZES, "max_position_embeddings": 24, **settings}, seed=3)
