@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.docs import markdown_tables, show_default
 from paddlenlp_ext.config.keys import KnownKeys, known_keys, program_options
 from paddlenlp_ext.config.options import options_of
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
 PREFERENCE_PAGE = Path(__file__).with_name("preference.md")
 KEYS = ("<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n")
+REWARD_KEYS = (
+    "<!-- keys of reward models: made by docs/make_configuration.py -->\n",
+    "<!-- end of keys of reward models -->\n",
+)
 DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
 
 _NO_DROPOUT = "no decoder here has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
@@ -39,15 +44,20 @@ def renew(page: str) -> str:
 
 
 def renew_preference(page: str) -> str:
-    """Return docs/preference.md with its table generated from the code: keys that fine-tuning does not have."""
+    """Return docs/preference.md with its tables generated from the code: keys that fine-tuning does not have."""
+    page = _replace(page, KEYS, _own_keys(PREFERENCE_SECTIONS))
+    return _replace(page, REWARD_KEYS, _own_keys({"reward": REWARD_SECTIONS["reward"]}))
+
+
+def _own_keys(sections: Mapping[str, type]) -> str:
     options = [
         option
-        for name, section in PREFERENCE_SECTIONS.items()
+        for name, section in sections.items()
         if section is not SECTIONS.get(name)
         for option in options_of(section, name)
         if name not in SECTIONS or option not in options_of(SECTIONS[name], name)
     ]
-    return _replace(page, KEYS, markdown_tables(program_options(options)))
+    return markdown_tables(program_options(options))
 
 
 def defaults_table(known: KnownKeys) -> str:

@@ -23,10 +23,15 @@ from paddlenlp_ext.utils.exports import lazy_exports
 
 if TYPE_CHECKING:
     from paddlenlp_ext._runtime import configure_runtime
-    from paddlenlp_ext.api import AutoPeftModelForCausalLM, load_dataset, merge_adapter
+    from paddlenlp_ext.api import (
+        AutoPeftModelForCausalLM,
+        AutoPeftModelForSequenceClassification,
+        load_dataset,
+        merge_adapter,
+    )
     from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
     from paddlenlp_ext.config.run_config import RunConfig
-    from paddlenlp_ext.models.auto import AutoModelForCausalLM
+    from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
     from paddlenlp_ext.peft import (
         AdaLoRAConfig,
         AdaLoraConfig,
@@ -74,14 +79,17 @@ if TYPE_CHECKING:
         get_peft_model,
     )
     from paddlenlp_ext.quantization.options import QuantizationConfig
-    from paddlenlp_ext.trainer.finetune import FinetuneResult, dpo, finetune, load_config
+    from paddlenlp_ext.trainer.finetune import FinetuneResult, dpo, finetune, load_config, reward
+    from paddlenlp_ext.trainer.score import score
     from paddlenlp_ext.trainer.trainer import Trainer
 
 __all__ = [
     "AdaLoRAConfig",
     "AdaLoraConfig",
     "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
     "AutoPeftModelForCausalLM",
+    "AutoPeftModelForSequenceClassification",
     "AutoTokenizer",
     "BOFTConfig",
     "BottleneckConfig",
@@ -136,6 +144,8 @@ __all__ = [
     "load_config",
     "load_dataset",
     "merge_adapter",
+    "reward",
+    "score",
 ]
 
 __version__ = "0.1.0"
@@ -154,7 +164,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 EXPORTS = {
     **peft.EXPORTS,
     "AutoModelForCausalLM": "paddlenlp_ext.models.auto",
+    "AutoModelForSequenceClassification": "paddlenlp_ext.models.auto",
     "AutoPeftModelForCausalLM": "paddlenlp_ext.api",
+    "AutoPeftModelForSequenceClassification": "paddlenlp_ext.api",
     "AutoTokenizer": "paddlenlp_ext.checkpoint.tokenizer",
     "FinetuneResult": "paddlenlp_ext.trainer.finetune",
     "QuantizationConfig": "paddlenlp_ext.quantization.options",
@@ -166,6 +178,8 @@ EXPORTS = {
     "load_config": "paddlenlp_ext.trainer.finetune",
     "load_dataset": "paddlenlp_ext.api",
     "merge_adapter": "paddlenlp_ext.api",
+    "reward": "paddlenlp_ext.trainer.finetune",
+    "score": "paddlenlp_ext.trainer.score",
 }
 """Public name -> its module."""
 

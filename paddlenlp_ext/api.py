@@ -9,7 +9,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data import dataset
-from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 from paddlenlp_ext.peft.merge import merge_adapter as merge
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import read_adapter
@@ -17,6 +17,8 @@ from paddlenlp_ext.peft.save_and_load import read_adapter
 
 class AutoPeftModelForCausalLM:
     """Factory for a base model with its adapter; never instantiated."""
+
+    base_class: Any = AutoModelForCausalLM
 
     @classmethod
     def from_pretrained(
@@ -45,7 +47,7 @@ class AutoPeftModelForCausalLM:
                 f"{stored.folder} does not name its base model; load the base and use PeftModel.from_pretrained"
             )
         base = resolve_base(stored.base_model, stored.folder, "load the base and use PeftModel.from_pretrained")
-        model = AutoModelForCausalLM.from_pretrained(
+        model = cls.base_class.from_pretrained(
             stored.base_model,
             dtype,
             use_flash_attention,
@@ -54,6 +56,12 @@ class AutoPeftModelForCausalLM:
             config_overrides=stored.config_overrides,
         )
         return PeftModel.from_files(model, stored, adapter_name, is_trainable)
+
+
+class AutoPeftModelForSequenceClassification(AutoPeftModelForCausalLM):
+    """Factory for a reward model: a base model with its adapter, which has the score head; never instantiated."""
+
+    base_class = AutoModelForSequenceClassification
 
 
 def merge_adapter(

@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.device import choose_device_or_cpu
-from paddlenlp_ext.cli.predict_arguments import PredictorArguments
+from paddlenlp_ext.cli.predict_arguments import ModelArguments, PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
@@ -26,7 +26,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import read_adapter
+from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.model import quantization_report
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -67,7 +67,7 @@ def predict(arguments: PredictorArguments) -> None:
     chat(model, encode_prompt, decode, **options)
 
 
-def find_model_and_adapter(arguments: PredictorArguments) -> tuple[str, str | None]:
+def find_model_and_adapter(arguments: ModelArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the folder of the adapter or None.
 
     `model_name_or_path` may be an adapter folder. Its base is named in its adapter_config.json, else in the
@@ -99,7 +99,7 @@ def has_tokenizer(folder: str) -> bool:
 
 
 def choose_template(
-    arguments: PredictorArguments, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
+    arguments: ModelArguments, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
 ) -> ChatTemplate:
     """Load the requested chat template, else the one of the training run, else the tokenizer's own.
 
@@ -164,17 +164,9 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     """
     choose_device_or_cpu(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
-    source = ModelSource.resolve(base)
-    options: dict[str, Any] = {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
-    stored = None if adapter is None else read_adapter(adapter)
-    if stored is not None:
-        source = replace(source, config_overrides=stored.config_overrides)
+    source, stored, options = find_source(base, adapter)
     check_context(arguments, source.config)
-    if stored is not None:
-        options |= {
-            "quantization_config": stored.base_quantization(source.config),
-            "before_quantizing": stored.before_quantizing,
-        }
+    options |= {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     model = AutoModelForCausalLM.from_pretrained(source, **options)
     if model.quantization is not None:
         logger.info("%s", quantization_report(model))
@@ -183,6 +175,21 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     adapted = PeftModel.from_files(model, stored)
     # Merging would expand a quantized base to its full size.
     return adapted.merge_and_unload() if adapted.peft_config.mergeable and model.quantization is None else adapted
+
+
+def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFiles | None, dict[str, Any]]:
+    """Return the base model as it was trained over, its stored adapter, and the options to load the base with.
+
+    Raises:
+        ValueError: a model or adapter is not found, or the base is stored in another quantized format than in training.
+    """
+    source = ModelSource.resolve(base)
+    if adapter is None:
+        return source, None, {}
+    stored = read_adapter(adapter)
+    source = replace(source, config_overrides=stored.config_overrides)
+    quantization = stored.base_quantization(source.config)
+    return source, stored, {"quantization_config": quantization, "before_quantizing": stored.before_quantizing}
 
 
 def choose_dtype(requested: str | None, device: str) -> str:

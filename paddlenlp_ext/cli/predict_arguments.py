@@ -21,20 +21,38 @@ USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a f
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictorArguments(OptionGroup):
-    """Arguments of the predictor; as in PaddleNLP, `max_length` counts new tokens only."""
+class ModelArguments(OptionGroup):
+    """Arguments of programs that load a model, with or without an adapter."""
 
     model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
     lora_path: str | None = option(None, help="adapter folder, of any method")
-    prefix_path: str | None = option(None, help="adapter folder, as --lora_path (PaddleNLP's key for prefix tuning)")
-    data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
-    output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     chat_template: str | None = option(
         None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
     )
+    device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
+    dtype: str | None = option(
+        None,
+        choices=("float32", "bfloat16", "float16"),
+        help="dtype of the weights; unset: float32 on the CPU, bfloat16 on a GPU",
+    )
+    use_flash_attention: bool = option(True, help="use fused attention kernels where available")
+
+    @property
+    def adapter_path(self) -> str | None:
+        """Adapter folder."""
+        return self.lora_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictorArguments(ModelArguments):
+    """Arguments of the predictor; as in PaddleNLP, `max_length` counts new tokens only."""
+
+    prefix_path: str | None = option(None, help="adapter folder, as --lora_path (PaddleNLP's key for prefix tuning)")
+    data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
+    output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")
@@ -45,13 +63,6 @@ class PredictorArguments(OptionGroup):
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that occurred before become less likely")
     seed: int = option(0, help="seed of the sampling")
-    device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
-    dtype: str | None = option(
-        None,
-        choices=("float32", "bfloat16", "float16"),
-        help="dtype of the weights; unset: float32 on the CPU, bfloat16 on a GPU",
-    )
-    use_flash_attention: bool = option(True, help="use fused attention kernels where available")
 
     @property
     def adapter_path(self) -> str | None:

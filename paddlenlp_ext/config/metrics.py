@@ -13,4 +13,8 @@ LABEL_METRICS = (
     "unknown_labels",
 )
 PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected", "nll_loss")
-METRICS = ("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS)
+REWARD_METRICS = ("accuracy", "margin", "mean_reward")
+METRICS = (
+    *("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS),
+    *REWARD_METRICS[1:],  # the first one is also a metric of fine-tuning
+)

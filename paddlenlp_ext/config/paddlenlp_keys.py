@@ -171,7 +171,8 @@ _LAYOUT_STAYS = (
 )
 
 _PREFERENCE = "it is for preference training, llm/run_dpo.py"
-_REWARDS = "training of reward models is not implemented"
+_REWARDS = "it is for reward models, llm/run_reward.py"
+_PROCESS_REWARDS = "rewards of single steps of an answer are not implemented"
 
 _PREFERENCE_TRAINING = (
     *_keys("not here", str, None, "train_dataset_path dev_dataset_path loss_type", _PREFERENCE),
@@ -184,11 +185,13 @@ _PREFERENCE_TRAINING = (
     *_keys("not here", float, 50.0, "dpop_lambda", _PREFERENCE),
     *_keys("not here", int, -1, "ref_model_update_steps", _PREFERENCE),
     *_keys("not here", bool, False, "reference_free", _PREFERENCE),
-    *_keys("not yet", str, None, "train_datasets eval_datasets normalizer_type", _REWARDS),
-    *_keys("not yet", str, None, "placeholder_token reward_tokens", _REWARDS),
-    *_keys("not yet", float, 0.0, "regularization", _REWARDS),
-    *_keys("not yet", float, None, "normalizer_momentum", _REWARDS),
-    *_keys("not yet", bool, False, "normalize_score_during_training process_reward", _REWARDS),
+    *_keys("not here", float, 0.0, "regularization", _REWARDS),
+    *_keys("not here", str, None, "train_datasets eval_datasets", "set train_dataset_path and dev_dataset_path"),
+    *_keys("not yet", str, None, "normalizer_type", "scores are not normalized in training"),
+    *_keys("not yet", float, None, "normalizer_momentum", "scores are not normalized in training"),
+    *_keys("not yet", bool, False, "normalize_score_during_training", "scores are not normalized in training"),
+    *_keys("not yet", str, None, "placeholder_token reward_tokens", _PROCESS_REWARDS),
+    *_keys("not yet", bool, False, "process_reward", _PROCESS_REWARDS),
 )
 
 _REINFORCEMENT = "reinforcement learning (PPO, GRPO) is not implemented"

@@ -39,7 +39,7 @@ def load_run_config(
     Args:
         argv: the arguments after the script's name.
         peft_methods: JSON switch -> config class of every adapter method.
-        sections: the sections of the program: `SECTIONS`, or `PREFERENCE_SECTIONS`.
+        sections: the sections of the program, such as `SECTIONS` (config/run_config.py).
         program: name of the script, for its usage.
 
     Raises:

@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.config.command import CommandConfig
 from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.reward import RewardConfig
 from paddlenlp_ext.config.sections import (
     DataConfig,
     GenerationConfig,
@@ -31,6 +32,8 @@ SECTIONS: dict[str, type] = {
 """Sections of `llm/run_finetune.py`."""
 PREFERENCE_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "preference": PreferenceConfig}
 """Sections of `llm/run_dpo.py`."""
+REWARD_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "reward": RewardConfig}
+"""Sections of `llm/run_reward.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,9 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
     preference: PreferenceConfig | None = None
-    """Options of preference training; None for fine-tuning."""
+    """Options of preference training; None in other programs."""
+    reward: RewardConfig | None = None
+    """Options of a reward model; None in other programs."""
     peft: Any = None
     """Config of the chosen adapter method; None to train all weights."""
     peft_switch: str | None = None
@@ -57,7 +62,7 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, Any]:
         """Return the sections of the run by name."""
-        sections = {name: getattr(self, name) for name in PREFERENCE_SECTIONS}
+        sections = {name: getattr(self, name) for name in {**PREFERENCE_SECTIONS, **REWARD_SECTIONS}}
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
 from paddlenlp_ext.quantization.model import load_quantized
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing
@@ -52,14 +53,8 @@ class AutoModelForCausalLM:
             ValueError: no such model, an unsupported architecture, tensors that do not match the model,
                 `quantization_config` for a model that is stored quantized, or float16 on the CPU.
         """
-        source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
-        if quantization_config is not None:
-            source = replace(source, requested_quantization=quantization_config)
-        if config_overrides:
-            source = replace(source, config_overrides=dict(config_overrides))
-        model = build_skeleton(source, dtype, use_flash_attention)
-        load_values(model, source, before_quantizing)
-        return model
+        source = _source_of(name_or_path, quantization_config, config_overrides)
+        return _load(source, dtype, use_flash_attention, before_quantizing)
 
     @classmethod
     def from_config(
@@ -83,15 +78,68 @@ class AutoModelForCausalLM:
         return model
 
 
+class AutoModelForSequenceClassification:
+    """Build a reward model: the decoder that `model_type` names with a score head; the class is never instantiated."""
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str] | ModelSource,
+        dtype: str = "float32",
+        use_flash_attention: bool = True,
+        quantization_config: QuantizationConfig | None = None,
+        before_quantizing: BeforeQuantizing | None = None,
+        config_overrides: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> SequenceClassifier:
+        """Load a reward model in evaluation mode.
+
+        Args:
+            name_or_path: a model as for `AutoModelForCausalLM`, with one label. A language model gets a new score head.
+            dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides: as for
+                `AutoModelForCausalLM`.
+            seed: seed of a new score head, which is drawn from normal(0, initializer_range).
+
+        Raises:
+            ValueError: as for `AutoModelForCausalLM`, or the model has several labels.
+        """
+        source = _source_of(name_or_path, quantization_config, config_overrides).as_classifier(seed)
+        model = _load(source, dtype, use_flash_attention, before_quantizing)
+        assert isinstance(model, SequenceClassifier), "the source is that of a classifier"
+        return model
+
+
+def _source_of(
+    name_or_path: str | os.PathLike[str] | ModelSource,
+    quantization: QuantizationConfig | None,
+    config_overrides: Mapping[str, Any] | None,
+) -> ModelSource:
+    source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
+    if quantization is not None:
+        source = replace(source, requested_quantization=quantization)
+    return replace(source, config_overrides=dict(config_overrides)) if config_overrides else source
+
+
+def _load(
+    source: ModelSource, dtype: str, use_flash_attention: bool, before_quantizing: BeforeQuantizing | None
+) -> CausalLM:
+    model = build_skeleton(source, dtype, use_flash_attention)
+    load_values(model, source, before_quantizing)
+    return model
+
+
 def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attention: bool = True) -> CausalLM:
     """Build the decoder of a source without the values of its parameters; `load_values` reads them.
 
     Raises:
-        ValueError: an unsupported architecture.
+        ValueError: an unsupported architecture, or a classifier with several labels.
     """
     config = DecoderConfig.from_dict(source.config, source.name, source.config_overrides)
     with _default_dtype(dtype), paddle.LazyGuard():
-        model = CausalLM(config)
+        if source.score_seed is None:
+            model = CausalLM(config)
+        else:
+            model = SequenceClassifier(classifier_config(config, source.config))
     model.generation_config = read_generation_config(source.path)
     if not use_flash_attention:
         disable_flash_attention(model)

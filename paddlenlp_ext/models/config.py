@@ -35,6 +35,7 @@ class DecoderConfig:
         embedding_multiplier: factor of the input of the first layer.
         residual_multiplier: factor of what attention and feed-forward add to the residual stream.
         logit_scale: factor of the logits.
+        num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rotary settings of each layer.
@@ -72,6 +73,7 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
+    num_labels: int | None = None
     layer: str = "pre_norm"
     sandwich_norms: tuple[str, str, str, str] = (
         "input_layernorm",
@@ -165,6 +167,11 @@ class DecoderConfig:
         """Number of positions that the frequencies of layers without a window cover, scaling included."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs for each position: the logits of the vocabulary, or the scores of a classifier."""
+        return self.num_labels or self.vocab_size
 
     @property
     def has_linear_biases(self) -> bool:

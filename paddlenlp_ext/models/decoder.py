@@ -216,7 +216,8 @@ class CausalLM(TrainableModel):
         super().__init__()
         self.config = config
         self.model = Decoder(config)
-        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        has_lm_head = config.num_labels is None and not config.tie_word_embeddings
+        self.lm_head = Linear(config.hidden_size, config.vocab_size) if has_lm_head else None
         self.quantization: QuantizationConfig | None = None
         self.vocab_parallel: ShardedLMHead | None = None
         self.remote_parameters: set[str] = set()
@@ -340,7 +341,7 @@ class CausalLM(TrainableModel):
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
         tensors: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write config.json, generation_config.json and safetensors in the layout of transformers.
+        """Write config.json, safetensors and, for a language model, generation_config.json, as transformers does.
 
         A tied lm_head is left out, as in transformers, and fused layers are joined (checkpoint/fused.py). Quantized
         weights stay quantized (layout: quantization/storage.py).
@@ -356,7 +357,8 @@ class CausalLM(TrainableModel):
         dtype = self.dtype_name
         joined = join_fused(self.tensors_to_save() if tensors is None else tensors, self.config.fused_layers)
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
-        write_generation_config(folder, self.generation_config)
+        if self.task_type == "CAUSAL_LM":
+            write_generation_config(folder, self.generation_config)
         save_sharded(folder, joined, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:

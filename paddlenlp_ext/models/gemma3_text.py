@@ -54,5 +54,6 @@ FAMILIES.register("gemma3_text")(
         },
         activation_key="hidden_activation",
         complete=_complete,
+        classifier="Gemma3TextForSequenceClassification",
     )
 )

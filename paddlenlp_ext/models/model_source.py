@@ -20,9 +20,11 @@ from paddlenlp_ext.checkpoint.fused import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.long_context import context_overrides
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -38,6 +40,7 @@ class ModelSource:
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
         config_overrides: keys that replace those of config.json (models/long_context.py).
+        score_seed: seed of the score head of a sequence classifier, if the files have none; None: a language model.
     """
 
     name: str
@@ -45,6 +48,7 @@ class ModelSource:
     tokenizer_path: Path
     requested_quantization: QuantizationConfig | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    score_seed: int | None = None
 
     @classmethod
     def resolve(
@@ -86,6 +90,17 @@ class ModelSource:
         source = cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
         return replace(source, config_overrides=context_overrides(source.config, config))
 
+    def as_classifier(self, seed: int, pad_token_id: int | None = None) -> ModelSource:
+        """Return the source of a sequence classifier with one label, a reward model, from the same files.
+
+        Args:
+            seed: seed of the score head, if the files have none.
+            pad_token_id: token that is padding, which is not scored; None: the one that config.json names.
+        """
+        changed = pad_token_id is not None and pad_token_id != self.config.get("pad_token_id")
+        overrides = {**self.config_overrides, "pad_token_id": pad_token_id} if changed else self.config_overrides
+        return replace(self, score_seed=seed, config_overrides=overrides)
+
     @cached_property
     def config(self) -> dict[str, Any]:
         """Contents of the model's config.json, or their equivalent in a GGUF file, with the overrides."""
@@ -111,4 +126,9 @@ class ModelSource:
         Raises:
             ValueError: no readable weights at `path`, an unsupported config, or see `SplitWeights`.
         """
-        return split_fused(open_weights(self.path), DecoderConfig.from_dict(self.config).fused_layers)
+        config = DecoderConfig.from_dict(self.config)
+        weights = split_fused(open_weights(self.path), config.fused_layers)
+        if self.score_seed is None:
+            return weights
+        shape = (1, config.hidden_size)
+        return ClassifierWeights(weights, random_weight(SCORE_WEIGHT, shape, self.score_seed, config.initializer_range))

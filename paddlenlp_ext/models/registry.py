@@ -28,6 +28,7 @@ class Family:
 
     Attributes:
         architecture: class name in config.json for transformers and inference servers.
+        classifier: class name of the family's sequence classifiers; unset: made from `architecture`.
         differences: function from the config to `windows` and the other attributes of `DecoderConfig` that the family
             sets.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
@@ -46,6 +47,12 @@ class Family:
     activation_key: str = "hidden_act"
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
     fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    classifier: str | None = None
+
+    @property
+    def classifier_architecture(self) -> str:
+        """Class name of sequence classifiers in config.json."""
+        return self.classifier or self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")

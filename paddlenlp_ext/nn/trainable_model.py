@@ -28,6 +28,8 @@ class TrainableModel(nn.Layer):
         set_aside: base parameters that an adapter replaces (peft/replaced_parameters.py), by name.
         has_loaded_replacements: whether the replacements of base parameters were read from an adapter's file.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
+        task_type: task of the model under its name in Hugging Face PEFT.
+        trained_modules: modules that every adapter of the model trains in full, such as the head of a classifier.
     """
 
     config: Any
@@ -37,6 +39,8 @@ class TrainableModel(nn.Layer):
     remote_parameters: set[str]
     lm_head: Any
     reads_prompts: bool = False
+    task_type: str = "CAUSAL_LM"
+    trained_modules: tuple[str, ...] = ()
     set_aside: Mapping[str, paddle.Tensor | None] = {}
     has_loaded_replacements: bool = False
 

@@ -34,7 +34,7 @@ _INIT_REMEDY = (
     "an initialization is a class here: PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig; or leave it at True"
 )
 _UNAVAILABLE = {
-    "task_type": "models here are causal language models; use CAUSAL_LM, or leave it out",
+    "task_type": "models here are causal language models and reward models; use CAUSAL_LM or SEQ_CLS, or leave it out",
     "fan_in_fan_out": "every linear layer here has its weight as [out, in]; use False",
     "trainable_modules": "name the ends of the modules' names in modules_to_save",
     "init_lora_weights": _INIT_REMEDY,
@@ -58,18 +58,18 @@ _UNAVAILABLE = {
     ),
 }
 _OFF = (None, False, 0, "", "none", [], {}, ())
-_ALSO_OFF = {
-    "task_type": "CAUSAL_LM",
-    "init_lora_weights": True,
-    "init_weights": True,
-    "init_ia3_weights": True,
-    "num_transformer_submodules": 1,
-    "mask_type": "random",
+_ALSO_OFF: dict[str, tuple[Any, ...]] = {
+    "task_type": ("CAUSAL_LM", "SEQ_CLS"),
+    "init_lora_weights": (True,),
+    "init_weights": (True,),
+    "init_ia3_weights": (True,),
+    "num_transformer_submodules": (1,),
+    "mask_type": ("random",),
 }
 
 
 class TaskType(str, enum.Enum):
-    """Task types of Hugging Face PEFT; the models here support CAUSAL_LM."""
+    """Task types of Hugging Face PEFT; the models here support CAUSAL_LM and SEQ_CLS."""
 
     CAUSAL_LM = "CAUSAL_LM"
     FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
@@ -174,5 +174,5 @@ def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]
         return
     if name not in _UNAVAILABLE:
         raise TypeError(f"{method.__name__} has no argument {name!r}{did_you_mean(name, names)}")
-    if value not in _OFF and value != _ALSO_OFF.get(name):
+    if value not in (*_OFF, *_ALSO_OFF.get(name, ())):
         raise ValueError(f"{method.__name__}: {name}={value!r} is not available: {_UNAVAILABLE[name]}")

@@ -46,10 +46,11 @@ def get_peft_model(
         ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
     fused_layers = model.config.fused_layers
-    config = peft_config = with_parts(peft_config, fused_layers)
+    config = peft_config = replaced_parameters.with_trained_modules(with_parts(peft_config, fused_layers), model)
     stored = read_adapter(config.path).for_layers(fused_layers) if config.path else None
     if stored is not None:
         resume.require_same_config(stored, model.config)
+        resume.require_same_task(stored, model)
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
@@ -301,7 +302,7 @@ class PeftModel(TrainableModel):
         """Write an adapter of this model; `fields` are added to the fields that every method has."""
         shared = {
             "peft_type": peft_type,
-            "task_type": "CAUSAL_LM",
+            "task_type": self.base_model.task_type,
             "base_model_name_or_path": self.config.name_or_path,
             "inference_mode": True,
         }
@@ -342,6 +343,7 @@ class PeftModel(TrainableModel):
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
         stored = stored.for_layers(model.config.fused_layers)
         resume.require_same_config(stored, model.config)
+        resume.require_same_task(stored, model)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
             inject(model, config)

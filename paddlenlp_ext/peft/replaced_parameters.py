@@ -15,10 +15,10 @@ Names are those of the base model's files; components that adapters add ("base")
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,13 @@ def covers(entries: Collection[str] | None, module: str) -> bool:
     return any(name.endswith(entry) for entry in entries or () for name in modules)
 
 
+def with_trained_modules(config: PeftConfig, model: TrainableModel) -> PeftConfig:
+    """Return the config with the modules that every adapter of the model trains, as PEFT adds a classifier's head."""
+    missing = [name for name in model.trained_modules if not covers(config.modules_to_save, name)]
+    modules = (*(config.modules_to_save or ()), *missing)
+    return dataclasses.replace(config, modules_to_save=modules) if missing else config
+
+
 def is_replacement(config: PeftConfig, name: str) -> bool:
     """Return whether the stored tensor `name` replaces a parameter of the base, and does not belong to a layer."""
     module, _, leaf = name.rpartition(".")
@@ -81,7 +88,7 @@ def replace_parameters(model: TrainableModel, config: PeftConfig) -> None:
     """
     trained = _trained_names(model, config)
     frozen = [f"{layer}.weight" for layer in config.saved_embeddings]
-    if model.lm_head is None:
+    if model.config.tie_word_embeddings:
         frozen = list(dict.fromkeys(_TIED if name == _TIED_COPY else name for name in frozen))
     set_aside: dict[str, paddle.Tensor | None] = {}
     for name in dict.fromkeys([*trained, *frozen]):
@@ -132,7 +139,7 @@ def base_values(model: TrainableModel) -> Iterator[None]:
         swap_replaced(model)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class DetachedAdapter:
     """Layers and replaced parameters of an adapter that is not active, by name."""
 
@@ -183,7 +190,7 @@ def stored_keys(model: TrainableModel) -> dict[str, str]:
 
 def with_tied_copy(model: TrainableModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return an adapter's tensors with the copy of a replaced embedding that PEFT stores for a tied lm_head."""
-    if model.lm_head is None and _TIED in model.set_aside and _TIED in tensors:
+    if model.config.tie_word_embeddings and _TIED in model.set_aside and _TIED in tensors:
         return {**tensors, _TIED_COPY: tensors[_TIED]}
     return dict(tensors)
 
@@ -194,7 +201,7 @@ def without_tied_copy(model: TrainableModel, tensors: Mapping[str, np.ndarray], 
     Raises:
         ValueError: the two differ, so that they are no longer tied.
     """
-    if model.lm_head is not None or _TIED_COPY not in tensors:
+    if not model.config.tie_word_embeddings or _TIED_COPY not in tensors:
         return dict(tensors)
     if _TIED in tensors and not np.array_equal(tensors[_TIED], tensors[_TIED_COPY]):
         raise ValueError(f"{where}: {_TIED_COPY} differs from {_TIED}, and the base ties them; {_TIE_REMEDY}")
@@ -210,7 +217,7 @@ def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
         fields["bias"] = "all" if config.trainable_bias == "all" else f"{method}_only"
     if config.modules_to_save:
         fields["modules_to_save"] = list(config.modules_to_save)
-        if model.lm_head is None and _TIED in model.set_aside:
+        if model.config.tie_word_embeddings and _TIED in model.set_aside:
             fields["ensure_weight_tying"] = True
     return fields
 
@@ -236,7 +243,7 @@ def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
     biases = {name for name in names if name.endswith(".bias") and (config.trainable_bias == "all" or name in adapted)}
     trained = biases if config.trainable_bias != "none" else set()
     modules = [*dict.fromkeys(name.rpartition(".")[0] for name in names)]
-    is_tied = model.lm_head is None
+    is_tied = model.config.tie_word_embeddings
     for entry in config.modules_to_save or ():
         found = {name for name in names if covers([entry], name.rpartition(".")[0])}
         if is_tied and covers([entry], "lm_head"):

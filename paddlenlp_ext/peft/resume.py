@@ -7,7 +7,9 @@ import json
 import os
 from typing import Any
 
+from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
 from paddlenlp_ext.config.run_config import method_options
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
@@ -147,6 +149,25 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
             f"{stored.folder}: the adapter was trained over a base with {json.dumps(shown[0])} in its config.json, and "
             f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies and its keys as in training (in "
             "Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
+        )
+
+
+def require_same_task(stored: AdapterFiles, model: TrainableModel) -> None:
+    """Check that an adapter has the head of a reward model if, and only if, the base is one.
+
+    Raises:
+        ValueError: it has not, or the base is a language model.
+    """
+    has_head = SCORE_WEIGHT in stored.tensors
+    if has_head and not model.trained_modules:
+        raise ValueError(
+            f"{stored.folder}: the adapter is that of a reward model ({SCORE_WEIGHT}), and the base is a language "
+            "model; load it with AutoPeftModelForSequenceClassification or llm/predict/reward_predictor.py"
+        )
+    if model.trained_modules and not has_head:
+        raise ValueError(
+            f"{stored.folder}: the adapter has no score head ({SCORE_WEIGHT}), because it was trained over a language "
+            "model; merge it into its base, and start from the merged model"
         )
 
 

@@ -15,6 +15,7 @@ from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options, tokenizer_fingerprint
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
+from paddlenlp_ext.data.preference.reward import load_reward_dataset
 from paddlenlp_ext.data.stream import TokenStream
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
@@ -39,10 +40,12 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
 from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.forward_backward import build_forward_backward
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, build_forward_backward
+from paddlenlp_ext.trainer.objective import Objective
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.preference import PreferenceObjective
-from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.reward import RewardObjective
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -89,6 +92,10 @@ def load_data(config: RunConfig) -> RunData:
     DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
     tokenizer = load_tokenizer(source.tokenizer_path)
+    if config.reward is not None:
+        # As in TRL, the token that the tokenizer pads with is the one that transformers does not score.
+        unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        source = source.as_classifier(config.train.seed, unscored)
     template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
     shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
     train_rows = _load_training_rows(config, *shared) if config.train.do_train else None
@@ -107,16 +114,19 @@ def _load_dev_sets(config: RunConfig, *shared: Any) -> TokenizedDataset | dict[s
 
 def _load_training_rows(config: RunConfig, *shared: Any) -> TrainingRows:
     """Tokenize the rows to train on, or open a stream of them."""
-    if config.preference is None:
+    if config.preference is None and config.reward is None:
         return load_training_rows(config.data, *shared)
     return _load_split(config, config.data, "train", *shared)
 
 
 def _load_split(config: RunConfig, data: DataConfig, split: str, *shared: Any) -> TokenizedDataset:
     """Tokenize a split: rows with answers, or with preferences between them."""
-    if config.preference is None:
+    if config.preference is None and config.reward is None:
         return load_dataset(data, split, *shared)
-    assert isinstance(data, PreferenceDataConfig), "a preference run has this section"
+    assert isinstance(data, PreferenceDataConfig), "a run on preference data has this section"
+    if config.reward is not None:
+        return load_reward_dataset(data, config.reward, split, *shared)
+    assert config.preference is not None, "one of the two sections is set"
     return load_preference_dataset(data, config.preference, split, *shared)
 
 
@@ -281,9 +291,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     process_group = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
     forward_backward = build_forward_backward(built.model, built.pipeline)
-    objective = None
-    if config.preference is not None:
-        objective = PreferenceObjective(config, built.model, forward_backward, process_group)
+    objective = _build_objective(config, built.model, forward_backward, process_group)
     rows = (data.train_rows, data.eval_rows)
     return Trainer(
         built.model,
@@ -296,3 +304,14 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
         forward_backward=forward_backward,
         objective=objective,
     )
+
+
+def _build_objective(
+    config: RunConfig, model: CausalLM | PeftModel, forward_backward: ForwardBackward, process_group: ProcessGroup
+) -> Objective | None:
+    """Build the objective of preference training or of a reward model; None: that of fine-tuning."""
+    if config.reward is not None:
+        return RewardObjective(config, model)
+    if config.preference is not None:
+        return PreferenceObjective(config, model, forward_backward, process_group)
+    return None

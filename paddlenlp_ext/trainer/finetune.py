@@ -1,4 +1,4 @@
-"""Run training from data to evaluation, for the programs of `llm/` and for `paddlenlp_ext.finetune` and `dpo`."""
+"""Run training from data to evaluation, for the programs of `llm/` and for their functions in Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import build_trainer, load_data
 from paddlenlp_ext.trainer.output_dir import check_output_dir
@@ -64,6 +64,14 @@ def dpo(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) ->
     Arguments and errors are those of `finetune`.
     """
     return run_training(_load(config, overrides, PREFERENCE_SECTIONS))
+
+
+def reward(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
+    """Train a reward model, as `llm/run_reward.py` does with the same keys (docs/preference.md).
+
+    Arguments and errors are those of `finetune`.
+    """
+    return run_training(_load(config, overrides, REWARD_SECTIONS))
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:

@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.utils.distributed_env import rank
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import ROOT, script_environment
-from tests.common.training import PreferenceRows, Rows, Tokenizer, make_config
+from tests.common.training import PreferenceRows, RewardRows, Rows, Tokenizer, make_config
 
 WORKER = ROOT / "tests" / "parallel" / "parallel_worker.py"
 NUM_STEPS = 20
@@ -100,6 +100,8 @@ def run_case(case: Case, folder: Path) -> None:
     if case.switch is not None:
         config = dataclasses.replace(config, peft=peft_methods()[case.switch](**case.peft), peft_switch=case.switch)
     source = ModelSource.from_config(config.model)
+    if config.reward is not None:
+        source = source.as_classifier(config.train.seed, Tokenizer.pad_token_id)
     rows = [_rows(case, folder, num_rows, seed) for num_rows, seed in ((26, 3), (7, 4))]
     data = RunData(source, Tokenizer(), SimpleNamespace(stop_token_ids=()), *rows)
     trainer = build_trainer(config, data)
@@ -113,7 +115,9 @@ def run_case(case: Case, folder: Path) -> None:
 
 
 def _rows(case: Case, folder: Path, num_rows: int, seed: int) -> Rows:
-    """Return rows in memory; preference runs have pairs, or rated answers for KTO."""
+    """Return rows in memory; preference runs have pairs, or rated answers for KTO, and reward models have pairs."""
+    if "center_rewards_coefficient" in case.keys:
+        return RewardRows(num_rows, folder / f"{case.name}-{seed}", seed)
     if "loss_type" not in case.keys:
         return Rows(num_rows, seed=seed)
     return PreferenceRows(num_rows, folder / f"{case.name}-{seed}", seed, in_pairs=case.keys["loss_type"] != "kto")

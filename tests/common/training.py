@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS, RunConfig
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
+from paddlenlp_ext.data.preference.reward import ScoredPair
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -69,6 +70,15 @@ class PreferenceRows(Rows):
         self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
 
 
+class RewardRows(PreferenceRows):
+    """Pairs of answers in memory with margins, with the interface of a RewardDataset."""
+
+    def __init__(self, num_rows: int, cache_folder: Path, seed: int = 0, share_prompt: bool = True) -> None:
+        super().__init__(num_rows, cache_folder, seed, share_prompt)
+        self.rows = [ScoredPair(**vars(row), margin=0.25 * (index % 3)) for index, row in enumerate(self.rows)]
+        self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
+
+
 class Tokenizer:
     """Tokenizer that writes token 5 as `w5`."""
 
@@ -108,7 +118,10 @@ def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
 
 
 def make_config(output_dir: Path, **keys: Any) -> RunConfig:
-    """Build a RunConfig from flat keys over small defaults; with `loss_type`, of a preference run."""
+    """Build a RunConfig from flat keys over small defaults; of a preference run with `loss_type`.
+
+    With `center_rewards_coefficient` it is a run of a reward model.
+    """
     defaults = {
         "output_dir": str(output_dir),
         "do_train": True,
@@ -121,6 +134,7 @@ def make_config(output_dir: Path, **keys: Any) -> RunConfig:
         "disable_tqdm": True,
     }
     classes = PREFERENCE_SECTIONS if "loss_type" in keys else SECTIONS
+    classes = REWARD_SECTIONS if "center_rewards_coefficient" in keys else classes
     sections: dict[str, dict[str, Any]] = {name: {} for name in classes}
     for key, value in {**defaults, **keys}.items():
         owners = [name for name, cls in classes.items() if key in {f.name for f in dataclasses.fields(cls)}]

@@ -7,14 +7,15 @@ import json
 import pytest
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import LLM
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 ROOT = LLM / "config"
 PREFERENCE = sorted(ROOT.rglob("dpo_*.json"))
-SHIPPED = sorted(set(ROOT.rglob("*.json")) - set(PREFERENCE))
+REWARD = sorted(ROOT.rglob("reward_*.json"))
+SHIPPED = sorted(set(ROOT.rglob("*.json")) - {*PREFERENCE, *REWARD})
 BUILT = peft_methods()
 
 
@@ -35,6 +36,14 @@ def test_shipped_preference_file_loads(path):
     assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
 
 
+@pytest.mark.parametrize("path", REWARD, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_reward_file_loads(path):
+    config = load_run_config([str(path)], BUILT, REWARD_SECTIONS)
+    assert (config.peft is None) == (path.name == "reward_argument.json")
+    assert config.train.metric_for_best_model == "accuracy" and config.data.zero_padding
+    assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
+
+
 def test_shipped_files_exist_for_every_family():
     """Expect all methods for three families, LoRA for Mistral, QLoRA for the newer ones, and preferences for all."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
@@ -48,8 +57,12 @@ def test_shipped_files_exist_for_every_family():
     assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in PREFERENCE} == {
         f"{family}/{name}" for family in families for name in ("dpo", "dpo_lora")
     }
-    written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in (*SHIPPED, *PREFERENCE)}
-    assert len(written) == len(SHIPPED) + len(PREFERENCE), "two files share an output_dir; a run would resume the other"
+    assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in REWARD} == {
+        f"{family}/{name}" for family in ("llama", "smollm2") for name in ("reward", "reward_lora")
+    }
+    every = (*SHIPPED, *PREFERENCE, *REWARD)
+    written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in every}
+    assert len(written) == len(every), "two files share an output_dir; a run would resume the other"
 
 
 @pytest.mark.parametrize("method", ["loftq", "qera"])

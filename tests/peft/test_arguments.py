@@ -102,7 +102,7 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
     ("arguments", "remedy"),
     [
         ({"bias": "some"}, 'trainable_bias: "some" is not one of: none, all, adapted'),
-        ({"task_type": TaskType.SEQ_CLS}, "use CAUSAL_LM"),
+        ({"task_type": TaskType.TOKEN_CLS}, "use CAUSAL_LM or SEQ_CLS"),
         ({"trainable_modules": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
         ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),

@@ -25,7 +25,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
     for rules in (
         *(training.run_rules, training.rules, long_context.rules, precision.training_rules, precision.rules),
         parallel.rules,
-        preference.rules if "preference" in sections else preference.other_rules,
+        *preference.rules_of(sections),
         training.idle_rules,
     ):
         rules.apply(arguments, report)
@@ -45,8 +45,7 @@ def check_trainer_config(config: RunConfig) -> None:
             value = getattr(values, option.attribute)
             if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
                 report.error(entry.message(str(value)), option.key)
-    preference_rules = preference.rules if config.preference is not None else preference.other_rules
-    for rules in (training.rules, long_context.rules, precision.training_rules, preference_rules):
+    for rules in (training.rules, long_context.rules, precision.training_rules, *preference.rules_of(arguments)):
         rules.apply(arguments, report)
     if report.problems:
         raise ConfigError(report.problems)

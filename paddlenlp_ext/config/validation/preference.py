@@ -1,18 +1,25 @@
-"""Rules about preference training; notes about keys that its loss does not use."""
+"""Rules about preference training and reward models; notes about keys that the loss does not use."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.metrics import PREFERENCE_METRICS
+from paddlenlp_ext.config.metrics import PREFERENCE_METRICS, REWARD_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig, GenerationConfig, TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
+row_rules = Rules()
+"""Rules about rows of preference data, in both programs that read them."""
 rules = Rules()
+"""Rules about preference training."""
+reward_rules = Rules()
+"""Rules about reward models."""
 other_rules = Rules()
-"""Rules about runs without preferences."""
+"""Rules about runs without preference data."""
 _USED_BY = {
     "label_smoothing": ("sigmoid", "simpo", "robust"),
     "simpo_gamma": ("simpo",),
@@ -23,7 +30,14 @@ _USED_BY = {
 """Key -> losses that it changes."""
 
 
-@rules("dataset_name_or_path", "train_dataset_path")
+def rules_of(sections: Collection[str]) -> tuple[Rules, ...]:
+    """Return the rules of a program with these sections."""
+    if "preference" in sections:
+        return row_rules, rules
+    return (row_rules, reward_rules) if "reward" in sections else (other_rules,)
+
+
+@row_rules("dataset_name_or_path", "train_dataset_path")
 def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
     if data.dataset_name_or_path is not None and data.train_dataset_path is not None:
         report.error(
@@ -33,7 +47,7 @@ def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
         )
 
 
-@rules("lazy", "train_dataset_prob")
+@row_rules("lazy", "train_dataset_prob")
 def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
     if data.lazy:
         report.note("lazy has no effect: preference data is tokenized once and memory-mapped", "lazy")
@@ -45,9 +59,9 @@ def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
         )
 
 
-@rules("autoregressive", "eval_with_do_generation", "use_pose_convert")
+@row_rules("autoregressive", "eval_with_do_generation", "use_pose_convert")
 def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig, report: Report) -> None:
-    reason = "a preference run compares answers of its rows"
+    reason = "this program compares answers of its rows"
     if data.autoregressive:
         report.error(f"autoregressive is for plain text, and {reason}; leave it out", "autoregressive")
     if data.use_pose_convert:
@@ -58,19 +72,29 @@ def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig,
 
 @rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
 def _best_metric_is_one_of_preferences(data: PreferenceDataConfig, train: TrainConfig, report: Report) -> None:
+    _require_metric(PREFERENCE_METRICS, "on preferences", data, train, report)
+
+
+@reward_rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
+def _best_metric_is_one_of_rewards(data: PreferenceDataConfig, train: TrainConfig, report: Report) -> None:
+    _require_metric(REWARD_METRICS, "of reward models", data, train, report)
+
+
+def _require_metric(
+    known: tuple[str, ...], where: str, data: PreferenceDataConfig, train: TrainConfig, report: Report
+) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
-    if train.evaluation_strategy != "no" and metric not in ("loss", *PREFERENCE_METRICS):
-        report.error(
-            f"metric_for_best_model {metric} is not measured on preferences; use loss, {', '.join(PREFERENCE_METRICS)}",
-            "metric_for_best_model",
-        )
+    if train.evaluation_strategy != "no" and metric not in ("loss", *known):
+        message = f"metric_for_best_model {metric} is not measured {where}; use loss, {', '.join(known)}"
+        report.error(message, "metric_for_best_model")
 
 
 @other_rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
 def _best_metric_is_not_one_of_preferences(data: DataConfig, train: TrainConfig, report: Report) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
-    if train.evaluation_strategy != "no" and metric in PREFERENCE_METRICS:
-        message = f"metric_for_best_model {metric} is measured on preferences, by llm/run_dpo.py; use loss"
+    if train.evaluation_strategy != "no" and metric in (*PREFERENCE_METRICS, *REWARD_METRICS[1:]):
+        program = "run_dpo" if metric in PREFERENCE_METRICS else "run_reward"
+        message = f"metric_for_best_model {metric} is measured on preferences, by llm/{program}.py; use loss"
         report.error(message, "metric_for_best_model")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.dataset import (
@@ -29,12 +29,19 @@ from paddlenlp_ext.data.types import DataStats
 class PreferenceDataset(TokenizedDataset):
     """Tokenized rows of preference data, mapped from disk; an item is an `EncodedPreference`.
 
+    Class attributes:
+        kind: kind of rows, a part of the cache key.
+        encoder_class: encoder of the rows.
+
     Attributes:
         lengths: int64 [rows], number of positions of each row in a batch.
         num_answers: int64 [rows], 2 for a pair and 1 for a rated answer.
         stats: numbers of rows and tokens.
         cache_folder: folder of the cached tokens; its name is a hash of everything that determines them.
     """
+
+    kind: ClassVar[str] = "preference"
+    encoder_class: ClassVar[type[PreferenceEncoder]] = PreferenceEncoder
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class PreferenceDataset(TokenizedDataset):
 
     def __getitem__(self, index: int) -> EncodedPreference:
         row = super().__getitem__(index)
-        first, second, is_desirable = self._arrays.answers[index].tolist()
+        first, second, is_desirable, *_ = self._arrays.answers[index].tolist()
         is_pair = second < len(row.tokens)
         return EncodedPreference(
             row.tokens,
@@ -96,26 +103,8 @@ def load_preference_dataset(
             pairs and a row has one answer.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
-    readers = _readers(config, split)
-    names = [reader.name for reader in readers]
-    template = template or load_template(config.chat_template, tokenizer, template_options(config))
-    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
-    share_prompt = preference.share_prompt
-    key = cache_key(
-        readers=readers,
-        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
-        template_text=template.identity,
-        options={**vars(limits), "bad_rows": config.bad_rows, "rows": "preference", "share_prompt": share_prompt},
-    )
-    encoder = PreferenceEncoder(template, limits, False, tuple(names), share_prompt)
-
-    def build(folder: Path) -> DataStats:
-        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
-
-    folder = cache_dir(config) / f"{split}-{key[:32]}"
-    arrays, stats = load_or_build(folder, build)
-    log_stats(stats, f"{split} rows of {', '.join(names)}")
-    dataset = PreferenceDataset(arrays, stats, readers, template, share_prompt, folder)
+    shared = (tokenizer, template, fingerprint)
+    dataset = load_pairs(PreferenceDataset, config, preference.share_prompt, split, *shared)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(
@@ -123,6 +112,43 @@ def load_preference_dataset(
             "loss_type kto, or add a second answer"
         )
     return dataset
+
+
+DatasetT = TypeVar("DatasetT", bound=PreferenceDataset)
+
+
+def load_pairs(
+    dataset_class: type[DatasetT],
+    config: PreferenceDataConfig,
+    share_prompt: bool,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+) -> DatasetT:
+    """Tokenize a split for one of the programs that read preference data, or map its tokens from the cache.
+
+    Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
+    """
+    readers = _readers(config, split)
+    names = [reader.name for reader in readers]
+    template = template or load_template(config.chat_template, tokenizer, template_options(config))
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    key = cache_key(
+        readers=readers,
+        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
+        template_text=template.identity,
+        options={**vars(limits), "bad_rows": config.bad_rows, "rows": dataset_class.kind, "share_prompt": share_prompt},
+    )
+    encoder = dataset_class.encoder_class(template, limits, False, tuple(names), share_prompt)
+
+    def build(folder: Path) -> DataStats:
+        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
+
+    folder = cache_dir(config) / f"{split}-{key[:32]}"
+    arrays, stats = load_or_build(folder, build)
+    log_stats(stats, f"{split} rows of {', '.join(names)}")
+    return dataset_class(arrays, stats, readers, template, share_prompt, folder)
 
 
 def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:

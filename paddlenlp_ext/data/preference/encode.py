@@ -29,8 +29,8 @@ from paddlenlp_ext.data.preference.rows import Answer, parse_preference, unknown
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.row_fields import NO_TARGET
 from paddlenlp_ext.data.sources import location_of
-from paddlenlp_ext.data.templates.base import ChatTemplate, RenderedTurn, join_turns
-from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, LengthLimits, TokenizedRow
+from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, RenderedTurn, join_turns
+from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, TokenizedRow
 from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
 
 
@@ -70,55 +70,106 @@ class PreferenceEncoder(RowEncoder):
     """Encoder of blocks of preference data.
 
     Attributes:
-        share_prompt: as for `encode_preferences`.
+        share_prompt: the prompt of a pair counts once in `max_length`; False: once for each answer.
     """
 
     share_prompt: bool = True
     num_answers: ClassVar[int] = 3
 
-    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedPreference | InvalidRow]:
         """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails."""
-        return encode_preferences(rows, self.template, self.limits, self.share_prompt)
+        iterator = iter(rows)
+        while chunk := list(islice(iterator, CHUNK_ROWS)):
+            rendered = [self._render(row) for row in chunk]
+            texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
+            encoded = iter(self.template.encode_turns(texts))
+            for item in rendered:
+                if isinstance(item, InvalidRow):
+                    yield item
+                    continue
+                row, members = item
+                sequences = [self.join(next(encoded)) for _ in members]
+                yield self._finish(row, [answer for answer, _ in members], sequences)
 
     def unknown_fields(self, row: Any) -> Iterator[str]:
         """Yield each field of a row that has no effect and is not metadata."""
         return unknown_preference_fields(row)
 
+    # -- overridden for other uses of the rows ------------------------------------------------------------------------
+    def parse(self, value: Any) -> tuple[Answer, ...]:
+        """Return the answers of a row.
 
-def encode_preferences(
-    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, share_prompt: bool = True
-) -> Iterator[TokenizedPreference | InvalidRow]:
-    """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails.
+        Raises:
+            InvalidRowError: the row is invalid.
+        """
+        return parse_preference(value)
 
-    Args:
-        rows: rows of a split, as read.
-        template: chat template that renders conversations.
-        limits: `src_length`, `max_length` and `truncation`.
-        share_prompt: the prompt of a pair counts once in `max_length`; False: once for each answer.
-    """
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, CHUNK_ROWS)):
-        rendered = [_render(row, template) for row in chunk]
-        texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
-        encoded = iter(template.encode_turns(texts))
-        for item in rendered:
-            if isinstance(item, InvalidRow):
-                yield item
-                continue
-            row, members = item
-            sequences = [join_turns(next(encoded)) for _ in members]
-            yield _finish(row, [answer for answer, _ in members], sequences, template, limits, share_prompt)
+    def join(self, turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
+        """Return tokens and loss mask of an answer with its prompt."""
+        return join_turns(turns)
 
+    def num_extra_positions(self, num_answers: int) -> int:
+        """Return the positions that a row takes in addition to its tokens."""
+        return 0
 
-def _render(
-    row: SourceRow | InvalidRow, template: ChatTemplate
-) -> tuple[SourceRow, list[tuple[Answer, tuple[RenderedTurn, ...]]]] | InvalidRow:
-    if isinstance(row, InvalidRow):
-        return row
-    try:
-        return row, [(answer, _render_answer(answer, template)) for answer in parse_preference(row.value)]
-    except InvalidRowError as error:
-        return _invalid(row, error)
+    def finished(self, row: SourceRow, tokenized: TokenizedPreference) -> TokenizedPreference:
+        """Return the row with everything that is stored of it."""
+        return tokenized
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+    def _render(
+        self, row: SourceRow | InvalidRow
+    ) -> tuple[SourceRow, list[tuple[Answer, tuple[RenderedTurn, ...]]]] | InvalidRow:
+        if isinstance(row, InvalidRow):
+            return row
+        try:
+            return row, [(answer, _render_answer(answer, self.template)) for answer in self.parse(row.value)]
+        except InvalidRowError as error:
+            return _invalid(row, error)
+
+    def _finish(
+        self, row: SourceRow, answers: Sequence[Answer], sequences: Sequence[tuple[list[int], list[bool]]]
+    ) -> TokenizedPreference | InvalidRow:
+        try:
+            complete = _split(sequences)
+            encoded = self._shorten(complete, answers)
+            return self.finished(row, _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens))
+        except InvalidRowError as error:
+            return _invalid(row, error)
+
+    def _shorten(self, encoded: _Encoded, answers: Sequence[Answer]) -> _Encoded:
+        """Shorten a row to the limits.
+
+        Raises:
+            InvalidRowError: the row is too long, and `truncation` or the text of the template prevents shortening it.
+        """
+        limits, copies = self.limits, 1 if self.share_prompt else len(encoded.answers)
+        in_answers = sum(len(ids) for ids, _ in encoded.answers) + self.num_extra_positions(len(encoded.answers))
+        total = copies * len(encoded.prompt) + in_answers
+        if len(encoded.prompt) <= limits.src_length and total <= limits.max_length:
+            return encoded
+        if limits.truncation in ("drop", "error"):
+            what = f"{total} tokens, max_length is {limits.max_length}"
+            if len(encoded.prompt) > limits.src_length:
+                what = f"a prompt of {len(encoded.prompt)} tokens, max_prompt_len is {limits.src_length}"
+            raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+        room = limits.src_length
+        if limits.truncation == "left":
+            room = min(room, (limits.max_length - in_answers) // copies)
+            if room < 1:
+                message = f"the answers take {in_answers} of {limits.max_length} tokens; raise max_length"
+                raise InvalidRowError(NO_ROOM, message)
+        if len(encoded.prompt) > room:
+            encoded = replace(encoded, prompt=_shorter_prompt(encoded, answers, self.template, room))
+        room = limits.max_length - copies * len(encoded.prompt) - self.num_extra_positions(len(encoded.answers))
+        if room < len(encoded.answers):
+            message = f"the prompt fills all {limits.max_length} tokens of max_length; lower max_prompt_len"
+            raise InvalidRowError(NO_ROOM, message)
+        caps = _caps([len(ids) for ids, _ in encoded.answers], room)
+        return replace(
+            encoded,
+            answers=[(ids[:cap], mask[:cap]) for (ids, mask), cap in zip(encoded.answers, caps, strict=True)],
+        )
 
 
 def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn, ...]:
@@ -127,22 +178,6 @@ def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn
         problem = "the chat template writes the earlier turns of an answer differently once others follow"
         raise InvalidRowError(REFUSED, f"{problem}, so they cannot be compared together; move them to the prompt")
     return examples[0].turns
-
-
-def _finish(
-    row: SourceRow,
-    answers: Sequence[Answer],
-    sequences: Sequence[tuple[list[int], list[bool]]],
-    template: ChatTemplate,
-    limits: LengthLimits,
-    share_prompt: bool,
-) -> TokenizedPreference | InvalidRow:
-    try:
-        complete = _split(sequences)
-        encoded = _shorten(complete, answers, template, limits, share_prompt)
-        return _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens)
-    except InvalidRowError as error:
-        return _invalid(row, error)
 
 
 def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
@@ -154,43 +189,6 @@ def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
     if length < 1:
         raise InvalidRowError(NO_TARGET, "the answers have no common prompt; add a question")
     return _Encoded(first[:length], [(ids[length:], mask[length:]) for ids, mask in sequences])
-
-
-def _shorten(
-    encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, limits: LengthLimits, share_prompt: bool
-) -> _Encoded:
-    """Shorten a row to the limits.
-
-    Raises:
-        InvalidRowError: the row is too long, and `truncation` or the text of the template prevents shortening it.
-    """
-    copies = 1 if share_prompt else len(encoded.answers)
-    in_answers = sum(len(ids) for ids, _ in encoded.answers)
-    total = copies * len(encoded.prompt) + in_answers
-    if len(encoded.prompt) <= limits.src_length and total <= limits.max_length:
-        return encoded
-    if limits.truncation in ("drop", "error"):
-        what = f"{total} tokens, max_length is {limits.max_length}"
-        if len(encoded.prompt) > limits.src_length:
-            what = f"a prompt of {len(encoded.prompt)} tokens, max_prompt_len is {limits.src_length}"
-        raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
-    room = limits.src_length
-    if limits.truncation == "left":
-        room = min(room, (limits.max_length - in_answers) // copies)
-        if room < 1:
-            message = f"the answers take {in_answers} of {limits.max_length} tokens; raise max_length"
-            raise InvalidRowError(NO_ROOM, message)
-    if len(encoded.prompt) > room:
-        encoded = replace(encoded, prompt=_shorter_prompt(encoded, answers, template, room))
-    room = limits.max_length - copies * len(encoded.prompt)
-    if room < len(encoded.answers):
-        message = f"the prompt fills all {limits.max_length} tokens of max_length; lower max_prompt_len"
-        raise InvalidRowError(NO_ROOM, message)
-    caps = _caps([len(ids) for ids, _ in encoded.answers], room)
-    return replace(
-        encoded,
-        answers=[(ids[:cap], mask[:cap]) for (ids, mask), cap in zip(encoded.answers, caps, strict=True)],
-    )
 
 
 def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:

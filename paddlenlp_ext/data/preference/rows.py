@@ -11,7 +11,7 @@ only target. So all other fields of such rows have the same effects (`data/row_f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,12 +76,16 @@ def parse_preference(value: Any) -> tuple[Answer, ...]:
     return tuple(Answer(_parse(row, rename), good) for row, rename, good in split(value))
 
 
-def unknown_preference_fields(row: Any) -> Iterator[str]:
-    """Yield each field of a row that is neither read nor metadata, messages' fields as `chosen[].name`."""
+def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[str]:
+    """Yield each field of a row that is neither read nor metadata, messages' fields as `chosen[].name`.
+
+    `read` are further fields of a row that are read.
+    """
     if isinstance(row, dict):
         for row_format in FORMATS:
             if not row_format.missing(row):
-                yield from unknown_in(row, row_format, lists=("prompt", "chosen", "rejected", "completion"))
+                unknown = unknown_in(row, row_format, lists=("prompt", "chosen", "rejected", "completion"))
+                yield from (name for name in unknown if name not in read)
 
 
 def _no_format(row: dict[str, Any]) -> InvalidRowError:

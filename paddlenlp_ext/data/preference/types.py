@@ -63,7 +63,7 @@ class EncodedPreference(EncodedRow):
         """Documents of the row, in the order of their positions."""
         if self.share_prompt and len(self.answer_starts) > 1:
             return self._branches()
-        return tuple(answer_document(self.prompt, *answer, number) for number, answer in enumerate(self.answers))
+        return tuple(self.answer_document(self.prompt, number) for number in range(len(self.answer_starts)))
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -72,23 +72,26 @@ class EncodedPreference(EncodedRow):
         answers = [(name, *answer) for name, answer in zip(names, self.answers, strict=True)]
         return [("prompt", self.prompt, np.zeros(len(self.prompt), bool)), *answers]
 
+    def answer_document(self, prompt: np.ndarray, number: int) -> Document:
+        """Return the document of an answer after `prompt`, the end of the row's prompt, which has at least one token.
+
+        The last token of the answer has no position, because nothing follows that it could predict.
+        """
+        tokens, loss_mask = self.answers[number]
+        labels = np.full(len(prompt) + len(tokens) - 1, IGNORED_LABEL, np.int64)
+        labels[len(prompt) - 1 :] = np.where(loss_mask, tokens, IGNORED_LABEL)
+        return Document(np.concatenate([prompt, tokens[:-1]]), labels, answer=number)
+
     def _branches(self) -> tuple[Document, ...]:
         shared = self.prompt[:-1]
         documents = []
         if len(shared):
             documents.append(Document(shared, np.full(len(shared), IGNORED_LABEL, np.int64)))
-        for number, answer in enumerate(self.answers):
-            branch = answer_document(self.prompt[-1:], *answer, number)
+        for number in range(len(self.answer_starts)):
+            branch = self.answer_document(self.prompt[-1:], number)
             parent = 0 if len(shared) else None
             documents.append(Document(branch.input_ids, branch.labels, len(shared), parent, number))
         return tuple(documents)
-
-
-def answer_document(prompt: np.ndarray, tokens: np.ndarray, loss_mask: np.ndarray, answer: int) -> Document:
-    """Return a document with a prompt of at least one token, and the answer `tokens` to it."""
-    labels = np.full(len(prompt) + len(tokens) - 1, IGNORED_LABEL, np.int64)
-    labels[len(prompt) - 1 :] = np.where(loss_mask, tokens, IGNORED_LABEL)
-    return Document(np.concatenate([prompt, tokens[:-1]]), labels, answer=answer)
 
 
 def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_prompt: bool) -> int:

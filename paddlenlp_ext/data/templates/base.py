@@ -246,6 +246,7 @@ class ChatTemplate(ABC):
         answer_end_ids: ids added after every answer, as targets.
         pieces_continue: True if each piece of text is encoded as the continuation of the piece before it.
         stop_token_ids: ids that end generation.
+        tail_ids: ids of the text after the end of the last answer, such as a line break, which is no target.
         ends_answers: True if a special token ends every answer. If False, loading the template logs a warning.
         writes_messages: True if it writes any list of messages, False if only turns of a question and an answer.
     """
@@ -256,6 +257,7 @@ class ChatTemplate(ABC):
     answer_end_ids: tuple[int, ...] = ()
     pieces_continue: bool = True
     stop_token_ids: tuple[int, ...] = ()
+    tail_ids: tuple[int, ...] = ()
     ends_answers: bool = True
     writes_messages: bool = False
 

@@ -61,6 +61,8 @@ class JinjaTemplate(ChatTemplate):
         probe = self.probe(self.options.kwargs)
         self.ends_answers = bool(self.special.search(probe.answer_end))
         self.stop_token_ids = stop_token_ids(probe.answer_end + probe.call_end, self.special, tokenizer)
+        (tail,) = self.encoder.encode([probe.answer_tail[len(probe.answer_end) :]], [True])
+        self.tail_ids = tuple(tail)
 
     @property
     def identity(self) -> str:

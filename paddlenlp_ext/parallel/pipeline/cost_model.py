@@ -81,7 +81,7 @@ class FlopEstimate:
 
     def lm_head_cost(self, config: Any) -> float:
         """Return the cost of the lm_head, averaged over all tokens."""
-        return (3 if self.trains_matrices else 2) * self.target_fraction * config.vocab_size * config.hidden_size
+        return (3 if self.trains_matrices else 2) * self.target_fraction * config.num_outputs * config.hidden_size
 
     def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:
         if self.recompute is None:

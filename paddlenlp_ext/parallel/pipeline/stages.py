@@ -55,7 +55,7 @@ class StagePlan:
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the processes that hold a parameter; all, if it belongs to no layer, embedding, norm or lm_head."""
+        """Return the processes that hold a parameter; all, if it belongs to no layer, embedding, norm or head."""
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -63,8 +63,8 @@ class StagePlan:
             return (chunk % self.degree,)
         if ".embed_tokens." in f".{name}":
             return (0, self.last) if self.is_tied and name.endswith(_IN_TIED_HEAD) else (0,)
-        base_name = name.removeprefix("base_model.")
-        return (self.last,) if base_name.startswith(("model.norm.", "lm_head.")) else tuple(range(self.degree))
+        is_last = name.removeprefix("base_model.").startswith(("model.norm.", "lm_head.", "score."))
+        return (self.last,) if is_last else tuple(range(self.degree))
 
     def table(self) -> str:
         """Return a line per process: its layers, and its cost relative to an even split."""

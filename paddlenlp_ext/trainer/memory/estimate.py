@@ -294,7 +294,7 @@ def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int, store
     """
     config = model.config
     rounded = 0.0 if numerics.product == 4.0 else numerics.product
-    logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.vocab_size
+    logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.num_outputs
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
     copied = 0.0 if stored.is_half(model.head_weight()) else rounded
     per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place

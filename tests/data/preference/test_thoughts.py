@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.data.preference.encode import encode_preferences
+from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.tokenize import LengthLimits
 from paddlenlp_ext.data.types import InvalidRow, SourceRow
 from paddlenlp_ext.utils.json_reader import Location
@@ -18,7 +18,8 @@ THOUGHT, OTHER = "Two and two.", "Two and three."
 
 def encode(name, row):
     rows = [SourceRow(Location("file", 1, 1), row, json.dumps(row))]
-    (encoded,) = encode_preferences(rows, template_of(name), LengthLimits(5000, 9000, "right"))
+    encoder = PreferenceEncoder(template_of(name), LengthLimits(5000, 9000, "right"), False, ("file",))
+    (encoded,) = encoder.encode_rows(rows)
     return encoded
 
 
@@ -49,7 +50,7 @@ def encode(name, row):
         ),
     ],
 )
-def test_encode_preferences_with_thoughts_compares_the_answers_of_the_template(name, row, chosen, rejected):
+def test_preference_encoder_with_thoughts_compares_the_answers_of_the_template(name, row, chosen, rejected):
     encoded = encode(name, row)
     first, second, _ = encoded.answers
     for start, end, expected in ((first, second, chosen), (second, len(encoded.tokens), rejected)):
@@ -58,7 +59,7 @@ def test_encode_preferences_with_thoughts_compares_the_answers_of_the_template(n
     assert decode(encoded.tokens[:first]).endswith("assistant\n" if name == "qwen3" else "<|start|>assistant")
 
 
-def test_encode_preferences_of_answers_with_turns_that_a_template_rewrites_are_refused():
+def test_preference_encoder_of_answers_with_turns_that_a_template_rewrites_are_refused():
     row = {"prompt": [Q1], "chosen": [A1, Q2, A2], "rejected": [A2, Q2, A1]}
     assert not isinstance(encode("qwen2_5", row), InvalidRow)
     refused = encode("qwen3", row)

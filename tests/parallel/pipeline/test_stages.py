@@ -23,7 +23,7 @@ def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamesp
         head_dim=8,
         value_dim=8,
         attention_weights=2 * 32 * (32 + 16),
-        vocab_size=vocabulary,
+        num_outputs=vocabulary,
         tie_word_embeddings=tied,
     )
 

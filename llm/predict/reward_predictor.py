@@ -1,0 +1,21 @@
+"""Score the answers of a file of rows with a reward model: llm/predict/reward_predictor.py --help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check that Paddle is installed, then import and run the program."""
+    require_paddle()
+    from paddlenlp_ext.cli.reward_predictor import reward_predictor
+
+    reward_predictor(argv)
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,25 @@
+"""Train a reward model on preferences: python llm/run_reward.py CONFIG.json [MORE.json ...] [--key value ...]
+
+`--help` lists every key, `--dry_run` prints the plan of the run, and `--preview_data N` prints N rows as the model sees
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check that Paddle is installed, then import and run the program."""
+    require_paddle()
+    from paddlenlp_ext.cli.run_reward import run_reward
+
+    run_reward(argv)
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,45 @@
+"""Stored tensors of a language model or a sequence classifier, read as those of a classifier with one label."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+SCORE_WEIGHT = "score.weight"
+_LM_HEAD = "lm_head.weight"
+
+
+class ClassifierWeights(WeightSource):
+    """Tensors of a classifier: those of `source` without lm_head, and a new score head if it has none.
+
+    Args:
+        source: the stored tensors.
+        new_score: weight of a new score head, float32 [1, D].
+    """
+
+    def __init__(self, source: WeightSource, new_score: np.ndarray) -> None:
+        self.path = source.path
+        self._source = source
+        self._new = {} if SCORE_WEIGHT in source.names() else {SCORE_WEIGHT: new_score}
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return [*(name for name in self._source.names() if name != _LM_HEAD), *self._new]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self._new[name].shape if name in self._new else self._source.shape(name)
+
+    def dtype(self, name: str) -> str:
+        """Return the stored format; of a new score head, float32."""
+        return "float32" if name in self._new else self._source.dtype(name)
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        """Read a tensor or a shard of it."""
+        if name not in self._new:
+            return self._source.read(name, dtype, shard)
+        assert shard is None, "the score head is not sharded"
+        return cast(self._new[name].copy(), "float32", dtype or "float32")

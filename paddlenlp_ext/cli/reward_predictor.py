@@ -1,0 +1,88 @@
+"""Program llm/predict/reward_predictor.py: score the answers of a file of rows with a reward model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+
+import paddle
+
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli.device import choose_device_or_cpu
+from paddlenlp_ext.cli.predict import choose_dtype, choose_template, find_model_and_adapter, find_source, has_tokenizer
+from paddlenlp_ext.cli.predict_arguments import ModelArguments
+from paddlenlp_ext.cli.predict_file import check_output_file
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.data.sources import read_rows
+from paddlenlp_ext.data.types import InvalidRow
+from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
+from paddlenlp_ext.models.sequence_classifier import is_classifier
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.trainer.score import score_rows
+from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.utils.logging import get_logger
+
+USAGE = "reward_predictor.py --model_name_or_path MODEL --data_file ROWS [--key value ...]\n\nScore answers."
+logger = get_logger("paddlenlp_ext.predict")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardPredictorArguments(ModelArguments):
+    """Arguments of the program."""
+
+    data_file: str = option(MISSING, help="rows of preference data or of fine-tuning, one JSON object per line")
+    output_file: str = option("rewards.jsonl", help='file for the rows with a field "rewards", the chosen answer first')
+    max_length: int = option(4096, minimum=2, help="maximum tokens of a prompt with all its answers")
+    batch_size: int = option(8, minimum=1, help="rows that are scored together")
+
+
+def reward_predictor(argv: Sequence[str]) -> None:
+    """Write every row of a file with the rewards of its answers.
+
+    Args:
+        argv: the command line without the program's name.
+
+    Raises:
+        ValueError: a model, adapter, template or file cannot be used, or rows are invalid or too long.
+    """
+    values, _ = parse_arguments(argv, options_of(RewardPredictorArguments, "arguments"), USAGE)
+    arguments = RewardPredictorArguments(**values)
+    check_output_file(arguments.output_file, arguments.data_file)
+    data_file = Path(arguments.data_file).expanduser()
+    if not data_file.is_file():
+        raise ValueError(f"data_file: {arguments.data_file!r} is not a file; use one with a JSON object per line")
+    rows = list(read_rows(data_file))
+    base, adapter = find_model_and_adapter(arguments)
+    tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
+    template = choose_template(arguments, [adapter, base], tokenizer)
+    model = load_reward_model(arguments, base, adapter)
+    rewards = score_rows(model, template, rows, max_length=arguments.max_length, batch_size=arguments.batch_size)
+    read = (row.value for row in rows if not isinstance(row, InvalidRow))
+    lines = [json.dumps({**row, "rewards": own}, ensure_ascii=False) for row, own in zip(read, rewards, strict=True)]
+    output_file = Path(arguments.output_file).expanduser()
+    output_file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(output_file, "".join(f"{line}\n" for line in lines))
+    logger.info("rewards of %d rows written to %s", len(lines), output_file)
+
+
+def load_reward_model(arguments: ModelArguments, base: str, adapter: str | None) -> TrainableModel:
+    """Load a reward model, or the adapter of one over its base.
+
+    Raises:
+        ValueError: the model has no score head.
+    """
+    choose_device_or_cpu(arguments.device or "auto")
+    dtype = choose_dtype(arguments.dtype, paddle.get_device())
+    source, stored, options = find_source(base, adapter)
+    if stored is None and not is_classifier(source.config):
+        raise ValueError(
+            f"{base} is a language model, without a score head; pass a model or an adapter that llm/run_reward.py "
+            "trained"
+        )
+    options |= {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
+    model = AutoModelForSequenceClassification.from_pretrained(source, **options)
+    return model if stored is None else PeftModel.from_files(model, stored)

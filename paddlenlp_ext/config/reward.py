@@ -1,0 +1,20 @@
+"""Section of a run that trains a reward model (`llm/run_reward.py`): the options of its loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(OptionGroup):
+    """`config.reward`: the loss of a reward model. Names are those of TRL's `RewardConfig` and of PaddleNLP."""
+
+    center_rewards_coefficient: float = option(
+        0.0, minimum=0, help="weight of the squared sum of a pair's rewards, which centers rewards at 0"
+    )
+    regularization: float = option(0.0, minimum=0, help="weight of the mean square of a pair's rewards")
+    share_prompt: bool = option(
+        True, help="compute the prompt of a pair once, followed by both answers; false: once for each answer"
+    )

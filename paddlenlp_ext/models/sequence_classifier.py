@@ -1,0 +1,108 @@
+"""Decoder with a score head in place of lm_head: a sequence classifier with one label, which is a reward model.
+
+The layout is that of `<Family>ForSequenceClassification` in transformers: the head is `score.weight` [1, D], without
+bias, and the score of a sequence is that of its last token that is not `pad_token_id` of config.json.
+
+Shapes: D hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.nn.causal_lm import causal_lm_forward
+
+
+class ScoreHead(nn.Layer):
+    """Linear map from the hidden state of a token to its score.
+
+    It is no `Linear`: no adapter wraps it, and it is neither quantized nor sharded. Each score is a sum of its own, so
+    that its bits do not depend on the other tokens of a batch.
+    """
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([1, hidden_size], default_initializer=nn.initializer.Constant())
+
+    def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Map hidden states [..., D] to scores [..., 1], in float32."""
+        return (hidden.astype("float32") * self.weight[0].astype("float32")).sum(axis=-1, keepdim=True)
+
+
+class SequenceClassifier(CausalLM):
+    """Decoder with a score head; parameters have Hugging Face's names.
+
+    Attributes:
+        score: the head.
+    """
+
+    task_type = "SEQ_CLS"
+    trained_modules = (SCORE_WEIGHT.partition(".")[0],)
+
+    def __init__(self, config: DecoderConfig) -> None:
+        assert config.num_labels == 1, "classifier_config makes the configuration"
+        super().__init__(config)
+        self.score = ScoreHead(config.hidden_size)
+
+    def forward(
+        self, input_ids: paddle.Tensor, attention_mask: paddle.Tensor | None = None, **inputs: Any
+    ) -> paddle.Tensor:
+        """Return the scores of all tokens, [B, S, 1]; arguments as in `CausalLM.forward`, without labels."""
+        scores = causal_lm_forward(self, input_ids, attention_mask, None, **inputs)
+        assert isinstance(scores, paddle.Tensor), "there are no labels"
+        return scores
+
+    def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Compute the scores [..., 1]."""
+        return self.score(hidden)
+
+    def head_weight(self) -> paddle.Tensor:
+        """Return the weight of the score head, [1, D]."""
+        return self.score.weight
+
+    def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
+        """Raise an error: there is no lm_head.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("a reward model scores answers and generates none; load the language model instead")
+
+
+def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> DecoderConfig:
+    """Return the configuration of a classifier with the decoder of `config`.
+
+    Args:
+        config: configuration of a language model or of a classifier.
+        stored: contents of its config.json.
+
+    Raises:
+        ValueError: the model is stored as a classifier with several labels.
+    """
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    if is_classifier(stored):
+        num_labels = len(stored.get("id2label") or ()) or stored.get("num_labels", 2)  # 2 in transformers
+        if num_labels != 1:
+            raise ValueError(
+                f"{config.name_or_path}: config.json has {num_labels} labels (id2label), and a reward model has one; "
+                "use a model with one label, or the language model that it was made from"
+            )
+        labels = {key: stored[key] for key in labels if key in stored}
+    architecture = FAMILIES.get(config.model_type).classifier_architecture
+    source = {**config.source, "architectures": [architecture], **labels}
+    # As in transformers, the score is not scaled as logits are, and the embedding is not tied to the head.
+    return dataclasses.replace(config, num_labels=1, logit_scale=1.0, tie_word_embeddings=False, source=source)
+
+
+def is_classifier(stored: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is that of a sequence classifier."""
+    return any(name.endswith("ForSequenceClassification") for name in stored.get("architectures") or ())

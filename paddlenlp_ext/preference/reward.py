@@ -1,0 +1,73 @@
+"""Loss and metrics of a reward model, as functions of the scores of the answers of pairs.
+
+With the rewards r_w of the chosen answer and r_l of the rejected one, the margin m of the row and the logistic function
+s, the loss of a pair is
+
+    -log s(r_w - r_l - m) + center_rewards_coefficient (r_w + r_l)^2 + regularization (r_w^2 + r_l^2) / 2
+
+The first term is the negative log-likelihood of a Bradley-Terry model (arXiv:2203.02155, eq. 1; with a margin
+arXiv:2307.09288, eq. 2). The second one is that of arXiv:2312.09244 and of TRL, and the third one that of PaddleNLP.
+
+Shapes: P pairs, A answers of a batch: pair i has the answers 2i (chosen) and 2i + 1 (rejected).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.config.reward import RewardConfig
+
+NUM_SUMS = 7
+
+
+def reward_losses(rewards_A: paddle.Tensor, margins_P: paddle.Tensor, options: RewardConfig) -> paddle.Tensor:
+    """Return the loss of each pair, float32 [P].
+
+    Args:
+        rewards_A: scores of the answers, float32 [A].
+        margins_P: margins of the rows, float32 [P].
+        options: `config.reward` of a run.
+    """
+    chosen_P, rejected_P = rewards_A[0::2], rewards_A[1::2]
+    losses_P = -F.log_sigmoid(chosen_P - rejected_P - margins_P)
+    if options.center_rewards_coefficient:
+        losses_P = losses_P + options.center_rewards_coefficient * (chosen_P + rejected_P).square()
+    if options.regularization:
+        losses_P = losses_P + options.regularization * (chosen_P.square() + rejected_P.square()) / 2
+    return losses_P
+
+
+def reward_sums(rewards_A: Any) -> np.ndarray:
+    """Return the sums of the metrics of a micro-batch, float64 [NUM_SUMS], which are added over micro-batches.
+
+    Args:
+        rewards_A: scores of the answers, a tensor or array of float32 [A].
+    """
+    rewards = np.asarray(rewards_A, np.float64)
+    margins = rewards[0::2] - rewards[1::2]
+    sums = [(margins > 0).sum(), margins.sum(), len(margins), rewards.sum(), rewards.min(), rewards.max(), 1]
+    return np.array(sums, np.float64)
+
+
+def reward_metrics(sums: np.ndarray) -> dict[str, float]:
+    """Return the metrics under TRL's names from the sum of results of `reward_sums`.
+
+    | metric | mean over |
+    |---|---|
+    | `accuracy` | pairs: 1 if the chosen answer has the greater reward |
+    | `margin` | pairs: difference between the rewards |
+    | `mean_reward` | answers: the reward |
+    | `min_reward`, `max_reward` | micro-batches: the least and the greatest reward |
+    """
+    correct, margin, num_pairs, total, least, greatest, num_batches = (float(value) for value in sums)
+    return {
+        "accuracy": correct / num_pairs,
+        "margin": margin / num_pairs,
+        "mean_reward": total / (2 * num_pairs),
+        "min_reward": least / num_batches,
+        "max_reward": greatest / num_batches,
+    }
