@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.save_and_load import read_adapter
 class AutoPeftModelForCausalLM:
     """Factory for a base model with its adapter; never instantiated."""
 
-    base_class: Any = AutoModelForCausalLM
+    _base_class: Any = AutoModelForCausalLM
 
     @classmethod
     def from_pretrained(
@@ -47,7 +47,7 @@ class AutoPeftModelForCausalLM:
                 f"{stored.folder} does not name its base model; load the base and use PeftModel.from_pretrained"
             )
         base = resolve_base(stored.base_model, stored.folder, "load the base and use PeftModel.from_pretrained")
-        model = cls.base_class.from_pretrained(
+        model = cls._base_class.from_pretrained(
             stored.base_model,
             dtype,
             use_flash_attention,
@@ -61,7 +61,7 @@ class AutoPeftModelForCausalLM:
 class AutoPeftModelForSequenceClassification(AutoPeftModelForCausalLM):
     """Factory for a reward model: a base model with its adapter, which has the score head; never instantiated."""
 
-    base_class = AutoModelForSequenceClassification
+    _base_class = AutoModelForSequenceClassification
 
 
 def merge_adapter(

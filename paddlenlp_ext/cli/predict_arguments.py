@@ -42,7 +42,7 @@ class ModelArguments(OptionGroup):
 
     @property
     def adapter_path(self) -> str | None:
-        """Adapter folder."""
+        """Folder of the adapter."""
         return self.lora_path
 
 

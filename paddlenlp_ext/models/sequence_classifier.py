@@ -17,9 +17,10 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.decoder import CausalLM, DocumentLengths
 from paddlenlp_ext.models.registry import FAMILIES
-from paddlenlp_ext.nn.causal_lm import causal_lm_forward
+from paddlenlp_ext.nn.attention import KeyValueCache
+from paddlenlp_ext.nn.causal_lm import CausalLMOutput
 
 
 class ScoreHead(nn.Layer):
@@ -54,12 +55,22 @@ class SequenceClassifier(CausalLM):
         self.score = ScoreHead(config.hidden_size)
 
     def forward(
-        self, input_ids: paddle.Tensor, attention_mask: paddle.Tensor | None = None, **inputs: Any
-    ) -> paddle.Tensor:
-        """Return the scores of all tokens, [B, S, 1]; arguments as in `CausalLM.forward`, without labels."""
-        scores = causal_lm_forward(self, input_ids, attention_mask, None, **inputs)
-        assert isinstance(scores, paddle.Tensor), "there are no labels"
-        return scores
+        self,
+        input_ids: paddle.Tensor,
+        attention_mask: paddle.Tensor | None = None,
+        labels: paddle.Tensor | None = None,
+        position_ids: paddle.Tensor | None = None,
+        document_lengths: DocumentLengths | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> paddle.Tensor | CausalLMOutput:
+        """Return the scores of all tokens, [B, S, 1]; arguments as in `CausalLM.forward`.
+
+        Raises:
+            ValueError: labels are given, or see `CausalLM.forward`.
+        """
+        if labels is not None:
+            raise ValueError("labels: a reward model compares answers; train it with paddlenlp_ext.reward")
+        return super().forward(input_ids, attention_mask, None, position_ids, document_lengths, cache)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Compute the scores [..., 1]."""

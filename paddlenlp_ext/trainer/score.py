@@ -61,7 +61,7 @@ def score_rows(
         packs = [[encoded[index] for index in pack] for pack in micro_batch]
         batch = collate_scored_pairs(packs, unscored_token_id=model.config.source.get("pad_token_id"))
         with evaluation_mode(model):
-            scores = iter(answer_scores(model, hidden_states(model, batch), batch).tolist())
+            scores = iter(answer_scores(model, hidden_states(model, batch), batch).numpy().tolist())
         for index in batch.row_indices:
             rewards[index] = [next(scores) for _ in encoded[index].answer_starts]
     return rewards

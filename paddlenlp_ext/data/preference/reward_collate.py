@@ -64,7 +64,7 @@ def collate_scored_pairs(
 
 def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
     """Return the index of the last token that is not `unscored_token_id`; the last one if there is no other."""
-    others = np.flatnonzero(tokens != unscored_token_id) if unscored_token_id is not None else ()
+    others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
     return int(others[-1]) if len(others) else len(tokens) - 1
 
 
