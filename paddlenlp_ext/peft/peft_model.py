@@ -49,8 +49,7 @@ def get_peft_model(
     config = peft_config = replaced_parameters.with_trained_modules(with_parts(peft_config, fused_layers), model)
     stored = read_adapter(config.path).for_layers(fused_layers) if config.path else None
     if stored is not None:
-        resume.require_same_config(stored, model.config)
-        resume.require_same_task(stored, model)
+        resume.require_same_model(stored, model)
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
@@ -342,8 +341,7 @@ class PeftModel(TrainableModel):
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
         stored = stored.for_layers(model.config.fused_layers)
-        resume.require_same_config(stored, model.config)
-        resume.require_same_task(stored, model)
+        resume.require_same_model(stored, model)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
             inject(model, config)

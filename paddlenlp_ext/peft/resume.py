@@ -152,12 +152,13 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
         )
 
 
-def require_same_task(stored: AdapterFiles, model: TrainableModel) -> None:
-    """Check that an adapter has the head of a reward model if, and only if, the base is one.
+def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
+    """Check that a base has the config of the adapter's training, and that both are reward models or neither is.
 
     Raises:
-        ValueError: it has not, or the base is a language model.
+        ValueError: see `require_same_config`; or one of them has a score head, and the other has none.
     """
+    require_same_config(stored, model.config)
     has_head = SCORE_WEIGHT in stored.tensors
     if has_head and not model.trained_modules:
         raise ValueError(
