@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated"]
+Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated", "experts"]
 """colwise: outputs are sharded; inner_colwise: likewise, of a layer that reads results of replicated ones; rowwise:
 inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: the normalized features are sharded;
-replicated: not sharded, but its result serves local heads only, so its gradient has to be summed."""
+replicated: not sharded, but its result serves local heads or experts only, so its gradient has to be summed; experts:
+each rank holds some of the experts of a layer."""
 
 TensorPlan = dict[str, Style]
 """`{"model.layers.*.self_attn.o_proj": "rowwise", ...}`; `*` matches one component of a dotted name."""

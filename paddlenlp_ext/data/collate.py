@@ -56,6 +56,7 @@ class PackedBatch:
         document_parents: for each document of a batch row, the index in that row of the document that it continues
             and whose positions it attends to as well; None: it continues no document. None in place of all rows: no
             document of the batch continues another.
+        padding: positions of padding at the end of each batch row.
     """
 
     input_ids: np.ndarray
@@ -65,6 +66,13 @@ class PackedBatch:
     row_indices: tuple[int, ...]
     num_tokens: int
     document_parents: tuple[tuple[int | None, ...], ...] | None = None
+    padding: tuple[int, ...] = ()
+
+    @property
+    def token_mask(self) -> np.ndarray:
+        """Mask of the positions that hold a token of the data, bool [B, S]."""
+        ends_B1 = self.input_ids.shape[1] - np.array(self.padding or (0,))[:, None]
+        return np.arange(self.input_ids.shape[1]) < np.broadcast_to(ends_B1, (len(self.input_ids), 1))
 
     @property
     def num_positions(self) -> int:
@@ -139,6 +147,7 @@ def _fill(
     position_ids = np.zeros(shape, dtype=np.int64)
     all_lengths: list[tuple[int, ...]] = []
     all_parents: list[tuple[int | None, ...]] = []
+    padding: list[int] = []
     num_tokens = 0
     for batch_index, rows in enumerate(batch_rows):
         used = sum(row.length for row in rows)
@@ -168,6 +177,7 @@ def _fill(
             parents.append(None)
         all_lengths.append(tuple(lengths))
         all_parents.append(tuple(parents))
+        padding.append(num_positions - used)
         num_tokens += used
     row_indices = tuple(row.row_index for rows in batch_rows for row in rows)
     continues = any(parent is not None for parents in all_parents for parent in parents)
@@ -179,6 +189,7 @@ def _fill(
         row_indices,
         num_tokens,
         tuple(all_parents) if continues else None,
+        tuple(padding),
     )
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from paddlenlp_ext.checkpoint.fused import FusedLayers
+from paddlenlp_ext.checkpoint.file_layout import FileLayout
+from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused, split_fused
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
+from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
+from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
+from paddlenlp_ext.nn.load_balance import LoadBalance
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.sharding_spec import TensorPlan
@@ -30,6 +35,8 @@ class DecoderConfig:
             projections of the hidden states.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
+        experts: experts of each layer, None for a layer with a dense feed-forward block; None: all layers are dense.
+        router_loss: factor of the auxiliary loss of the routers (nn/load_balance.py); 0: none.
         norm_offset: number that is added to the weights of RMS norms (nn/rms_norm.py).
         scales_embeddings: whether the embeddings of tokens are multiplied by sqrt(hidden_size).
         embedding_multiplier: factor of the input of the first layer.
@@ -41,6 +48,7 @@ class DecoderConfig:
         ropes: rotary settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         fused_layers: layers that files store as one, with the sizes of their parts (checkpoint/fused.py).
+        file_layout: differences between the tensors of files and those in memory.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).
         name_or_path: name by which the user refers to the model; None for a model that was not loaded.
@@ -68,6 +76,8 @@ class DecoderConfig:
     interleaved_rope: bool = False
     attention_scale: float | None = None
     activation: str = "silu"
+    experts: tuple[ExpertShape | None, ...] | None = None
+    router_loss: float = 0.0
     norm_offset: float = 0.0
     scales_embeddings: bool = False
     embedding_multiplier: float = 1.0
@@ -84,6 +94,7 @@ class DecoderConfig:
     ropes: tuple[RopeSettings, ...]
     tensor_plan: TensorPlan = field(repr=False)
     fused_layers: FusedLayers = field(default_factory=dict, repr=False)
+    file_layout: FileLayout = field(default_factory=FileLayout, repr=False)
     source: Mapping[str, Any] = field(repr=False)
     name_or_path: str | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -220,6 +231,46 @@ class DecoderConfig:
         return (
             Attention(shape, layer_index) if self.latent is None else LatentAttention(shape, self.latent, layer_index)
         )
+
+    def feed_forward(self, layer_index: int) -> FeedForward | MixtureOfExperts:
+        """Build the feed-forward block of one layer: dense, or experts."""
+        shape = self.expert_shape(layer_index)
+        if shape is not None:
+            return MixtureOfExperts(self.hidden_size, shape)
+        return FeedForward(self.hidden_size, self.intermediate_size, self.mlp_bias, self.activation)
+
+    def expert_shape(self, layer_index: int) -> ExpertShape | None:
+        """Return the sizes of the experts of one layer; None for a dense layer."""
+        return None if self.experts is None else self.experts[layer_index]
+
+    def load_balance(self) -> LoadBalance | None:
+        """Build the record of the experts' load; None for a model without experts."""
+        shapes = [shape for shape in self.experts or () if shape is not None]
+        if not shapes:
+            return None
+        return LoadBalance(shapes[0].num_experts, shapes[0].router.top_k, self.num_hidden_layers, self.router_loss)
+
+    @property
+    def active_size(self) -> float:
+        """Inner features of the feed-forward block that a token uses, averaged over the layers."""
+        shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
+        return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
+
+    def from_files(self, source: WeightSource) -> WeightSource:
+        """Return the tensors of a file under the names and in the shapes of the decoder's parameters.
+
+        Raises:
+            ValueError: see `SplitWeights` and `StackedExperts`.
+        """
+        return self.file_layout.open(split_fused(source, self.fused_layers))
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a decoder's tensors under the names and in the shapes of its files.
+
+        Raises:
+            ValueError: a part of a fused layer is quantized.
+        """
+        return self.file_layout.to_files(join_fused(tensors, self.fused_layers))
 
     def attention_shape(self, layer_index: int) -> AttentionShape:
         """Return the sizes and options of the attention of one layer."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.fused import join_fused, split_fused
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -25,6 +25,7 @@ from paddlenlp_ext.models.layers import DECODER_LAYERS
 from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -67,6 +68,7 @@ class Decoder(nn.Layer):
     Attributes:
         stage: this process's stage of a pipeline; None if this process runs all layers.
         recompute_plan: activations to recompute in the backward pass, None for none.
+        load_balance: load of the experts, and their auxiliary loss; None for a model without experts.
         dropout_seed: seed of the random numbers of a training pass. Each layer's seed also depends on its index, so the
             numbers do not depend on which layers a process runs. None continues Paddle's random state.
     """
@@ -82,6 +84,10 @@ class Decoder(nn.Layer):
         self.embedding_scale = _rounded_root(config.hidden_size) if config.scales_embeddings else None
         layer_type = DECODER_LAYERS[config.layer]
         self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
+        self.load_balance = config.load_balance()
+        for index, layer in enumerate(self.layers):
+            if self.load_balance is not None and isinstance(layer.mlp, MixtureOfExperts):
+                layer.mlp.gate.observe = partial(self.load_balance.observe, index)
         parallel = config.layer == "parallel"
         self.norm = LayerNorm(config.hidden_size, config.rms_norm_eps) if parallel else config.rms_norm()
         self.rotary = RotaryEmbeddings(config.ropes)
@@ -112,9 +118,12 @@ class Decoder(nn.Layer):
         """Map input embeddings [B, S, D] to the input of lm_head, [B, S, D]."""
         if self.embedding_multiplier != 1.0:
             x_BSD = x_BSD * self.embedding_multiplier
+        if self.load_balance is not None:
+            self.load_balance.begin()
         if self.stage is not None:
             return self.stage.forward_embeddings(x_BSD, inputs)
-        return self.final_norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
+        hidden_BSD = self.final_norm(self.run_layers(x_BSD, inputs, 0, len(self.layers)))
+        return hidden_BSD if self.load_balance is None else self.load_balance.attach_loss(hidden_BSD)
 
     def final_norm(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
         """Map the hidden states after the last layer to the input of lm_head, [B, S, D].
@@ -332,7 +341,7 @@ class CausalLM(TrainableModel):
         return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
 
     def tensors_to_save(self) -> dict[str, Any]:
-        """Return the tensors that `save_pretrained` writes, by their names in files."""
+        """Return the tensors that `save_pretrained` writes, by their names in memory."""
         return dict(named_tensors(self, self.dtype_name))
 
     def save_pretrained(
@@ -355,11 +364,11 @@ class CausalLM(TrainableModel):
             ValueError: a part of a fused layer is quantized.
         """
         dtype = self.dtype_name
-        joined = join_fused(self.tensors_to_save() if tensors is None else tensors, self.config.fused_layers)
+        written = self.config.to_files(self.tensors_to_save() if tensors is None else tensors)
         write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
         if self.task_type == "CAUSAL_LM":
             write_generation_config(folder, self.generation_config)
-        save_sharded(folder, joined, max_shard_bytes)
+        save_sharded(folder, written, max_shard_bytes)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Load the weights of a saved model with the same configuration.
@@ -373,8 +382,7 @@ class CausalLM(TrainableModel):
                 f"{folder}: config.json has other rotary settings than this model; set "
                 "use_long_sequence_strategies and its keys as in training"
             )
-        source = split_fused(open_weights(folder), self.config.fused_layers)
-        load_weights(self, source, self.remote_parameters)
+        load_weights(self, self.config.from_files(open_weights(folder)), self.remote_parameters)
 
 
 def _as_list(token_ids: int | list[int] | None) -> list[int]:

@@ -12,9 +12,9 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
-    """Draw every matrix from normal(0, standard_deviation); biases stay 0 and norm weights stay 1."""
+    """Draw every matrix, and each expert's, from normal(0, standard_deviation); biases stay 0 and norm weights 1."""
     for name, parameter in model.named_parameters():
-        if len(parameter.shape) == 2 and is_on_stage(parameter):
+        if len(parameter.shape) >= 2 and is_on_stage(parameter):
             values = random_weight(name, tuple(parameter.shape), seed, standard_deviation)
             parameter.set_value(paddle.to_tensor(values).astype(parameter.dtype))
 

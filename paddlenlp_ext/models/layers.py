@@ -17,7 +17,6 @@ from paddle import nn
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.attention import AttentionInputs
-from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -35,7 +34,7 @@ class DecoderLayer(nn.Layer):
         super().__init__()
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
         self.self_attn = config.attention(layer_index)
-        self.mlp = FeedForward(config.hidden_size, config.intermediate_size, config.mlp_bias, config.activation)
+        self.mlp = config.feed_forward(layer_index)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.fused import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -124,10 +123,10 @@ class ModelSource:
         """Open the stored tensors, by the names of the decoder's layers.
 
         Raises:
-            ValueError: no readable weights at `path`, an unsupported config, or see `SplitWeights`.
+            ValueError: no readable weights at `path`, an unsupported config, or see `DecoderConfig.from_files`.
         """
         config = DecoderConfig.from_dict(self.config)
-        weights = split_fused(open_weights(self.path), config.fused_layers)
+        weights = config.from_files(open_weights(self.path))
         if self.score_seed is None:
             return weights
         shape = (1, config.hidden_size)

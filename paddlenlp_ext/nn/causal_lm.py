@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class CausalLMOutput:
     `output[0]`), and as the loss itself (`output.backward()`, `float(output)`).
 
     Attributes:
-        loss: mean cross entropy of the target tokens, an fp32 scalar.
+        loss: mean cross entropy of the target tokens, plus the routers' auxiliary loss if the model has one; an fp32
+            scalar.
         logits: [B, S, V], computed on first access: the loss does not need them.
     """
 
@@ -118,18 +120,27 @@ def causal_lm_forward(
     targets_BS = None if labels is None else _targets(labels, input_ids.shape, document_lengths)
     if prompt_lengths_of is not None and targets_BS is not None and "prompt_lengths" not in inputs:
         inputs["prompt_lengths"] = prompt_lengths_of(targets_BS.numpy(), document_lengths)
-    hidden_BSD = model.hidden_states(input_ids, **inputs)
+    balance = model.load_balance
+    ignoring = nullcontext() if balance is None else balance.without_padding(_as_numpy(attention_mask))
+    with ignoring:
+        hidden_BSD = model.hidden_states(input_ids, **inputs)
     if targets_BS is None:
         return model.logits(hidden_BSD)
     targets_T = targets_BS.reshape([-1])
     cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
     loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
     loss = loss_sum / (targets_T != IGNORED_LABEL).sum().astype(loss_sum.dtype)
+    if balance is not None and balance.loss is not None:
+        loss = loss + balance.loss
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
 
 
 def _as_tensor(x: paddle.Tensor | np.ndarray) -> paddle.Tensor:
     return paddle.to_tensor(x) if isinstance(x, np.ndarray) else x
+
+
+def _as_numpy(x: paddle.Tensor | None) -> np.ndarray | None:
+    return None if x is None else x.numpy()
 
 
 def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[list[int]] | None:

@@ -10,6 +10,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.load_balance import LoadBalance
+
 
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
@@ -88,6 +90,11 @@ class TrainableModel(nn.Layer):
             ValueError: the stored tensors belong to another model.
         """
         raise NotImplementedError
+
+    @property
+    def load_balance(self) -> LoadBalance | None:
+        """Load of the experts; None for a model without experts."""
+        return getattr(self.model, "load_balance", None)
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def plan_steps(self, total_steps: int) -> None:

@@ -6,8 +6,9 @@
     rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
     norm         features are sharded    sums of squares are all-reduced inside the norm
-    replicated   full                    serves local heads only, so its gradient is summed over the ranks; a linear
-                                         layer reads hidden states, which copy_to_group copies
+    replicated   full                    serves local heads or experts, so its gradient is summed over the ranks; a
+                                         linear layer reads hidden states, which copy_to_group copies
+    experts      experts are sharded     copy_to_group before the expert layer, all-reduce after it
 
 `inner_colwise` layers read the results of replicated linear layers (the latents of latent attention).
 
@@ -28,6 +29,7 @@ from paddle import nn
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.experts import Experts
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -52,6 +54,10 @@ class _TPCollectives:
 
     enter: Callable[[paddle.Tensor], paddle.Tensor]
     leave: Callable[[paddle.Tensor], paddle.Tensor]
+
+
+_NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
+"""Collectives of linear layers inside an expert layer, which issues its own."""
 
 
 def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
@@ -83,11 +89,15 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
             _shard_vocabulary(decoder, name, outermost, axis)
         elif style == "norm":
             _shard_norm(name, outermost, axis)
+        elif style == "experts":
+            _shard_experts(decoder, name, axis, collectives)
         else:
-            shared = inputs.setdefault(name.rpartition(".")[0], _SharedInput(collectives.enter))
+            parent = name.rpartition(".")[0]
+            around = _NO_COLLECTIVES if _is_in_expert_layer(parent, styles) else collectives
+            shared = inputs.setdefault(parent, _SharedInput(around.enter))
             if style == "replicated":
                 _replicate(outermost, axis, shared)
-            elif not _shard_linear(outermost, style, axis, shared, collectives.leave):
+            elif not _shard_linear(outermost, style, axis, shared, around.leave):
                 decoder.remote_parameters.add(f"{_without_adapters(name)}.bias")
     for layer in decoder.sublayers():
         if isinstance(layer, AttentionLayer):
@@ -139,8 +149,12 @@ def check_sizes(config: Any, degree: int) -> None:
     sizes = {
         "num_attention_heads": config.num_attention_heads,
         "num_key_value_heads": config.num_key_value_heads,
-        "intermediate_size": config.intermediate_size,
     }
+    if config.experts is None or None in config.experts:
+        sizes["intermediate_size"] = config.intermediate_size
+    for shape in {shape for shape in config.experts or () if shape is not None}:
+        sizes["number of experts"] = shape.num_experts
+        sizes["size of the shared expert"] = shape.shared_size
     uneven = [f"{name} {size}" for name, size in sizes.items() if size % degree]
     if uneven:
         works = max(d for d in range(1, degree + 1) if all(size % d == 0 for size in sizes.values()))
@@ -319,6 +333,30 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
         raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
     shard_parameter(outermost, "weight", 0, axis)
     outermost.shards = TensorParallelGroup(axis)
+
+
+def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:
+    """Keep this rank's experts; the expert layer around them sums the outputs of all ranks, shared expert included.
+
+    Raises:
+        ValueError: the experts have an adapter.
+    """
+    experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
+    if not isinstance(experts, Experts):
+        raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
+    for parameter in ("gate_up_proj", "down_proj"):
+        experts.first = shard_parameter(experts, parameter, 0, axis).start
+    balance = model.load_balance
+    assert balance is not None, "a model with experts counts their tokens"
+    balance.share = 1.0 / axis.size
+    mixture.register_forward_pre_hook(lambda layer, inputs: (collectives.enter(inputs[0]), *inputs[1:]))
+    mixture.register_forward_post_hook(lambda layer, inputs, output: collectives.leave(output))
+
+
+def _is_in_expert_layer(parent: str, styles: dict[str, Style]) -> bool:
+    """Return whether a layer is an expert layer, or a part of one: its shared expert."""
+    name = _without_adapters(parent)
+    return any(styles.get(f"{layer}.experts") == "experts" for layer in (name, name.rpartition(".")[0]))
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:

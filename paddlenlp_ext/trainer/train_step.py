@@ -24,6 +24,7 @@ import paddle
 from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.nn.load_balance import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
@@ -37,6 +38,8 @@ from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
 _MAX_NAMED_ROWS = 8
+EXPERT_IMBALANCE = "expert_imbalance"
+"""Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""
 
 
 class NonFiniteError(ValueError):
@@ -106,6 +109,7 @@ class OptimizerStep:
             )
 
         local_loss, local_sums = self._run_micro_batches(micro_batches, step_batch, step, num_units)
+        local_sums += self._expert_counts()
         # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
         # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
@@ -124,7 +128,7 @@ class OptimizerStep:
         self.objective.after_step(step + 1)
         self._clear_gradients()
         seconds = time.perf_counter() - started
-        metrics = self.objective.step_metrics(np.array(sums))
+        metrics = self._metrics(np.array(sums))
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds, metrics)
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
@@ -143,6 +147,7 @@ class OptimizerStep:
 
         with self.process_group.gathered_parameters():
             self.model.before_training(run_batch)
+        self._expert_counts()  # those of the step begin at 0
         _drop_gradients(self.model.parameters())
 
     # -- forward and backward -----------------------------------------------------------------------------------------
@@ -188,8 +193,34 @@ class OptimizerStep:
         """Run forward and backward passes; return the sums of loss and metrics on this process."""
         batches = self.objective.prepare([micro_batch.batch for micro_batch in scaled])
         scaled = [replace(one, batch=batch) for one, batch in zip(scaled, batches, strict=True)]
-        loss, sums = self.forward_backward.run(scaled, self.objective.measure, after_micro_batch)
+        loss, sums = self.forward_backward.run(scaled, self._measure, after_micro_batch)
         return float(loss), (np.zeros(self.objective.num_sums) + sums).tolist()
+
+    def _measure(
+        self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch
+    ) -> tuple[paddle.Tensor, np.ndarray]:
+        """Return the objective's loss and sums, with the routers' auxiliary loss for each unit of the loss.
+
+        The auxiliary loss of a step is therefore the mean over its micro-batches, weighted by their units.
+        """
+        loss, sums = self.objective.measure(model, hidden_BSD, batch)
+        balance = model.load_balance
+        if balance is not None and balance.loss is not None:
+            loss = loss + balance.loss * float(self.objective.num_units(batch))
+        return loss, sums
+
+    def _expert_counts(self) -> list[float]:
+        """Return the tokens per expert, layer by layer, since the last call; empty without experts."""
+        balance = self.model.load_balance
+        return [] if balance is None else balance.pop_counts().ravel().tolist()
+
+    def _metrics(self, sums: np.ndarray) -> dict[str, float]:
+        """Return the metrics of a step from the sums over its global batch: those of the objective, and of experts."""
+        metrics, balance = self.objective.step_metrics(sums[: self.objective.num_sums]), self.model.load_balance
+        if balance is None:
+            return metrics
+        counts_LE = sums[self.objective.num_sums :].reshape([-1, balance.num_experts])
+        return {**metrics, EXPERT_IMBALANCE: imbalance(counts_LE)}
 
     def _scaled(self, batch: PackedBatch, scale: float, step: int, micro_batch: int) -> ScaledBatch:
         """Return a micro-batch with its loss scale and the context of its forward pass."""
@@ -199,7 +230,9 @@ class OptimizerStep:
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
         """Run the block, a forward pass, with the micro-batch's random seed, number format and noise."""
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
-        with self.options.autocast(), self._noise_of(batch):
+        balance = self.model.load_balance
+        ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask)
+        with self.options.autocast(), self._noise_of(batch), ignoring:
             yield
 
     def _noise_of(self, batch: PackedBatch) -> AbstractContextManager[None]:

@@ -45,15 +45,17 @@ def test_shipped_reward_file_loads(path):
 
 
 def test_shipped_files_exist_for_every_family():
-    """Expect all methods for three families, LoRA for Mistral, QLoRA for the newer ones, and preferences for all."""
+    """Expect all methods for three families, LoRA for Mistral and experts, QLoRA for newer ones, and preferences."""
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     newer = ("cohere2", "ernie", "gemma3", "glm", "glm4", "granite", "hunyuan", "olmo2", "olmo3", "phi3", "smollm3")
     expected |= {f"{family}/{method}" for family in newer for method in ("sft", "lora", "qlora")}
+    experts = ("ernie4_5_moe", "mixtral", "qwen2_moe", "qwen3_moe")
+    expected |= {f"{family}/{method}" for family in experts for method in ("sft", "lora")}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected
-    families = ("llama", "qwen", "smollm2", "mistral", *newer)
+    families = ("llama", "qwen", "smollm2", "mistral", *newer, *experts)
     assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in PREFERENCE} == {
         f"{family}/{name}" for family in families for name in ("dpo", "dpo_lora")
     }

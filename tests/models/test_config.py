@@ -19,8 +19,8 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
     ("changes", "message"),
     [
         (
-            {"model_type": "qwen2_moe"},
-            "model_type 'qwen2_moe' in config.json is not supported; supported: cohere2, .*llama, .*mistral",
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' in config.json is not supported; supported: cohere2, .*llama, .*mistral",
         ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
@@ -36,6 +36,8 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*as many heads of keys as of queries; set it to .* 4"),
         ({**LATENT, "first_k_dense_replace": 1}, "layers from 1 on are mixtures of experts, which are not supported"),
         ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token, but a layer has 8"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
     ],
 )
 def test_from_dict_unsupported_value_raises(changes, message):
@@ -106,6 +108,30 @@ def test_from_dict_phi3_reads_former_names_of_longrope():
     assert ropes[0][0].number("original_max_position_embeddings") == 4096
     yarn = {**TINY, "model_type": "phi3", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
     assert DecoderConfig.from_dict(yarn).ropes[0].rope_type == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("config", "sparse"),
+    [
+        ({"model_type": "mixtral"}, (True, True, True, True)),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [2]}, (True, True, False, True)),
+        ({"model_type": "qwen2_moe", "decoder_sparse_step": 2, "mlp_only_layers": [1]}, (False, False, False, True)),
+        ({"model_type": "ernie4_5_moe"}, (False, True, True, True)),
+        (
+            {"model_type": "ernie4_5_moe", "moe_layer_end_index": 2, "moe_layer_interval": 2},
+            (False, True, False, False),
+        ),
+    ],
+)
+def test_from_dict_layers_with_experts_follow_the_family(config, sparse):
+    experts = DecoderConfig.from_dict({**TINY, "num_hidden_layers": 4, **config}).experts
+    assert tuple(shape is not None for shape in experts) == sparse
+
+
+def test_from_dict_router_loss_needs_output_router_logits():
+    config = {**TINY, "model_type": "mixtral", "router_aux_loss_coef": 0.5}
+    assert DecoderConfig.from_dict(config).router_loss == 0.0
+    assert DecoderConfig.from_dict({**config, "output_router_logits": True}).router_loss == 0.5
 
 
 def test_from_dict_smollm3_with_too_few_no_rope_layers_raises():

@@ -178,6 +178,32 @@ Status linear_weight_gradient(const void* gradient, const void* x, float* weight
                               bool is_bf16);
 Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 rows, i64 out);
 
+// -- linear layers of groups of rows: x [rows, in]; y [rows, out]; starts [groups + 1]: the first row of each group
+// -----
+
+// weight [groups, out, in], with `stride` values from one group to the next.
+
+Status grouped_linear_forward(const void* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
+                              i64 out, i64 stride, bool is_bf16);
+
+// Like grouped_linear_forward, for groups of a few rows. `is_bf16` describes only the weight.
+Status grouped_linear_small_batch(const float* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
+                                  i64 out, i64 stride, bool is_bf16);
+
+// Adds to x_gradient if `accumulate` is set.
+Status grouped_linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, const i64* starts,
+                                     i64 groups, i64 in, i64 out, i64 stride, bool accumulate, bool is_bf16);
+
+// Groups without rows get zeros.
+Status grouped_linear_weight_gradient(const void* gradient, const void* x, float* weight_gradient, const i64* starts,
+                                      i64 groups, i64 in, i64 out, i64 stride, bool is_bf16);
+
+// to [count, width] = rows `ids` of `from`.
+Status gather_rows(const float* from, const i64* ids, float* to, i64 count, i64 width);
+
+// to [tokens, width] = the sum of each token's rows; positions [tokens, choices] are their indices, -1 for no row.
+Status sum_rows(const float* rows, const i64* positions, float* to, i64 tokens, i64 choices, i64 width);
+
 // -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------
 
 // y += scaling * (x a^T) b^T. `is_bf16` describes x, y_gradient and inner; with it, all products round their inputs.

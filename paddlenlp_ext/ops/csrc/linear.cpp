@@ -11,16 +11,6 @@ void forward(const Value* x, const Value* weight, const float* bias, float* y, i
     gemm(false, true, rows, out, in, 1.0f, x, in, weight, in, bias == nullptr ? 0.0f : 1.0f, y, out);
 }
 
-template <int ROWS, class Value>
-void small_batch(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
-    constexpr int OUT = ROWS <= 4 ? 4 : 2;
-    parallel_for(out, 1 + 131072 / in, [&](i64 o, i64 end) {
-        auto at = [&](i64 row) { return bias == nullptr ? nullptr : bias + row; };
-        for (; o + OUT <= end; o += OUT) small_batch_gemm<ROWS, OUT>(x, weight + o * in, at(o), y + o, in, out);
-        for (; o < end; ++o) small_batch_gemm<ROWS, 1>(x, weight + o * in, at(o), y + o, in, out);
-    });
-}
-
 }  // namespace
 
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,

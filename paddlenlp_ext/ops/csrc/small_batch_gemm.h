@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "parallel.h"
 #include "simd.h"
 
 namespace plx {
@@ -27,6 +28,17 @@ static inline void small_batch_gemm(const float* x, const Value* weight, const f
     if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
     for (int r = 0; r < ROWS; ++r)
         for (int o = 0; o < OUT; ++o) y[r * out + o] = horizontal_sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
+}
+
+// y [ROWS, out] = x W^T + bias with W [out, in] on all threads; the bias may be null.
+template <int ROWS, class Value>
+static inline void small_batch(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
+    constexpr int OUT = ROWS <= 4 ? 4 : 2;
+    parallel_for(out, 1 + 131072 / in, [&](i64 o, i64 end) {
+        auto at = [&](i64 row) { return bias == nullptr ? nullptr : bias + row; };
+        for (; o + OUT <= end; o += OUT) small_batch_gemm<ROWS, OUT>(x, weight + o * in, at(o), y + o, in, out);
+        for (; o < end; ++o) small_batch_gemm<ROWS, 1>(x, weight + o * in, at(o), y + o, in, out);
+    });
 }
 
 // Splits the rows into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, x, y) for each.

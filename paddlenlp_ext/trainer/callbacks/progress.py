@@ -13,7 +13,7 @@ from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-_SHOWN = ("rewards/margins", "rewards/accuracies")  # metrics of training that a log line has
+_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics of training that a log line has
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 

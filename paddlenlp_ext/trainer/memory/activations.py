@@ -169,7 +169,7 @@ class ActivationModel:
 
     @property
     def _num_inner(self) -> float:
-        return self.config.intermediate_size / self.tensor
+        return self.config.active_size / self.tensor
 
     def saved(self, layers: Iterable[int]) -> float:
         """Return the bytes per token that `layers` save, plus the recomputed activations of one layer."""

@@ -23,6 +23,7 @@ from paddle import nn
 
 from paddlenlp_ext.models.layers import DecoderLayer
 from paddlenlp_ext.nn.attention import AttentionLayer
+from paddlenlp_ext.nn.experts import Experts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
@@ -202,17 +203,27 @@ def has_separate_adapters(model: Any) -> bool:
 def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
     attention = next(part for part in parts if isinstance(part, AttentionLayer))
-    feed_forward = next(part for part in parts if isinstance(part, FeedForward))
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
     into_attention = [getattr(attention, name) for name in attention.input_names]
-    into_feed_forward = feed_forward.gate_proj, feed_forward.up_proj
+    experts = next((part for part in parts if isinstance(part, Experts)), None)
+    feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
+    into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
+    out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
+    normed = _bytes_of_normed(into_feed_forward, numerics)
+    gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, numerics.gated)
     return SavedInputs(
         attention=_bytes_of_normed(into_attention, numerics),
         result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
-        feed_forward=_bytes_of_normed(into_feed_forward, numerics),
-        gated=_bytes_of_input([feed_forward.down_proj], numerics, numerics.attention, numerics.gated),
+        feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
+        gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
         adapters=sum(_bytes_of_adapter(adapter, numerics) for adapter in adapters),
     )
+
+
+def _bytes_of_expert_input(experts: Experts, numerics: Numerics) -> float:
+    """Return the bytes that experts save per element of their input, whose sorted rows are gathered again."""
+    saves = not numerics.native or not experts.gate_up_proj.stop_gradient
+    return numerics.attention if saves else 0.0
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
@@ -275,7 +286,7 @@ class _Storage:
     def bytes_per_element(self, parameter: Any) -> int:
         """Return the bytes per element of a parameter, and of its gradient."""
         is_adapter = isinstance(self.model, PeftModel) and not parameter.stop_gradient
-        may_be_half = self.numerics.on_gpu or (len(parameter.shape) == 2 and not is_adapter)
+        may_be_half = self.numerics.on_gpu or (len(parameter.shape) >= 2 and not is_adapter)
         return self.bytes_per_weight if may_be_half else 4
 
     def num_bytes(self, parameter: Any) -> float:
@@ -306,7 +317,9 @@ def _backward_size(config: Any) -> float:
 
     They are the gradients of its product, of gate and up, and of the hidden states before and after.
     """
-    return 3 * config.intermediate_size + 2 * config.hidden_size
+    shapes = [shape for shape in config.experts or () if shape is not None]
+    rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # of the tokens' choices, sorted by expert
+    return 3 * config.active_size + (2 + rows) * config.hidden_size
 
 
 def _trained_head_size(model: Any) -> int:
@@ -353,7 +366,7 @@ def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: Pack
     if not numerics.autocast:
         return total
     vocab_size = model.config.vocab_size
-    matrices = (p for p in model.parameters() if len(p.shape) == 2 and p.shape[0] != vocab_size)
+    matrices = (p for p in model.parameters() if len(p.shape) >= 2 and p.shape[0] != vocab_size)
     return total + numerics.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
 
 

@@ -24,6 +24,7 @@ _SMALL = {
     "tie_word_embeddings": False,
 }
 _NO_PADDING = {"pad_token_id": None}  # transformers computes no gradient for the embedding of padding
+_EXPERTS = {"num_experts_per_tok": 2}
 _LLAMA31 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -177,6 +178,63 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_theta": 5000.0,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     },
+    "mixtral": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 5},
+    "mixtral_ties": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 8},
+    "mixtral_idle_expert": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_EXPERTS,
+        "model_type": "mixtral",
+        "num_local_experts": 7,
+        "sliding_window": 7,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.3,
+    },
+    "qwen3_moe_dense_layer": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_EXPERTS,
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
+    "qwen2_moe_step": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_EXPERTS,
+        "model_type": "qwen2_moe",
+        "num_experts": 5,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "sliding_window": 5,
+        "max_window_layers": 1,
+    },
+    "ernie4_5_moe_idle_expert": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "ernie4_5_moe",
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "moe_num_experts": 6,
+        "moe_k": 3,
+        "moe_intermediate_size": 20,
+        "moe_num_shared_experts": 2,
+        "moe_layer_interval": 2,
+        "moe_layer_start_index": 1,
+        "moe_norm_min": 0.7,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+        "tie_word_embeddings": True,
+    },
     "gemma3_text": {
         **_SMALL,
         **_NO_PADDING,
@@ -246,9 +304,23 @@ CASES: dict[str, dict[str, Any]] = {
 
 def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return the fp32 values of a parameter: matrices and biases around 0, norm weights around 1."""
+    name = name.replace(".moe_statics.", ".")
     generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
     noise = generator.standard_normal(shape).astype(np.float32)
+    if name.endswith("mlp.gate.weight"):
+        return _router_weight(case, noise)
+    if name.endswith("e_score_correction_bias"):  # expert 2 is never chosen
+        return np.where(np.arange(shape[-1]) == 2, np.float32(-2), 0.1 * noise)
     return 1 + 0.2 * noise if "norm" in name else 0.15 * noise
+
+
+def _router_weight(case: str, noise_ED: np.ndarray) -> np.ndarray:
+    """Return the weight of a router, in some cases with experts that tie, or with one that no token chooses."""
+    if case.endswith("ties"):  # 0 and 1, 2 and 3, ...: the best two always are a pair
+        noise_ED = np.repeat(noise_ED[::2], 2, axis=0)
+    if case.endswith("idle_expert"):  # the mean of the others is never the largest, and hardly ever the second
+        noise_ED[3] = np.delete(noise_ED, 3, axis=0).mean(axis=0)
+    return 0.3 * noise_ED
 
 
 def make_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,12 @@
 """Write models/<case>.npz: logits, loss and all gradients of the tiny models, computed by transformers with PyTorch.
 
 Run where `torch` and `transformers` are installed (constraints of this repository do not matter to it):
-    python -m tests.golden.generators.make_model_golden
+    python -m tests.golden.generators.make_model_golden [CASE ...]
 """
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 import torch
@@ -18,16 +20,24 @@ FOLDER = DATA / "models"
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for case, settings in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        settings = CASES[case]
         config = AutoConfig.for_model(**settings)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
         for name, parameter in model.named_parameters():
             parameter.data = torch.from_numpy(make_weight(case, name, tuple(parameter.shape)))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.from_numpy(make_weight(case, name, tuple(buffer.shape))))
         input_ids, labels = (torch.from_numpy(array) for array in make_inputs(case))
-        logits = model(input_ids, use_cache=False).logits
+        output = model(input_ids, use_cache=False)
+        logits = output.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        if getattr(config, "output_router_logits", False):
+            loss = loss + config.router_aux_loss_coef * output.aux_loss
         loss.backward()
-        gradients = {f"gradient:{name}": parameter.grad.numpy() for name, parameter in model.named_parameters()}
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        gradients = {f"gradient:{name}": parameter.grad.numpy() for name, parameter in trained.items()}
         arrays = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy(), **gradients}
         np.savez_compressed(FOLDER / f"{case}.npz", **arrays)
         print(f"{case}: loss {loss:.6f}, {len(gradients)} gradients")

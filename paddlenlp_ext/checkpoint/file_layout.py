@@ -1,0 +1,193 @@
+"""Names and shapes of a model's tensors in files, where they differ from those in memory.
+
+    in memory                                in files
+    mlp.experts.gate_up_proj [E, 2F, D]      mlp.experts.0.gate_proj.weight [F, D], mlp.experts.0.up_proj.weight [F, D],
+                                             mlp.experts.1.gate_proj.weight, ...
+
+Tensors are converted one at a time, while they are read or written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+
+class FileLayout:
+    """Layout of a model's files; this one equals that in memory."""
+
+    def open(self, source: WeightSource) -> WeightSource:
+        """Return the tensors of a file under the names and in the shapes of memory."""
+        return source
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a model's tensors as they are written; each is read when it is written."""
+        return dict(tensors)
+
+
+class StackedExperts(FileLayout):
+    """Tensors of experts, which files store one by one and which are stacked in memory.
+
+    Args:
+        stacks: name of a tensor in memory, [E, ...] -> names of the parts of an expert's slice in files, which are
+            concatenated along their first axis; `{}` is the expert's index. Names are those after "model.layers.N.".
+        renamed: name in memory -> name in files of tensors that differ in nothing else.
+        unused: regular expression of full names in files that the model does not have, such as those of layers that
+            predict several tokens; they are not read.
+    """
+
+    def __init__(
+        self, stacks: Mapping[str, tuple[str, ...]], renamed: Mapping[str, str] | None = None, unused: str = r"(?!)"
+    ) -> None:
+        self.stacks, self.renamed, self.unused = dict(stacks), dict(renamed or {}), re.compile(unused)
+
+    def open(self, source: WeightSource) -> WeightSource:
+        """Return the tensors of a file, stacked."""
+        return _StackedWeights(source, self)
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors with those of each expert as tensors of their own."""
+        written: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            prefix, own = _split_layer(name)
+            if own not in self.stacks:
+                written[prefix + self.renamed.get(own, own)] = tensor
+                continue
+            files, stacked = self.stacks[own], as_lazy(tensor)
+            experts, rows, *rest = stacked.shape
+            shape, shared = (rows // len(files), *rest), _SharedRead(stacked.read, experts * len(files))
+            for expert in range(experts):
+                for part, file in enumerate(files):
+                    index = expert, slice(part * shape[0], (part + 1) * shape[0])
+                    written[prefix + file.format(expert)] = LazyTensor(
+                        shape, stacked.dtype, partial(shared.read, index)
+                    )
+        return written
+
+    def locate(self, name: str) -> tuple[str, int, int] | None:
+        """Return name in memory, expert and number of the part of a tensor in a file; None for a tensor of no stack."""
+        prefix, own = _split_layer(name)
+        for stacked, files in self.stacks.items():
+            for part, file in enumerate(files):
+                found = re.fullmatch(re.escape(file).replace(r"\{\}", r"(\d+)"), own)
+                if found:
+                    return prefix + stacked, int(found[1]), part
+        return None
+
+    def name_in_memory(self, name: str) -> str:
+        """Return the name in memory of a tensor of no stack."""
+        prefix, own = _split_layer(name)
+        return prefix + {file: memory for memory, file in self.renamed.items()}.get(own, own)
+
+
+def _split_layer(name: str) -> tuple[str, str]:
+    """Split a name after "model.layers.N."; the first part is empty for tensors outside the layers."""
+    found = re.match(r"model\.layers\.\d+\.", name)
+    return (found[0], name[found.end() :]) if found else ("", name)
+
+
+class _SharedRead:
+    """Tensor that is read once for all its parts, and freed after the last one."""
+
+    def __init__(self, read: Callable[[], np.ndarray], num_parts: int) -> None:
+        self._read, self._left, self._num_parts = read, 0, num_parts
+        self._value: np.ndarray | None = None
+
+    def read(self, index: Any) -> np.ndarray:
+        """Return a part of the tensor."""
+        if self._value is None:
+            self._value, self._left = self._read(), self._num_parts
+        part = np.ascontiguousarray(self._value[index])
+        self._left -= 1
+        if self._left == 0:
+            self._value = None
+        return part
+
+
+class _StackedWeights(WeightSource):
+    """Tensors of a file with those of experts stacked.
+
+    Raises:
+        ValueError: a part of a stack is missing.
+    """
+
+    def __init__(self, source: WeightSource, layout: StackedExperts) -> None:
+        self.path, self._source = source.path, source
+        self._parts: dict[str, dict[tuple[int, int], str]] = {}  # name in memory -> (expert, part) -> name in the file
+        self._plain: dict[str, str] = {}
+        self._names: dict[str, None] = {}
+        for name in source.names():
+            if layout.unused.fullmatch(name):
+                continue
+            located = layout.locate(name)
+            if located is None:
+                memory = layout.name_in_memory(name)
+                self._plain[memory] = name
+            else:
+                memory, expert, part = located
+                self._parts.setdefault(memory, {})[expert, part] = name
+            self._names[memory] = None
+        for memory, parts in self._parts.items():
+            self._check(memory, parts, len(layout.stacks[_split_layer(memory)[1]]))
+
+    def _check(self, memory: str, parts: Mapping[tuple[int, int], str], num_parts: int) -> None:
+        experts = 1 + max(expert for expert, _ in parts)
+        missing = [f"expert {e}, part {p}" for e in range(experts) for p in range(num_parts) if (e, p) not in parts]
+        if missing:
+            raise ValueError(
+                f"{self.path}: {memory} is stored in {experts} x {num_parts} tensors, of which {len(missing)} are "
+                f"missing: {', '.join(missing[:4])}; copy or download the model again"
+            )
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._parts:
+            return self._source.shape(self._plain[name])
+        shapes = [self._source.shape(file) for (expert, _), file in self._parts[name].items() if expert == 0]
+        return (self._num_experts(name), sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+    def dtype(self, name: str) -> str:
+        file = self._plain[name] if name not in self._parts else self._parts[name][0, 0]
+        return self._source.dtype(file)
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        if name not in self._parts:
+            return self._source.read(self._plain[name], dtype, shard)
+        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        experts = range(self._num_experts(name)) if shard is None else range(shard.start, shard.stop)
+        return self._stacked(name, dtype or self.dtype(name), experts)
+
+    def _num_experts(self, name: str) -> int:
+        return 1 + max(expert for expert, _ in self._parts[name])
+
+    def _stacked(self, name: str, dtype: str, experts: Iterable[int]) -> np.ndarray:
+        """Return the slices of some experts, written one by one into the result."""
+        experts, parts = list(experts), self._parts[name]
+        num_parts = len(parts) // self._num_experts(name)
+        result: np.ndarray | None = None
+        for index, expert in enumerate(experts):
+            row = 0
+            for part in range(num_parts):
+                values = self._source.read(parts[expert, part], dtype)
+                if result is None:
+                    result = np.empty((len(experts), *self.shape(name)[1:]), values.dtype)
+                if values.shape[1:] != result.shape[2:] or row + len(values) > result.shape[1]:
+                    raise ValueError(
+                        f"{self.path}: {parts[expert, part]} has the shape {list(values.shape)}, which differs from "
+                        "those of the other experts; copy or download the model again"
+                    )
+                result[index, row : row + len(values)] = values
+                row += len(values)
+        assert result is not None and math.prod(result.shape), "a shard holds at least one expert"
+        return result

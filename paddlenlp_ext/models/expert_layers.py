@@ -1,0 +1,89 @@
+"""Helpers of families with experts: which layers have them, their files, and their sharding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layout import FileLayout, StackedExperts
+from paddlenlp_ext.models.registry import ConfigReader
+from paddlenlp_ext.nn.experts import ExpertShape
+from paddlenlp_ext.sharding_spec import TensorPlan
+
+EXPERT_FILES = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+}
+"""Names of the experts' tensors in the files of most families."""
+
+EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
+"""File layout of families that store experts under these names and nothing else differently."""
+
+
+def expert_differences(
+    config: ConfigReader,
+    plan: TensorPlan,
+    shape: ExpertShape,
+    is_sparse: Callable[[int], bool] = lambda layer: True,
+    file_layout: FileLayout = EXPERT_LAYOUT,
+) -> dict[str, Any]:
+    """Return the attributes of `DecoderConfig` that belong to experts.
+
+    The routers have an auxiliary loss if `output_router_logits` is set in config.json; as in transformers, it is not
+    set by default.
+
+    Args:
+        config: the config.
+        plan: tensor plan of the same decoder without experts.
+        shape: the experts.
+        is_sparse: whether a layer has experts; the other layers have a dense feed-forward block.
+        file_layout: layout of the family's files.
+
+    Raises:
+        ValueError: the router chooses more experts than there are, or groups of them are uneven.
+    """
+    _check(shape)
+    experts = tuple(shape if is_sparse(layer) else None for layer in range(config.size("num_hidden_layers")))
+    coefficient = config.value("router_aux_loss_coef") if config.value("output_router_logits") else None
+    return {
+        "experts": experts,
+        "router_loss": float(coefficient or 0.0),
+        "tensor_plan": _with_experts(plan, experts),
+        "file_layout": file_layout,
+    }
+
+
+def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:
+    """Return whether a layer has experts in Qwen's configs: each `decoder_sparse_step`-th one has.
+
+    Layers in `mlp_only_layers` are dense.
+    """
+    dense, step = config.value("mlp_only_layers") or (), config.size("decoder_sparse_step", default=1)
+    return lambda layer: layer not in dense and (layer + 1) % step == 0
+
+
+def _check(shape: ExpertShape) -> None:
+    router = shape.router
+    if router.top_k > shape.num_experts:
+        raise ValueError(f"config.json: {router.top_k} experts per token, but a layer has {shape.num_experts}")
+    if shape.num_experts % router.num_groups or not 1 <= router.chosen_groups <= router.num_groups:
+        raise ValueError(
+            f"config.json: {router.chosen_groups} of {router.num_groups} groups of {shape.num_experts} experts; the "
+            "groups must be of equal size, and at least one must be chosen"
+        )
+
+
+def _with_experts(plan: TensorPlan, experts: Sequence[ExpertShape | None]) -> TensorPlan:
+    """Return the tensor plan of a decoder with experts in some layers, or in all."""
+    sparse = [shape for shape in experts if shape is not None]
+    if not sparse:
+        return plan
+    dense = plan if len(sparse) < len(experts) else {name: style for name, style in plan.items() if ".mlp." not in name}
+    layer, shape = "model.layers.*.mlp", sparse[0]
+    own: TensorPlan = {f"{layer}.experts": "experts", f"{layer}.gate": "replicated"}
+    if shape.shared_size:
+        shared = f"{layer}.{shape.shared_name}"
+        own |= {f"{shared}.gate_proj": "colwise", f"{shared}.up_proj": "colwise", f"{shared}.down_proj": "rowwise"}
+    if shape.gates_shared:
+        own[f"{layer}.shared_expert_gate"] = "replicated"
+    return {**dense, **own}

@@ -1,0 +1,58 @@
+"""Mixtral: Mistral with experts in every layer. Jiang et al. 2024, arXiv:2401.04088."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layout import StackedExperts
+from paddlenlp_ext.models.expert_layers import expert_differences
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.nn.experts import ExpertShape
+from paddlenlp_ext.nn.routers import RouterOptions
+
+_FILES = StackedExperts(
+    {
+        "mlp.experts.gate_up_proj": (
+            "block_sparse_moe.experts.{}.w1.weight",
+            "block_sparse_moe.experts.{}.w3.weight",
+        ),
+        "mlp.experts.down_proj": ("block_sparse_moe.experts.{}.w2.weight",),
+    },
+    {"mlp.gate.weight": "block_sparse_moe.gate.weight"},
+)
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    window = None if config.value("sliding_window") is None else config.size("sliding_window")
+    if config.value("router_jitter_noise"):
+        raise ValueError(
+            "router_jitter_noise in config.json: noise on the routers' inputs is not supported; set it to 0"
+        )
+    shape = ExpertShape(
+        num_experts=config.size("num_local_experts"),
+        intermediate_size=config.size("intermediate_size"),
+        router=RouterOptions(kind="softmax", top_k=config.size("num_experts_per_tok")),
+    )
+    return {
+        "windows": (window,) * config.size("num_hidden_layers"),
+        **expert_differences(config, LLAMA_TENSOR_PLAN, shape, file_layout=_FILES),
+    }
+
+
+FAMILIES.register("mixtral")(
+    Family(
+        "MixtralForCausalLM",
+        _differences,
+        LLAMA_TENSOR_PLAN,
+        {
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "router_aux_loss_coef": 0.001,
+        },
+    )
+)

@@ -1,0 +1,131 @@
+"""Mixture of experts: a feed-forward block of which each token uses a few parts (arXiv:1701.06538, arXiv:2101.03961).
+
+    x --> router --> experts and weights of each token
+    |                    |
+    +--> rows sorted by expert --> gate, up --> act(gate) * up * weight --> down --> sum of a token's rows --> + --> y
+    +--> shared expert, which every token uses --------------------------------------------------------------- ^
+
+Tokens are never dropped, whatever the load of an expert. The weight of a choice is multiplied before the last product,
+so that the rows after it need not be saved.
+
+Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F inner features of an expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.feed_forward import GATES, FeedForward
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.routers import Router, RouterOptions
+from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, scale_rows, sum_rows
+from paddlenlp_ext.ops.grouped_linear import grouped_linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertShape:
+    """Sizes and options of an expert layer.
+
+    Attributes:
+        num_experts: E, without shared ones.
+        intermediate_size: F.
+        router: options of the router.
+        shared_size: inner features of the shared expert; 0: none.
+        shared_name: name of the shared expert in files.
+        gates_shared: whether the shared expert's output is multiplied by the sigmoid of a linear layer.
+        activation: activation of the gates, as in `FeedForward`.
+    """
+
+    num_experts: int
+    intermediate_size: int
+    router: RouterOptions
+    shared_size: int = 0
+    shared_name: str = "shared_experts"
+    gates_shared: bool = False
+    activation: str = "silu"
+
+    @property
+    def active_size(self) -> int:
+        """Inner features that a token uses: those of its experts and of the shared one."""
+        return self.router.top_k * self.intermediate_size + self.shared_size
+
+
+class Experts(nn.Layer):
+    """Gated feed-forward blocks of all experts.
+
+    The weights of all experts are one parameter each, as in transformers, with the gate's rows before those of up:
+    gate_up_proj [E, 2F, D] and down_proj [E, D, F].
+
+    Attributes:
+        first: index of the first expert that this process holds.
+    """
+
+    def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
+        super().__init__()
+        self.first, self.gate = 0, GATES[shape.activation]
+        zeros: Any = nn.initializer.Constant()
+        experts, inner = shape.num_experts, shape.intermediate_size
+        self.gate_up_proj = self.create_parameter([experts, 2 * inner, hidden_size], default_initializer=zeros)
+        self.down_proj = self.create_parameter([experts, hidden_size, inner], default_initializer=zeros)
+
+    @property
+    def num_local(self) -> int:
+        """Number of experts that this process holds."""
+        return self.gate_up_proj.shape[0]
+
+    def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
+        """Return the weighted sum [T, D] of the outputs of each token's experts that this process holds."""
+        rows = ExpertRows.sort(experts_TK.numpy(), self.num_local, self.first)
+        choices_N = paddle.to_tensor(rows.choices, place=x_TD.place)
+        weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
+
+        def gate_and_up(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+            return grouped_linear(gather_rows(x_TD, rows), self.gate_up_proj, rows.starts, parts=2)
+
+        def down(inner_NF: paddle.Tensor) -> paddle.Tensor:
+            return sum_rows(grouped_linear(inner_NF, self.down_proj, rows.starts)[0], rows)
+
+        gate_NF, up_NF = recompute_region("mlp_column_ln", gate_and_up, x_TD)
+        return recompute_region("mlp_row_ln", down, scale_rows(self.gate(gate_NF, up_NF), weights_N))
+
+    def extra_repr(self) -> str:
+        experts, rows, hidden = self.gate_up_proj.shape
+        return f"experts={experts}, hidden={hidden}, inner={rows // 2}"
+
+
+class MixtureOfExperts(nn.Layer):
+    """Expert layer, in place of a `FeedForward`: router, experts, and shared experts that every token uses.
+
+    Args:
+        hidden_size: D.
+        shape: sizes and options.
+
+    Attributes:
+        shape: sizes and options.
+    """
+
+    def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.gate = Router(hidden_size, shape.num_experts, shape.router)
+        self.experts = Experts(hidden_size, shape)
+        if shape.shared_size:
+            shared = FeedForward(hidden_size, shape.shared_size, activation=shape.activation)
+            self.add_sublayer(shape.shared_name, shared)
+        self.shared_expert_gate = Linear(hidden_size, 1) if shape.gates_shared else None
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., D] to [..., D]."""
+        x_TD = x.reshape([-1, x.shape[-1]])
+        y_TD = self.experts(x_TD, *self.gate(x_TD))
+        if self.shape.shared_size:
+            shared_TD = getattr(self, self.shape.shared_name)(x_TD)
+            if self.shared_expert_gate is not None:
+                shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
+            y_TD = y_TD + shared_TD
+        return y_TD.reshape(x.shape)

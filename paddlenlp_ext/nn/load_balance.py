@@ -1,0 +1,166 @@
+"""Load of the experts: tokens per expert for the log, and the auxiliary loss that evens the load out.
+
+    loss = c E sum_e f_e P_e        f_e: choices of expert e per token        P_e: mean probability of expert e
+
+with means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961, equations 4 to
+6, with the choices and probabilities of the softmax, as in transformers). f has no gradient, so the gradient of a
+layer's probabilities is known as soon as f is, after the forward pass. It is added where the routers compute their
+logits, and the loss itself is one number at the end of the decoder:
+
+    forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
+    backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
+
+The routers' logits need not be saved for it, and layers may be recomputed.
+
+Shapes: T tokens, E experts, K chosen experts, B batch, S sequence, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle.autograd import PyLayer
+
+
+@dataclass
+class _Pass:
+    """One forward pass: what each layer's router did, and the gradient of the loss once it is known."""
+
+    token_mask: paddle.Tensor | None
+    choices: dict[int, paddle.Tensor] = field(default_factory=dict)
+    probabilities: dict[int, paddle.Tensor] = field(default_factory=dict)
+    num_tokens: float = 0.0
+    gradient: paddle.Tensor | None = None
+
+    def choices_per_token(self) -> paddle.Tensor:
+        """Return f [E]."""
+        return paddle.add_n(list(self.choices.values())) / (self.num_tokens * len(self.choices))
+
+
+class LoadBalance:
+    """Load of the experts of all layers of a decoder.
+
+    Args:
+        num_experts: E.
+        top_k: K.
+        num_layers: layers of the decoder, dense ones included.
+        coefficient: factor c of the auxiliary loss; 0: there is none.
+
+    Attributes:
+        loss: auxiliary loss of the last forward pass, a scalar with a gradient; None without one.
+        share: factor of the gradients of the loss; 1 / R if R processes compute all of them, and they are summed.
+    """
+
+    def __init__(self, num_experts: int, top_k: int, num_layers: int, coefficient: float = 0.0) -> None:
+        self.num_experts, self.top_k, self.coefficient = num_experts, top_k, coefficient
+        self.loss: paddle.Tensor | None = None
+        self.share = 1.0
+        self._token_mask: np.ndarray | None = None
+        self._counts = np.zeros((num_layers, num_experts))
+        self._pass = _Pass(None)
+
+    @contextmanager
+    def without_padding(self, token_mask: np.ndarray | None) -> Iterator[None]:
+        """Ignore padding in the forward passes of a `with` block: `token_mask` [B, S] is 0 there; None: no padding."""
+        self._token_mask = None if token_mask is None or token_mask.all() else token_mask
+        try:
+            yield
+        finally:
+            self._token_mask = None
+
+    def begin(self) -> None:
+        """Begin a forward pass."""
+        mask = None if self._token_mask is None else paddle.to_tensor(self._token_mask.reshape(-1).astype(np.float32))
+        self._pass, self.loss = _Pass(mask), None
+
+    def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
+        """Record the logits of a layer's router and return them, with the gradient of the auxiliary loss.
+
+        Raises:
+            ValueError: the token mask has another number of tokens.
+        """
+        current = self._pass
+        with paddle.no_grad():
+            probabilities_TE = F.softmax(logits_TE.detach(), axis=-1)
+            chosen_TE = F.one_hot(paddle.topk(probabilities_TE, self.top_k, axis=-1)[1], self.num_experts).sum(1)
+            if current.token_mask is not None:
+                if current.token_mask.shape[0] != logits_TE.shape[0]:
+                    raise ValueError(
+                        f"{logits_TE.shape[0]} tokens in an expert layer, but the mask of padding has "
+                        f"{current.token_mask.shape[0]}; an adapter with virtual tokens needs "
+                        "batches without padding here (pad_to_multiple_of: null)"
+                    )
+                mask_T1 = current.token_mask.unsqueeze(-1)
+                chosen_TE, probabilities_TE = chosen_TE * mask_T1, probabilities_TE * mask_T1
+            current.choices[layer], current.probabilities[layer] = chosen_TE.sum(0), probabilities_TE.sum(0)
+            current.num_tokens = float(logits_TE.shape[0] if current.token_mask is None else current.token_mask.sum())
+        if not paddle.is_grad_enabled():  # evaluation, or the first pass of a recomputed layer
+            return logits_TE
+        self._counts[layer] += current.choices[layer].numpy()
+        if not self.coefficient or logits_TE.stop_gradient:
+            return logits_TE
+        return _Observe.apply(logits_TE, self, current)
+
+    def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Return the hidden states of the last layer, and set `loss`; the loss has its gradient through them."""
+        if not self.coefficient or not self._pass.choices:
+            return hidden_BSD
+        hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self._pass)
+        return hidden_BSD
+
+    def loss_of(self, current: _Pass) -> paddle.Tensor:
+        """Return the auxiliary loss of a pass, without a gradient."""
+        mean_E = paddle.add_n(list(current.probabilities.values())) / (current.num_tokens * len(current.probabilities))
+        return self.coefficient * self.num_experts * (current.choices_per_token() * mean_E).sum()
+
+    def pop_counts(self) -> np.ndarray:
+        """Return the tokens per layer and expert since the last call, in passes with gradients, float64 [L, E]."""
+        counts, self._counts = self._counts, np.zeros_like(self._counts)
+        return counts
+
+
+def imbalance(counts_LE: np.ndarray) -> float:
+    """Return the load of the busiest expert over the mean load, averaged over the layers with experts; 1: even."""
+    used_LE = counts_LE[counts_LE.sum(axis=1) > 0]
+    return float((used_LE.max(axis=1) / used_LE.mean(axis=1)).mean()) if len(used_LE) else 0.0
+
+
+class _Observe(PyLayer):
+    """Identity of a router's logits; the backward pass adds the gradient of the auxiliary loss."""
+
+    @staticmethod
+    def forward(ctx, logits_TE, balance, current):
+        ctx.balance, ctx.current = balance, current
+        ctx.save_for_backward(logits_TE)
+        return logits_TE.clone()
+
+    @staticmethod
+    def backward(ctx, gradient_TE):
+        balance, current = ctx.balance, ctx.current
+        if current.gradient is None:
+            return gradient_TE
+        (logits_TE,) = ctx.saved_tensor()
+        p_TE = F.softmax(logits_TE, axis=-1)
+        slope = balance.coefficient * balance.num_experts * balance.share / (current.num_tokens * len(current.choices))
+        toward_E = current.choices_per_token() * (slope * current.gradient)
+        added_TE = p_TE * (toward_E - (p_TE * toward_E).sum(-1, keepdim=True))
+        return gradient_TE + (added_TE if current.token_mask is None else added_TE * current.token_mask.unsqueeze(-1))
+
+
+class _AttachLoss(PyLayer):
+    """Identity of the hidden states, and the auxiliary loss; its backward pass runs before that of every layer."""
+
+    @staticmethod
+    def forward(ctx, hidden_BSD, balance, current):
+        ctx.current = current
+        return hidden_BSD.clone(), balance.loss_of(current)
+
+    @staticmethod
+    def backward(ctx, hidden_gradient, loss_gradient):
+        ctx.current.gradient = loss_gradient
+        return hidden_gradient

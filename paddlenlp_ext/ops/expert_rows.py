@@ -1,0 +1,148 @@
+"""Rows of tokens in the order of the experts that process them.
+
+    choices [T, K]      token 0: experts 2, 0      token 1: experts 0, 1      token 2: experts 2, 1
+    sorted rows         expert 0: tokens 0, 1      expert 1: tokens 1, 2      expert 2: tokens 0, 2
+
+Every choice of a token is one row, whatever the number of rows of an expert: no token is dropped. The backward pass of
+gathering is the sum of a token's rows, and the other way round.
+
+Shapes: T tokens, K choices of a token, N rows, E experts, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.linear import contiguous
+from paddlenlp_ext.ops.saved_tensors import recompute_function, with_recompute_function
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Order of the rows of a batch.
+
+    Attributes:
+        starts: int64 [E + 1], the first row of each expert, and N at the end.
+        choices: int64 [N], the index of each row's choice in the flattened choices.
+        positions: int64 [T, K], the row of each choice; -1 for choices of experts that another process holds.
+    """
+
+    starts: np.ndarray
+    choices: np.ndarray
+    positions: np.ndarray
+
+    @classmethod
+    def sort(cls, experts_TK: np.ndarray, num_experts: int, first: int = 0) -> ExpertRows:
+        """Sort the choices of the experts `first` to `first + num_experts - 1`; equal ones keep their order."""
+        local_N = experts_TK.reshape(-1).astype(np.int64) - first
+        outside_N = (local_N < 0) | (local_N >= num_experts)
+        counts = np.bincount(local_N[~outside_N], minlength=num_experts)
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        choices_N = np.argsort(np.where(outside_N, num_experts, local_N), kind="stable")[: starts[-1]]
+        positions = np.full(local_N.shape, -1, np.int64)
+        positions[choices_N] = np.arange(starts[-1])
+        return cls(starts, choices_N.astype(np.int64), positions.reshape(experts_TK.shape))
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """Token of each row, int64 [N]."""
+        return np.ascontiguousarray(self.choices // self.positions.shape[1])
+
+
+def gather_reference(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Gather with Paddle."""
+    return paddle.gather(x_TD, paddle.to_tensor(rows.tokens, place=x_TD.place))
+
+
+def gather_cpp(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Gather on all threads (csrc/token_rows.cpp)."""
+    x_TD, width = contiguous(x_TD), x_TD.shape[1]
+    result = library.empty([len(rows.tokens), width])
+    addresses = library.pointer(x_TD), rows.tokens.ctypes.data, library.pointer(result)
+    library.function("gather_rows")(*addresses, len(rows.tokens), width)
+    return result
+
+
+def sum_reference(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Sum with Paddle's index_add."""
+    zeros = paddle.zeros([rows.positions.shape[0], rows_ND.shape[1]], rows_ND.dtype)
+    return paddle.index_add(zeros, paddle.to_tensor(rows.tokens, place=rows_ND.place), 0, rows_ND)
+
+
+def sum_cpp(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Sum each token's rows in the order of its choices, on all threads (csrc/token_rows.cpp)."""
+    rows_ND, positions_TK = contiguous(rows_ND), np.ascontiguousarray(rows.positions)
+    result = library.empty([positions_TK.shape[0], rows_ND.shape[1]])
+    addresses = library.pointer(rows_ND), positions_TK.ctypes.data, library.pointer(result)
+    library.function("sum_rows")(*addresses, *positions_TK.shape, rows_ND.shape[1])
+    return result
+
+
+gather_op = DispatchedOp("gather_rows", native=(gather_cpp, library.usable), reference=gather_reference)
+sum_op = DispatchedOp("sum_rows", native=(sum_cpp, library.usable), reference=sum_reference)
+
+
+def gather_rows(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Return the rows [N, D] of the tokens, in the order of the experts; consumers may gather them again."""
+    tokens_TD = x_TD.detach()
+    return with_recompute_function(_Gather.apply(x_TD, rows), lambda: gather_op.choose(tokens_TD)(tokens_TD, rows))
+
+
+def sum_rows(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    """Return the sum [T, D] of each token's rows."""
+    return _Sum.apply(rows_ND, rows)
+
+
+class _Gather(PyLayer):
+    @staticmethod
+    def forward(ctx, x_TD, rows):
+        ctx.rows = rows
+        return gather_op.choose(x_TD)(x_TD, rows)
+
+    @staticmethod
+    def backward(ctx, gradient_ND):
+        return sum_op.choose(gradient_ND)(gradient_ND, ctx.rows)
+
+
+class _Sum(PyLayer):
+    @staticmethod
+    def forward(ctx, rows_ND, rows):
+        ctx.rows = rows
+        return sum_op.choose(rows_ND)(rows_ND, rows)
+
+    @staticmethod
+    def backward(ctx, gradient_TD):
+        return gather_op.choose(gradient_TD)(gradient_TD, ctx.rows)
+
+
+def scale_rows(x_NF: paddle.Tensor, scale_N: paddle.Tensor) -> paddle.Tensor:
+    """Multiply each row by a number of its own; an x with a recompute function is not saved."""
+    recompute_x = recompute_function(x_NF)
+    if recompute_x is None:
+        saved_NF = x_NF.detach()
+        return _ScaleRows.apply(x_NF, scale_N, lambda: saved_NF)
+    factors_N1 = scale_N.detach().unsqueeze(-1)
+    return with_recompute_function(
+        _ScaleRows.apply(x_NF, scale_N, recompute_x), lambda: recompute_x().multiply_(factors_N1)
+    )
+
+
+class _ScaleRows(PyLayer):
+    @staticmethod
+    def forward(ctx, x, scale, make_x):
+        ctx.make_x, ctx.needs_grad = make_x, [not each.stop_gradient for each in (x, scale)]
+        ctx.save_for_backward(scale)
+        return x * scale.unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (scale,) = ctx.saved_tensor()
+        x_gradient = gradient * scale.unsqueeze(-1) if ctx.needs_grad[0] else None
+        return x_gradient, (gradient * ctx.make_x()).sum(-1) if ctx.needs_grad[1] else None
