@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, attention
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, attention
 from paddlenlp_ext.ops.attention.decode import CachedLayer, VisiblePositions, decode_attention, store_positions
+from paddlenlp_ext.ops.attention.scores import PLAIN
 
 BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
 
@@ -164,7 +165,7 @@ class KVCache:
         window: int | None,
         scale: float,
         implementation: str | None = None,
-        slopes_N: np.ndarray | None = None,
+        options: ScoreOptions = PLAIN,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
 
@@ -173,10 +174,10 @@ class KVCache:
         """
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
         if cached.layout is not None:
-            options = (scale, implementation, cached.prefix, slopes_N)
-            return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *options)
+            rest = (scale, implementation, cached.prefix, options)
+            return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)
         assert cached.visible is not None, "a layer has a layout or visible positions"
-        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, slopes_N)
+        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""

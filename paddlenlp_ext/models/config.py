@@ -34,6 +34,8 @@ class DecoderConfig:
         latent: sizes of latent attention, whose `head_dim` is that of queries and keys; None: keys and values are
             projections of the hidden states.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
+        attention_softcap: bound of the attention scores (ops/attention/scores.py); None: no bound.
+        attention_sinks: whether each head has a trained sink.
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
         experts: experts of each layer, None for a layer with a dense feed-forward block; None: all layers are dense.
         router_loss: factor of the auxiliary loss of the routers (nn/load_balance.py); 0: none.
@@ -42,6 +44,7 @@ class DecoderConfig:
         embedding_multiplier: factor of the input of the first layer.
         residual_multiplier: factor of what attention and feed-forward add to the residual stream.
         logit_scale: factor of the logits.
+        logit_softcap: bound of the logits (ops/linear_cross_entropy/__init__.py); None: no bound.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
@@ -75,6 +78,8 @@ class DecoderConfig:
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
     attention_scale: float | None = None
+    attention_softcap: float | None = None
+    attention_sinks: bool = False
     activation: str = "silu"
     experts: tuple[ExpertShape | None, ...] | None = None
     router_loss: float = 0.0
@@ -83,6 +88,7 @@ class DecoderConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
+    logit_softcap: float | None = None
     num_labels: int | None = None
     layer: str = "pre_norm"
     sandwich_norms: tuple[str, str, str, str] = (
@@ -285,6 +291,8 @@ class DecoderConfig:
             norm_epsilon=self.rms_norm_eps,
             norm_offset=self.norm_offset,
             scale=self.attention_scale,
+            softcap=self.attention_softcap,
+            has_sinks=self.attention_sinks,
             rotates=self.rotates is None or self.rotates[layer_index],
             interleaved=self.interleaved_rope,
             window=self.windows[layer_index],

@@ -33,6 +33,7 @@ from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.soft_cap import soft_cap
 from paddlenlp_ext.quantization.hf_config import with_quantization
 from paddlenlp_ext.quantization.model import named_tensors
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -199,13 +200,23 @@ class ShardedLMHead(Protocol):
         ...
 
     def cross_entropy(
-        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor
+        self,
+        hidden_TD: paddle.Tensor,
+        weight_UD: paddle.Tensor,
+        labels_T: paddle.Tensor,
+        *,
+        softcap: float | None = None,
     ) -> tuple[paddle.Tensor, int]:
         """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
         ...
 
     def token_logprobs(
-        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor
+        self,
+        hidden_TD: paddle.Tensor,
+        weight_UD: paddle.Tensor,
+        labels_T: paddle.Tensor,
+        *,
+        softcap: float | None = None,
     ) -> paddle.Tensor:
         """Compute `ops.linear_cross_entropy.token_logprobs` from this rank's rows of the weight."""
         ...
@@ -293,6 +304,7 @@ class CausalLM(TrainableModel):
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Compute the logits [..., V] in this process."""
         logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
+        logits = soft_cap(logits, self.config.logit_softcap)
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.models.gemma2 import gemma2_differences
 from paddlenlp_ext.models.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type
 from paddlenlp_ext.nn.attention import QKNorm
 
 _THETA, _LOCAL_THETA, _PATTERN = 1_000_000.0, 10_000.0, 6
-_UNSUPPORTED = ("use_bidirectional_attention", "attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -22,20 +22,12 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    for key in _UNSUPPORTED:
-        if config.value(key):
-            raise ValueError(f"{key} {config.value(key)!r} in config.json is not supported for gemma3_text")
-    bias = bool(config.value("attention_bias"))
-    return {
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "qk_norm": QKNorm(),
-        "attention_scale": float(config.value("query_pre_attn_scalar")) ** -0.5,
-        "norm_offset": 1.0,
-        "scales_embeddings": True,
-        "layer": "sandwich",
-        "windows": windows_by_type(config, ()),
-    }
+    if config.value("attn_logit_softcapping"):  # transformers reads the key and does not apply it
+        raise ValueError(
+            f"attn_logit_softcapping {config.value('attn_logit_softcapping')!r} in config.json is not supported for "
+            "gemma3_text"
+        )
+    return {**gemma2_differences(config), "qk_norm": QKNorm(), "windows": windows_by_type(config, ())}
 
 
 FAMILIES.register("gemma3_text")(

@@ -32,8 +32,9 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
-from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, alibi_slopes, attention
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
 from paddlenlp_ext.ops.attention.decode import CachedLayer
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rope import apply_rope
 
 
@@ -60,7 +61,7 @@ class KeyValueCache(Protocol):
         window: int | None,
         scale: float,
         implementation: str | None,
-        slopes_N: np.ndarray | None,
+        options: ScoreOptions,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, E]."""
         ...
@@ -126,6 +127,8 @@ class AttentionShape:
         rotates: whether queries and keys are rotated.
         interleaved: whether the rotation turns neighbouring channels (ops/rope.py).
         window: sliding window; None: no window.
+        softcap: bound of the scores (ops/attention/scores.py); None: no bound.
+        has_sinks: whether each head has a trained sink.
         has_linear_biases: add ALiBi's biases to the scores.
     """
 
@@ -142,6 +145,8 @@ class AttentionShape:
     rotates: bool = True
     interleaved: bool = False
     window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
     has_linear_biases: bool = False
 
 
@@ -153,13 +158,16 @@ class AttentionLayer(nn.Layer):
         prefix_shape: shape of a learned prefix at one position: everything that a cache stores of it.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op, None for the fastest available one.
+        softcap: bound of the scores; None: no bound.
         slopes_N: slopes of the linear biases of this process's heads; None: no biases.
+        sinks: sinks of this process's heads [N]; None: no sinks.
     """
 
     input_names: tuple[str, ...]
     prefix_shape: tuple[int, ...]
     prefix_head_axis: int | None = None
     o_proj: Linear
+    sinks: paddle.Tensor | None
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
         super().__init__()
@@ -168,6 +176,8 @@ class AttentionLayer(nn.Layer):
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
         self.implementation: str | None = None
         self.slopes_N = alibi_slopes(shape.num_heads) if shape.has_linear_biases else None
+        self.softcap = shape.softcap
+        self.sinks = self._create_sinks(shape.num_heads) if shape.has_sinks else None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
@@ -180,6 +190,15 @@ class AttentionLayer(nn.Layer):
     def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
         """Return the learned prefix that `split_prefix` splits into this pair."""
         raise NotImplementedError
+
+    @property
+    def score_options(self) -> ScoreOptions:
+        """Soft-cap, linear biases and sinks of the scores."""
+        return ScoreOptions(self.softcap, self.slopes_N, self.sinks)
+
+    def _create_sinks(self, num_heads: int) -> paddle.Tensor:
+        dtype, zeros = activation_dtype(paddle.get_default_dtype()), nn.initializer.Constant(0.0)
+        return self.create_parameter([num_heads], dtype=dtype, default_initializer=zeros)
 
     def keep_heads(self, index: int, num_parts: int) -> None:
         """Keep the slopes of part `index` of the heads; tensor parallelism shards the projections likewise."""
@@ -208,15 +227,17 @@ class AttentionLayer(nn.Layer):
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))
         if not shared:
-            return attention(q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix, self.slopes_N)
+            return attention(
+                q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix, self.score_options
+            )
         assert prefix is None, "shared positions and a learned prefix exclude each other"
         q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
         q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
         shared_layout = AttentionLayout.from_documents([[shared]], self.window)
         options = (self.scale, self.implementation)
-        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, shared_layout, *options, None, self.slopes_N)
+        shared_1PNH = attention(q_1PNH, k_1PKH, v_1PKH, shared_layout, *options, None, self.score_options)
         prefix = (k_1PKH[0], v_1PKH[0])
-        rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, *options, prefix, self.slopes_N)
+        rest_1SNH = attention(q_1SNH, k_1SKH, v_1SKH, layout, *options, prefix, self.score_options)
         return paddle.concat([shared_1PNH, rest_1SNH], axis=1)
 
 
@@ -252,7 +273,7 @@ class Attention(AttentionLayer):
         else:
             out_BSNH = inputs.cache.attend(
                 *(self.layer_index, q_BSNH, k_BSKH, v_BSKH),
-                *(self.window, self.scale, self.implementation, self.slopes_N),
+                *(self.window, self.scale, self.implementation, self.score_options),
             )
         return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
 

@@ -20,7 +20,6 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 DocumentLengths = Sequence[Sequence[int]]
@@ -127,8 +126,7 @@ def causal_lm_forward(
     if targets_BS is None:
         return model.logits(hidden_BSD)
     targets_T = targets_BS.reshape([-1])
-    cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
-    loss_sum, _ = cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), targets_T)
+    loss_sum, _ = model.cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), targets_T)
     loss = loss_sum / (targets_T != IGNORED_LABEL).sum().astype(loss_sum.dtype)
     if balance is not None and balance.loss is not None:
         loss = loss + balance.loss

@@ -137,7 +137,7 @@ class LatentAttention(AttentionLayer):
 
     def _attend_cached(self, x_BSD: paddle.Tensor, rotation: Rotation, cache: KeyValueCache) -> paddle.Tensor:
         """Append latents and shared keys to the cache; return the attention over all positions, [B, S, N, E]."""
-        (latents_BSL, key_BSR), slopes = self._compress(x_BSD), self.slopes_N
+        (latents_BSL, key_BSR), options = self._compress(x_BSD), self.score_options
         key_BS1R = self._rotate_key(key_BSR, rotation)
         q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), rotation)
         cached = cache.append(self.layer_index, latents_BSL.unsqueeze(2), key_BS1R, self.window)
@@ -145,13 +145,13 @@ class LatentAttention(AttentionLayer):
             k_BSNH, v_BSNE = self._keys_and_values(self.kv_b_proj(latents_BSL), key_BS1R)
             prefix = None if cached.prefix is None else self._prefix_heads(cached.prefix)
             q_BSNH = paddle.concat([q_BSNU, q_BSNR], axis=-1)
-            return attention(q_BSNH, k_BSNH, v_BSNE, cached.layout, self.scale, self.implementation, prefix, slopes)
+            return attention(q_BSNH, k_BSNH, v_BSNE, cached.layout, self.scale, self.implementation, prefix, options)
         assert cached.visible is not None, "a layer has a layout or visible positions"
         to_keys_NUL, to_values_NLE = cache.derived(
             ("latent", self.layer_index), lambda: self._matrices_by_head(latents_BSL.dtype)
         )
         q_BSNL = _multiply_heads(q_BSNU, to_keys_NUL)
-        mean_BSNL = latent_decode_attention(q_BSNL, q_BSNR, *cached.tensors, cached.visible, self.scale, slopes)
+        mean_BSNL = latent_decode_attention(q_BSNL, q_BSNR, *cached.tensors, cached.visible, self.scale, options)
         return _multiply_heads(mean_BSNL, to_values_NLE)
 
     @paddle.no_grad()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.layer_norm import layer_norm
 
 
 class LayerNorm(nn.Layer):
@@ -20,5 +20,8 @@ class LayerNorm(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size]; computed in float32."""
-        weight = self.weight.astype("float32")
-        return F.layer_norm(x.astype("float32"), weight.shape, weight, epsilon=self.epsilon).astype(x.dtype)
+        return self.normalize(x, self.weight)
+
+    def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., size] to [..., size] with another weight [size] in place of the layer's."""
+        return layer_norm(x, weight, self.epsilon)

@@ -11,6 +11,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.load_balance import LoadBalance
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_logprobs
 
 
 class TrainableModel(nn.Layer):
@@ -95,6 +96,20 @@ class TrainableModel(nn.Layer):
     def load_balance(self) -> LoadBalance | None:
         """Load of the experts; None for a model without experts."""
         return getattr(self.model, "load_balance", None)
+
+    # -- losses -------------------------------------------------------------------------------------------------------
+    def cross_entropy(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> tuple[paddle.Tensor, int]:
+        """Return the cross entropy summed over the labels other than -100, and the number of correct predictions.
+
+        The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
+        """
+        run = linear_cross_entropy if self.vocab_parallel is None else self.vocab_parallel.cross_entropy
+        return run(hidden_TD, self.head_weight(), labels_T, softcap=self.config.logit_softcap)
+
+    def token_logprobs(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> paddle.Tensor:
+        """Return the log-probability of each label, fp32 [T]; 0 at labels of -100."""
+        run = token_logprobs if self.vocab_parallel is None else self.vocab_parallel.token_logprobs
+        return run(hidden_TD, self.head_weight(), labels_T, softcap=self.config.logit_softcap)
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def plan_steps(self, total_steps: int) -> None:

@@ -13,7 +13,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere
+from paddlenlp_ext.ops.gates import gate_cpp
 
 _CUBIC = 0.044715
 _SCALE = math.sqrt(2.0 / math.pi)
@@ -22,6 +24,11 @@ _SCALE = math.sqrt(2.0 / math.pi)
 def geglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
     """Compute `gelu(gate) * up`, elementwise."""
     return F.gelu(gate, approximate=True) * up
+
+
+def geglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """Compute the gate in one pass of C++ (gates.py)."""
+    return gate_cpp(gate, up, is_gelu=True)
 
 
 def geglu_recomputed(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -47,7 +54,9 @@ class _GeGlu(PyLayer):
         return slope * up * gradient, up_gradient
 
 
-geglu_op = DispatchedOp("geglu", recomputed=(geglu_recomputed, anywhere), reference=geglu_reference)
+geglu_op = DispatchedOp(
+    "geglu", native=(geglu_cpp, usable), recomputed=(geglu_recomputed, anywhere), reference=geglu_reference
+)
 
 
 def geglu(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:

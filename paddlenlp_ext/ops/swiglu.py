@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled
-from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
+from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
-from paddlenlp_ext.ops.saved_tensors import with_recompute_function
+from paddlenlp_ext.ops.gates import gate_cpp
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
@@ -48,55 +45,8 @@ class _SwiGlu(PyLayer):
 
 
 def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    """Compute the gate in one pass of C++ (csrc/swiglu.cpp).
-
-    Only the inputs are saved, and consumers can recompute the product from them. Under `bf16_matmuls` the inputs are
-    rounded to bfloat16 first: the rounded inputs are saved, and the product is computed from them.
-    """
-    assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
-    gate, up = gate.contiguous(), up.contiguous()
-    if not needs_grad(gate, up):
-        return _forward(gate, up)[0]
-    saved: list[paddle.Tensor] = []
-    return with_recompute_function(_SwiGluCpp.apply(gate, up, saved), lambda: _product(*saved))
-
-
-class _SwiGluCpp(PyLayer):
-    @staticmethod
-    def forward(ctx, gate, up, saved):
-        ctx.needs_grad = [not x.stop_gradient for x in (gate, up)]
-        out, *inputs = _forward(gate, up)
-        saved += inputs
-        ctx.save_for_backward(*inputs)
-        return out
-
-    @staticmethod
-    def backward(ctx, gradient):
-        gate, up = ctx.saved_tensor()
-        gradient = gradient.contiguous()
-        gradients = [empty(gate.shape) if needed else None for needed in ctx.needs_grad]
-        addresses = [None if x is None else pointer(x) for x in gradients]
-        inputs = pointer(gradient), pointer(gate), pointer(up)
-        run = function("swiglu_backward")
-        run(*inputs, math.prod(gate.shape), *addresses, gate.dtype == paddle.bfloat16)
-        return tuple(gradients)
-
-
-def _product(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-    out = empty(gate.shape)
-    inputs = pointer(gate), pointer(up), math.prod(gate.shape)
-    function("swiglu_forward")(*inputs, pointer(out), gate.dtype == paddle.bfloat16)
-    return out
-
-
-def _forward(gate: paddle.Tensor, up: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the product, and the `gate` and `up` from which it was computed."""
-    if not bf16_matmuls_enabled():
-        return _product(gate, up), gate.detach(), up.detach()
-    gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
-    results = pointer(gate_half), pointer(up_half), pointer(out)
-    function("swiglu_forward_rounded")(pointer(gate), pointer(up), math.prod(gate.shape), *results)
-    return out, gate_half, up_half
+    """Compute the gate in one pass of C++ (gates.py)."""
+    return gate_cpp(gate, up, is_gelu=False)
 
 
 swiglu_op = DispatchedOp(

@@ -102,6 +102,8 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
     for layer in decoder.sublayers():
         if isinstance(layer, AttentionLayer):
             layer.keep_heads(axis.index, axis.size)
+            if layer.sinks is not None:
+                shard_parameter(layer, "sinks", 0, axis)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
         apply_sequence_parallel(decoder, sequence)

@@ -6,7 +6,7 @@ Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U 
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import paddle
@@ -15,6 +15,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from paddlenlp_ext.ops.embedding import embedding
+from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import with_soft_cap
 from paddlenlp_ext.ops.linear_cross_entropy.products import (
     PADDLE,
     Products,
@@ -65,7 +66,12 @@ class VocabParallelHead:
         return all_gather_cat(logits_U, logits_U.ndim - 1, self.sizes, self.axis.group)
 
     def cross_entropy(
-        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+        self,
+        hidden_TD: paddle.Tensor,
+        weight_UD: paddle.Tensor,
+        labels_T: paddle.Tensor,
+        chunk: int = 256,
+        softcap: float | None = None,
     ) -> tuple[paddle.Tensor, int]:
         """Return the summed loss and the number of correct predictions, as `ops.linear_cross_entropy` does.
 
@@ -74,24 +80,32 @@ class VocabParallelHead:
             weight_UD: this rank's rows of the lm_head.
             labels_T: target ids of the full vocabulary; -100 is ignored.
             chunk: positions per chunk, which bounds the memory of the logits.
+            softcap: bound of the logits; None: no bound.
         """
-        return sum_of_losses(self._losses, hidden_TD, weight_UD, labels_T, chunk)
+        return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk)
 
     def token_logprobs(
-        self, hidden_TD: paddle.Tensor, weight_UD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int = 256
+        self,
+        hidden_TD: paddle.Tensor,
+        weight_UD: paddle.Tensor,
+        labels_T: paddle.Tensor,
+        chunk: int = 256,
+        softcap: float | None = None,
     ) -> paddle.Tensor:
         """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does."""
-        return logprobs_of_losses(self._losses, hidden_TD, weight_UD, labels_T, chunk)
+        return logprobs_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk)
 
-    def _losses(self, *arguments: Any) -> tuple[paddle.Tensor, int]:
-        return losses_by_chunks(self._products, *arguments)
+    def _losses(self, *arguments: Any, softcap: float | None) -> tuple[paddle.Tensor, int]:
+        return losses_by_chunks(self._products, *arguments, softcap=softcap)
 
     @cached_property
     def _products(self) -> Products:
         """Matmuls with this rank's rows; each chunk needs three all-reduces: maximum logits, argmax, and sums."""
         return dataclasses.replace(
             PADDLE,
-            cross_entropy=lambda logits_RU, labels_R, with_gradient, _: self._cross_entropy_(logits_RU, labels_R),
+            cross_entropy=lambda logits_RU, labels_R, with_gradient, _, softcap: with_soft_cap(
+                logits_RU, softcap, lambda: self._cross_entropy_(logits_RU, labels_R)
+            ),
             complete_hidden=lambda gradient_RD: dist.all_reduce(gradient_RD, group=self.axis.group),
         )
 

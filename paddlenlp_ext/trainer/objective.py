@@ -20,7 +20,6 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch, build_collate
 from paddlenlp_ext.data.pose import position_skips
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 
 
 class Objective:
@@ -110,14 +109,9 @@ class CrossEntropy(Objective):
     def measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the cross entropy summed over the target tokens, and the number of correct predictions.
-
-        The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
-        """
-        hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
+        """Return the cross entropy summed over the target tokens, and the number of correct predictions."""
         labels_T = paddle.to_tensor(batch.labels).reshape([-1])
-        cross_entropy = linear_cross_entropy if model.vocab_parallel is None else model.vocab_parallel.cross_entropy
-        loss, num_correct = cross_entropy(hidden_TD, model.head_weight(), labels_T)
+        loss, num_correct = model.cross_entropy(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), labels_T)
         return loss, np.array([num_correct], np.float64)
 
     def step_metrics(self, sums: np.ndarray) -> dict[str, float]:

@@ -21,7 +21,6 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.preference.collate import PreferenceBatch, build_preference_collate
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.linear_cross_entropy import token_logprobs
 from paddlenlp_ext.preference.losses import kto_baseline, kto_loss, pair_loss
 from paddlenlp_ext.preference.metrics import SUMMED, PreferenceMetrics
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
@@ -35,10 +34,7 @@ from paddlenlp_ext.trainer.train_step import autocast
 def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PreferenceBatch) -> paddle.Tensor:
     """Return the log-probability of each answer, the sum over its tokens, fp32 [A]."""
     labels_T, answers_T = batch.labels.ravel(), batch.answer_index.ravel()
-    logprobs_of = token_logprobs if model.vocab_parallel is None else model.vocab_parallel.token_logprobs
-    logprobs_T = logprobs_of(
-        hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), model.head_weight(), paddle.to_tensor(labels_T)
-    )
+    logprobs_T = model.token_logprobs(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), paddle.to_tensor(labels_T))
     positions = np.flatnonzero(answers_T >= 0)
     own_R = paddle.gather(logprobs_T, paddle.to_tensor(positions))
     return paddle.geometric.segment_sum(own_R, paddle.to_tensor(answers_T[positions]))

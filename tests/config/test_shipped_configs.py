@@ -49,7 +49,20 @@ def test_shipped_files_exist_for_every_family():
     methods = {config_name(switch) for switch in BUILT} | {"sft", "qlora", "wint8_lora"}
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
-    newer = ("cohere2", "ernie", "gemma3", "glm", "glm4", "granite", "hunyuan", "olmo2", "olmo3", "phi3", "smollm3")
+    newer = (
+        "cohere2",
+        "ernie",
+        "gemma2",
+        "gemma3",
+        "glm",
+        "glm4",
+        "granite",
+        "hunyuan",
+        "olmo2",
+        "olmo3",
+        "phi3",
+        "smollm3",
+    )
     expected |= {f"{family}/{method}" for family in newer for method in ("sft", "lora", "qlora")}
     experts = ("ernie4_5_moe", "mixtral", "qwen2_moe", "qwen3_moe")
     expected |= {f"{family}/{method}" for family in experts for method in ("sft", "lora")}

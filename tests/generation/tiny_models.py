@@ -22,6 +22,12 @@ FAMILIES = {
     "smollm3_layer_without_rotation": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granite_multipliers": {"model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "olmo2_post_norm": {"model_type": "olmo2"},
+    "gemma2_softcaps": {
+        "model_type": "gemma2",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "attn_logit_softcapping": 5.0,
+    },
     "gemma3_sandwich": {
         "model_type": "gemma3_text",
         "head_dim": 16,

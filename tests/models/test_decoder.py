@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-from tests.models.tiny_model import TINY, make_model
+from tests.models.tiny_model import TINY, make_model, make_model_with_sinks
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
 WINDOWED = {"model_type": "mistral", "sliding_window": 9}
@@ -30,9 +30,10 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
     return linear_cross_entropy(hidden, model.head_weight(), labels.flatten(), chunk=16)[0]
 
 
+@pytest.mark.parametrize("make", [make_model, make_model_with_sinks])
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
-def test_decoder_pack_matches_loss_and_gradients_of_documents(changes):
-    model = make_model(**changes)
+def test_decoder_pack_matches_loss_and_gradients_of_documents(changes, make):
+    model = make(**changes)
     ids, labels = random_ids(1, sum(LENGTHS)), random_ids(1, sum(LENGTHS), seed=1)
     packed = loss_sum(model, ids, labels, [LENGTHS])
     packed.backward()
@@ -89,7 +90,7 @@ def test_decoder_document_lengths_not_filling_rows_raise():
 
 @pytest.mark.parametrize("freeze_embedding", [False, True])
 def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
-    model, ids, labels = make_model(), random_ids(1, 50), random_ids(1, 50, seed=1)
+    model, ids, labels = make_model_with_sinks(), random_ids(1, 50), random_ids(1, 50, seed=1)
     model.train()
     model.model.embed_tokens.weight.stop_gradient = freeze_embedding
 
@@ -102,17 +103,24 @@ def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
     plain = run()
     model.enable_recompute()
     again = run()
-    assert len(plain) == 20 + (not freeze_embedding)
+    assert len(plain) == 22 + (not freeze_embedding)
     for name, gradient in plain.items():
         np.testing.assert_array_equal(again[name], gradient, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, WINDOWED, {"model_type": "qwen3", "head_dim": 12}], ids=["llama", "window", "qwen3"]
+    ("make", "changes"),
+    [
+        (make_model, {}),
+        (make_model, WINDOWED),
+        (make_model, {"model_type": "qwen3", "head_dim": 12}),
+        (make_model_with_sinks, WINDOWED),
+    ],
+    ids=["llama", "window", "qwen3", "sinks"],
 )
-def test_decoder_with_cache_matches_full_forward(changes):
+def test_decoder_with_cache_matches_full_forward(make, changes):
     """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""
-    model, ids = make_model(**changes), random_ids(2, 20)
+    model, ids = make(**changes), random_ids(2, 20)
     padding = 7
     full = model(ids[:1]).numpy()[0], model(ids[1:, padding:]).numpy()[0]
     cache = KVCache([0, padding])
@@ -121,6 +129,22 @@ def test_decoder_with_cache_matches_full_forward(changes):
         logits = paddle.concat([model(step, cache=cache) for step in steps], axis=1).numpy()
     np.testing.assert_allclose(logits[0], full[0], rtol=0, atol=1e-5)
     np.testing.assert_allclose(logits[1, padding:], full[1], rtol=0, atol=1e-5)
+
+
+@paddle.no_grad()
+def test_decoder_softcap_bounds_logits_loss_and_logprobs():
+    changes = {"model_type": "gemma2", "head_dim": 8, "initializer_range": 0.3}
+    plain = make_model(**changes, final_logit_softcapping=None)
+    model, ids = make_model(**changes, final_logit_softcapping=2.0), random_ids(1, 30)
+    raw = plain(ids).numpy()[0].astype(np.float64)
+    assert np.abs(raw).max() > 4.0
+    logits = 2.0 * np.tanh(raw / 2.0)
+    np.testing.assert_allclose(model(ids).numpy()[0], logits, rtol=0, atol=1e-5)
+    targets = ids.numpy()[0, 1:]
+    logprobs = logits[np.arange(29), targets] - np.log(np.exp(logits[:-1]).sum(axis=1))
+    hidden = model.hidden_states(ids)[0, :-1]
+    np.testing.assert_allclose(model.token_logprobs(hidden, ids[0, 1:]).numpy(), logprobs, rtol=0, atol=1e-5)
+    assert float(model(ids, labels=ids).loss) == pytest.approx(-logprobs.mean(), rel=1e-5)
 
 
 def test_decoder_tied_lm_head_uses_embedding_weight():

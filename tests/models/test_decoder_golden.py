@@ -14,7 +14,6 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.registry import FAMILIES
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.golden import set_golden_weights
 from tests.golden import DATA
 from tests.golden.cases.model_cases import CASES, make_inputs
@@ -42,7 +41,7 @@ def test_decoder_logits_loss_and_gradients_match_transformers(case: str):
     np.testing.assert_allclose(logits.numpy(), golden["logits"], rtol=0, atol=TOLERANCE)
 
     hidden = model.hidden_states(input_ids).flatten(0, 1)
-    loss_sum, _ = linear_cross_entropy(hidden, model.head_weight(), labels.flatten(), chunk=7)
+    loss_sum, _ = model.cross_entropy(hidden, labels.flatten())
     loss = loss_sum / int((labels != -100).sum())
     if model.load_balance is not None and model.load_balance.loss is not None:
         loss = loss + model.load_balance.loss

@@ -78,10 +78,12 @@ MORE_SEQUENCE = [
     Case("sp-tokens", {**TENSOR, "sequence_parallel": True}, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
+SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
     Case("sp-lora-olmo2", {**TENSOR, "sequence_parallel": True}, {"model_type": "olmo2"}, "lora", {"rank": 4}),
     Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
+    Case("sp-sft-gemma2", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma2", "head_dim": 8, **SOFT_CAPS}),
     Case("sp-sft-gemma3", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma3_text", "head_dim": 8}),
     Case("sp-sft-fused", {**TENSOR, "sequence_parallel": True}, {"model_type": "phi3", "partial_rotary_factor": 0.5}),
     Case("lora-fused", TENSOR, {"model_type": "phi3"}, "lora", {"rank": 4}),

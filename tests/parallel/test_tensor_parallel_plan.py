@@ -24,6 +24,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.peft.replaced_parameters import base_parameters
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
+from tests.models.tiny_model import make_model_with_sinks
 
 BIASED = {**TINY_LLAMA, "tie_word_embeddings": False, "attention_bias": True}
 
@@ -63,6 +64,18 @@ def test_apply_tensor_plan_holds_and_reads_only_the_own_shard(tmp_path):
     replicated = {"norm", "layernorm"}
     for name, times in seen.items():
         assert np.all(times == (2 if any(word in name for word in replicated) else 1)), name
+
+
+def test_apply_tensor_plan_gives_each_rank_the_sinks_of_its_heads():
+    full = make_model_with_sinks()
+    for index in range(2):
+        model = make_model_with_sinks()
+        apply_tensor_plan(model, rank(index))
+        for own, other in zip(model.model.layers, full.model.layers, strict=True):
+            expected = np.split(other.self_attn.sinks.numpy(), 2)[index]
+            assert np.array_equal(own.self_attn.sinks.numpy(), expected)
+            assert np.array_equal(own.self_attn.score_options.sinks.numpy(), expected)
+            assert full_shape(own.self_attn.sinks) == (4,)
 
 
 class Slices(SafetensorsFile):

@@ -6,15 +6,14 @@ H head dimension of queries and keys, E head dimension of values, usually H.
 
 from __future__ import annotations
 
-import numpy as np
 import paddle
-import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention.alibi import alibi_slopes
 from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
 from paddlenlp_ext.ops.attention.cpu import attention_cpp
 from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half_precision
 
@@ -22,6 +21,7 @@ __all__ = [
     "AttentionLayout",
     "DocumentParents",
     "KeyValuePrefix",
+    "ScoreOptions",
     "alibi_slopes",
     "attention",
     "attention_reference",
@@ -34,23 +34,22 @@ def masked_attention(
     v_BTKE: paddle.Tensor,
     mask_BST: paddle.Tensor,
     scale: float,
-    bias_BNST: paddle.Tensor | None = None,
+    options: ScoreOptions = PLAIN,
+    linear_bias_BNST: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
-    """Compute softmax attention under a boolean mask [B, S, T] (True = visible); N is a multiple of K.
-
-    `bias_BNST` is added to the scaled scores.
-    """
+    """Compute softmax attention under a boolean mask [B, S, T] (True = visible); N is a multiple of K."""
     batch, length, heads, head_dim = q_BSNH.shape
     kv_heads = k_BTKH.shape[2]
     q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, heads // kv_heads, head_dim]).transpose([0, 2, 3, 1, 4])
     k_BK1TH = k_BTKH.transpose([0, 2, 1, 3]).unsqueeze(2)
     v_BK1TE = v_BTKE.transpose([0, 2, 1, 3]).unsqueeze(2)
-    scores = paddle.matmul(q_BKGSH, k_BK1TH, transpose_y=True).astype("float32") * scale
-    if bias_BNST is not None:
-        scores = scores + bias_BNST.reshape(scores.shape)
-    bias = paddle.where(mask_BST, paddle.zeros([]), paddle.full([], float("-inf")))
-    probabilities = F.softmax(scores + bias.unsqueeze([1, 2]), axis=-1).astype(v_BTKE.dtype)
-    out_BKGSE = paddle.matmul(probabilities, v_BK1TE)
+    scores_BKGST = paddle.matmul(q_BKGSH, k_BK1TH, transpose_y=True).astype("float32") * scale
+    scores_BNST = scores_BKGST.reshape([batch, heads, length, -1])
+    bias_BNST = paddle.where(mask_BST, paddle.zeros([]), paddle.full([], float("-inf"))).unsqueeze(1)
+    if linear_bias_BNST is not None:
+        bias_BNST = bias_BNST + linear_bias_BNST
+    weights_BNST = attention_weights(scores_BNST, bias_BNST, options.softcap, options.sinks)
+    out_BKGSE = paddle.matmul(weights_BNST.reshape(scores_BKGST.shape).astype(v_BTKE.dtype), v_BK1TE)
     return out_BKGSE.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, -1])
 
 
@@ -61,23 +60,25 @@ def attention_reference(
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute softmax attention with a dense mask: the definition against which the backends are tested."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     if prefix is not None:
         before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]
         k_BSKH, v_BSKE = paddle.concat([before[0], k_BSKH], axis=1), paddle.concat([before[1], v_BSKE], axis=1)
-    bias_BNST = None
-    if slopes_N is not None:
-        bias_BNST = paddle.to_tensor(-slopes_N[:, None, None] * layout.distances(prefix_length)[:, None])
     mask_BST = paddle.to_tensor(layout.dense_mask(prefix_length))
-    return masked_attention(q_BSNH, k_BSKH, v_BSKE, mask_BST, scale, bias_BNST)
+    bias_BNST = None
+    if options.slopes is not None:
+        bias_BNST = paddle.to_tensor(-options.slopes[:, None, None] * layout.distances(prefix_length)[:, None])
+    return masked_attention(q_BSNH, k_BSKH, v_BSKE, mask_BST, scale, options, bias_BNST)
 
 
-def _without_biases(x: paddle.Tensor) -> str:
-    """Return why FlashMask cannot compute attention with linear biases."""
-    return on_gpu_in_half_precision(x) or "FlashMask's kernel adds no biases to the scores (ALiBi)"
+def _plain_scores_only(x: paddle.Tensor) -> str:
+    """Return why FlashMask cannot compute attention with `ScoreOptions` other than the defaults."""
+    return on_gpu_in_half_precision(x) or (
+        "FlashMask's kernel only scales and masks the scores: it has no soft-cap, linear biases (ALiBi) or sinks"
+    )
 
 
 attention_op = DispatchedOp(
@@ -87,9 +88,9 @@ attention_op = DispatchedOp(
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
 )
-biased_attention_op = DispatchedOp(
-    "attention with linear biases",
-    flashmask=(flashmask_attention, _without_biases),
+modified_attention_op = DispatchedOp(
+    "attention with soft-cap, linear biases or sinks",
+    flashmask=(flashmask_attention, _plain_scores_only),
     native=(attention_cpp, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
@@ -104,7 +105,7 @@ def attention(
     scale: float,
     implementation: str | None = None,
     prefix: KeyValuePrefix | None = None,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute causal attention within each document of `layout`, its parent and its sliding window.
 
@@ -116,7 +117,7 @@ def attention(
         scale: factor of the scores, usually 1 / sqrt(H).
         implementation: "flashmask", "native", "blocks" or "reference"; None selects the best available one.
         prefix: keys and values placed before every document.
-        slopes_N: slopes of the linear biases (alibi.py); None: no biases.
+        options: soft-cap, linear biases and sinks.
 
     Returns:
         [B, S, N, E].
@@ -124,7 +125,7 @@ def attention(
     Raises:
         ValueError: the requested implementation is unknown or cannot run here.
     """
-    if slopes_N is None:
+    if options.is_plain:
         return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix)
-    run = biased_attention_op.choose(q_BSNH, implementation)
-    return run(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix, slopes_N)
+    run = modified_attention_op.choose(q_BSNH, implementation)
+    return run(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix, options)

@@ -22,6 +22,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 
 QUERY_BLOCK = 128
 """Maximum queries per block: shorter blocks skip more masked scores, longer ones make fewer and larger matmuls."""
@@ -59,11 +60,13 @@ class BlockPlan:
         tiles: tiles that contain every row of q exactly once.
         row_positions: int64 [rows of q], index of each row in the concatenated queries of the tiles.
         is_padded: whether any tile has padding.
+        num_heads: N.
     """
 
     tiles: tuple[Tile, ...]
     row_positions: paddle.Tensor
     is_padded: bool
+    num_heads: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
     query_rows = np.concatenate([tile.query_rows.numpy() for tile in tiles])
     row_positions = np.empty(num_rows + 1, np.int64)
     row_positions[query_rows] = np.arange(len(query_rows))
-    return BlockPlan(tuple(tiles), paddle.to_tensor(row_positions[:-1]), bool(query_rows.max() == num_rows))
+    return BlockPlan(tuple(tiles), paddle.to_tensor(row_positions[:-1]), bool(query_rows.max() == num_rows), num_heads)
 
 
 def _batch_documents(documents: _Documents, num_heads: int, prefix_length: int) -> list[np.ndarray]:
@@ -182,7 +185,7 @@ def blockwise_attention(
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute causal attention within each document, with memory linear in the pack's length."""
     sizes = (q_BSNH.shape[2], k_BSKH.shape[2], 0 if prefix is None else prefix[0].shape[0])
@@ -192,62 +195,73 @@ def blockwise_attention(
             paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
             for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
         )
-    return _BlockwiseAttention.apply(q_BSNH, k_BSKH, v_BSKH, plan, scale, slopes_N)
+    return _BlockwiseAttention.apply(plan, scale, options, q_BSNH, k_BSKH, v_BSKH, *options.sink_tensors)
 
 
 class _BlockwiseAttention(PyLayer):
     @staticmethod
-    def forward(ctx, q_BSNH, k_BSKH, v_BSKH, plan, scale, slopes_N):
-        ctx.save_for_backward(q_BSNH, k_BSKH, v_BSKH)
-        ctx.plan, ctx.scale, ctx.slopes_N = plan, scale, slopes_N
+    def forward(ctx, plan, scale, options, q_BSNH, k_BSKH, v_BSKH, *sinks):
+        ctx.save_for_backward(q_BSNH, k_BSKH, v_BSKH, *sinks)
+        ctx.plan, ctx.scale, ctx.options = plan, scale, options
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
         with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same numbers
             for tile in plan.tiles:
-                probabilities = _probabilities(_take_queries(q_rows, tile), _take_keys(k_rows, tile), tile, slopes_N)
+                scores = paddle.matmul(_take_queries(q_rows, tile), _take_keys(k_rows, tile), transpose_y=True)
+                probabilities = _probabilities(scores, tile, plan.num_heads, options, *sinks)
                 outputs.append(paddle.matmul(probabilities, _take_keys(v_rows, tile)))
         return _untile(outputs, plan).reshape([*q_BSNH.shape[:3], v_BSKH.shape[3]])
 
     @staticmethod
     def backward(ctx, out_gradient_BSNH):
-        plan, (q_BSNH, k_BSKH, v_BSKH) = ctx.plan, ctx.saved_tensor()
+        plan, (q_BSNH, k_BSKH, v_BSKH, *sinks) = ctx.plan, ctx.saved_tensor()
         q_rows, k_rows, v_rows = _rows(q_BSNH * ctx.scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         gradient_rows = _rows(out_gradient_BSNH, plan)
         q_gradients = []
         k_gradient, v_gradient = _zero_rows(k_BSKH), _zero_rows(v_BSKH)
+        own_sinks = [sinks_N.detach() for sinks_N in sinks]
+        sink_gradients = [paddle.zeros_like(sinks_N) for sinks_N in sinks]
         for tile in plan.tiles:
             queries, keys = _take_queries(q_rows, tile), _take_keys(k_rows, tile)
             out_gradient = _take_queries(gradient_rows, tile)
-            queries.stop_gradient = keys.stop_gradient = False
+            for leaf in (queries, keys, *own_sinks):
+                leaf.stop_gradient = False
             with paddle.enable_grad():
-                probabilities = _probabilities(queries, keys, tile, ctx.slopes_N)
+                scores = paddle.matmul(queries, keys, transpose_y=True)
+                probabilities = _probabilities(scores, tile, plan.num_heads, ctx.options, *own_sinks)
             p_gradient = paddle.matmul(out_gradient, _take_keys(v_rows, tile), transpose_y=True)
-            query_part, key_part = paddle.grad([probabilities], [queries, keys], [p_gradient])
+            query_part, key_part, *sink_parts = paddle.grad([probabilities], [queries, keys, *own_sinks], [p_gradient])
             value_part = paddle.matmul(probabilities.detach(), out_gradient, transpose_x=True)
             q_gradients.append(query_part)
             paddle.index_add_(k_gradient, tile.key_rows, 0, key_part.flatten(0, 1))
             paddle.index_add_(v_gradient, tile.key_rows, 0, value_part.flatten(0, 1))
+            for total_N, part_N in zip(sink_gradients, sink_parts, strict=True):
+                total_N.add_(part_N)
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
-        gradients = (q_gradient, k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
+        key_gradients = (k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
+        gradients = (q_gradient, *key_gradients, *sink_gradients)
         # Paddle rejects gradients of frozen inputs, such as a frozen projection next to an adapted one.
-        needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH)]
+        needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH, *sinks)]
         return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 
 
 def _probabilities(
-    queries: paddle.Tensor, keys: paddle.Tensor, tile: Tile, slopes_N: np.ndarray | None
+    scores: paddle.Tensor, tile: Tile, num_heads: int, options: ScoreOptions, sinks_N: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Return the softmax of a tile's masked scores, with linear biases if slopes are given, [M*K, G*Q, T]."""
-    scores = paddle.matmul(queries, keys, transpose_y=True)
-    if slopes_N is not None:
-        # Distances are counted from the tile's last key: softmax ignores what all keys of a query have in common. In
-        # float32, because half precision would round the biases of distant keys.
-        distances_T = paddle.arange(tile.mask.shape[1] - 1, -1, -1).astype("float32")
-        bias_NQT = tile.mask - paddle.to_tensor(slopes_N[:, None, None]) * distances_T
-        biased = scores.astype("float32").reshape([-1, *bias_NQT.shape]) + bias_NQT
-        return F.softmax(biased, axis=-1).astype(scores.dtype).reshape(tile.shape)
-    masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
-    return F.softmax(masked, axis=-1).reshape(tile.shape)
+    """Return the softmax of a tile's scores under its mask, [M*K, G*Q, T].
+
+    `options` change the scores in float32: half precision would round the biases of distant keys.
+    """
+    if options.is_plain:
+        masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
+        return F.softmax(masked, axis=-1).reshape(tile.shape)
+    bias = tile.mask
+    if options.slopes is not None:
+        num_queries, num_keys = tile.mask.shape  # the last query is at the position of the last key
+        distances_QT = np.arange(num_queries)[:, None] - np.arange(num_keys) + (num_keys - num_queries)
+        bias = bias - paddle.to_tensor(options.slopes[:, None, None] * distances_QT.astype(np.float32))
+    scores_MNQT = scores.reshape([-1, num_heads, *tile.mask.shape])
+    return attention_weights(scores_MNQT, bias, options.softcap, sinks_N).astype(scores.dtype).reshape(tile.shape)
 
 
 def _rows(x_BSNH: paddle.Tensor, plan: BlockPlan) -> paddle.Tensor:

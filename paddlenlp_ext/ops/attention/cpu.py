@@ -11,13 +11,14 @@ E head dimension of values.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled
 from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
@@ -32,38 +33,46 @@ def attention_cpp(
     layout: AttentionLayout,
     scale: float,
     prefix: KeyValuePrefix | None = None,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute causal attention within each document, as `attention_reference` does."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], v_BSKE.shape[3], prefix_length)
-    key = ("native", *shape, None if slopes_N is None else slopes_N.tobytes())
-    sizes = layout.cached(key, lambda: _sizes(layout, *shape, slopes_N))
-    inputs = [x.contiguous() for x in (q_BSNH, k_BSKH, v_BSKE, *(prefix or ()))]
+    slopes, softcap = options.slopes, options.softcap or 0.0
+    key = ("native", *shape, softcap, None if slopes is None else slopes.tobytes())
+    sizes = layout.cached(key, lambda: _sizes(layout, *shape, softcap, slopes))
+    inputs = {"q": q_BSNH, "k": k_BSKH, "v": v_BSKE}
+    if prefix is not None:
+        inputs |= {"prefix_k": prefix[0], "prefix_v": prefix[1]}
+    for sinks_N in options.sink_tensors:
+        inputs["sinks"] = sinks_N
+    inputs = {name: x.contiguous() for name, x in inputs.items()}
     _check_shapes(inputs, layout)
     in_bf16 = bf16_matmuls_enabled()
-    if needs_grad(*inputs):
-        return _AttentionCpp.apply(sizes, scale, in_bf16, *inputs)
+    if needs_grad(*inputs.values()):
+        return _AttentionCpp.apply(sizes, scale, in_bf16, tuple(inputs), *inputs.values())
     return _forward(sizes, scale, in_bf16, inputs)[0]
 
 
-def _check_shapes(inputs: list[paddle.Tensor], layout: AttentionLayout) -> None:
+def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) -> None:
     """Check the sizes on which the C++ loops rely; with wrong sizes they would read past the end of a tensor."""
-    (batch, length, heads, head_dim), keys, values = (x.shape for x in inputs[:3])
+    (batch, length, heads, head_dim), keys, values = (inputs[name].shape for name in "qkv")
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
-    assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs[0].shape}, keys {keys}"
+    assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs['q'].shape}, keys {keys}"
     assert values[:3] == keys[:3], f"keys {keys}, values {values}"
-    before = [[inputs[3].shape[0], *own[2:]] for own in (keys, values)] if len(inputs) > 3 else []
-    assert [x.shape for x in inputs[3:]] == before, "the prefix's heads do not match"
-    assert all(x.dtype == paddle.float32 for x in inputs), f"{[x.dtype.name for x in inputs]}"
+    if "prefix_k" in inputs:
+        before = [inputs[name].shape for name in ("prefix_k", "prefix_v")]
+        assert before == [[before[0][0], *own[2:]] for own in (keys, values)], "the prefix's heads do not match"
+    assert "sinks" not in inputs or inputs["sinks"].shape == [heads], f"{heads} heads need as many sinks"
+    assert all(x.dtype == paddle.float32 for x in inputs.values()), f"{[x.dtype.name for x in inputs.values()]}"
 
 
 class _AttentionCpp(PyLayer):
     @staticmethod
-    def forward(ctx, sizes, scale, in_bf16, *inputs):
-        out_BSNE, log_sums_NS = _forward(sizes, scale, in_bf16, inputs)
+    def forward(ctx, sizes, scale, in_bf16, names, *inputs):
+        out_BSNE, log_sums_NS = _forward(sizes, scale, in_bf16, dict(zip(names, inputs, strict=True)))
         ctx.save_for_backward(out_BSNE, log_sums_NS, *inputs)
-        ctx.sizes, ctx.scale, ctx.in_bf16 = sizes, scale, in_bf16
+        ctx.sizes, ctx.scale, ctx.in_bf16, ctx.names = sizes, scale, in_bf16, names
         ctx.grads_needed = [not x.stop_gradient for x in inputs]
         return out_BSNE
 
@@ -71,25 +80,27 @@ class _AttentionCpp(PyLayer):
     def backward(ctx, out_gradient_BSNE):
         out_BSNE, log_sums_NS, *inputs = ctx.saved_tensor()
         gradients = [empty(x.shape) if wants else None for x, wants in zip(inputs, ctx.grads_needed, strict=True)]
-        out_gradient_BSNE = out_gradient_BSNE.contiguous()
-        no_prefix = [None] * (5 - len(inputs))
-        arguments = [*inputs, *no_prefix, out_BSNE, log_sums_NS, out_gradient_BSNE, *gradients, *no_prefix]
-        tensors = struct("AttentionTensors")(*(None if x is None else pointer(x) for x in arguments))
-        run = function("attention_backward")
-        run(ctypes.addressof(ctx.sizes), ctx.scale, ctypes.addressof(tensors), ctx.in_bf16)
+        outputs = {"out": out_BSNE, "log_sums": log_sums_NS, "out_gradient": out_gradient_BSNE.contiguous()}
+        wanted = {f"{name}_gradient": x for name, x in zip(ctx.names, gradients, strict=True) if x is not None}
+        tensors = {**dict(zip(ctx.names, inputs, strict=True)), **outputs, **wanted}
+        _run("attention_backward", ctx.sizes, ctx.scale, ctx.in_bf16, tensors)
         return tuple(gradients)
 
 
 def _forward(
-    sizes: ctypes.Structure, scale: float, in_bf16: bool, inputs: Sequence[paddle.Tensor]
+    sizes: ctypes.Structure, scale: float, in_bf16: bool, inputs: Mapping[str, paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the output [B, S, N, E] and, for the backward pass, the log-sum-exp of the scores [N, B * S]."""
-    out_BSNE = empty([*inputs[0].shape[:3], sizes.value_dim])
+    out_BSNE = empty([*inputs["q"].shape[:3], sizes.value_dim])
     log_sums_NS = empty([sizes.heads, sizes.positions])
-    no_prefix = [None] * (5 - len(inputs))
-    tensors = (*map(pointer, inputs), *no_prefix, pointer(out_BSNE), pointer(log_sums_NS))
-    function("attention_forward")(ctypes.addressof(sizes), scale, *tensors, in_bf16)
+    _run("attention_forward", sizes, scale, in_bf16, {**inputs, "out": out_BSNE, "log_sums": log_sums_NS})
     return out_BSNE, log_sums_NS
+
+
+def _run(name: str, sizes: ctypes.Structure, scale: float, in_bf16: bool, tensors: Mapping[str, paddle.Tensor]) -> None:
+    """Call an entry point with tensors by the names of AttentionTensors' fields; the others are null."""
+    addresses = struct("AttentionTensors")(**{field: pointer(x) for field, x in tensors.items()})
+    function(name)(ctypes.addressof(sizes), scale, ctypes.addressof(addresses), in_bf16)
 
 
 def _sizes(
@@ -99,6 +110,7 @@ def _sizes(
     head_dim: int,
     value_dim: int,
     prefix_length: int,
+    softcap: float,
     slopes_N: np.ndarray | None,
 ) -> ctypes.Structure:
     """Return the AttentionSizes struct of a layout."""
@@ -107,6 +119,7 @@ def _sizes(
     arrays = (*layout.documents(), layout.first_positions(), layout.parents(), slopes)
     window = _NO_WINDOW if layout.window is None else layout.window
     counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, value_dim, prefix_length, window)
-    sizes = struct("AttentionSizes")(*counts, *(None if array is None else array.ctypes.data for array in arrays))
+    addresses = (None if array is None else array.ctypes.data for array in arrays)
+    sizes = struct("AttentionSizes")(*counts, *addresses, softcap)
     sizes.arrays = arrays  # keeps the memory alive that the addresses point to
     return sizes

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 
@@ -82,7 +82,7 @@ def decode_attention_reference(
     v_BKCH: paddle.Tensor,
     seen: VisiblePositions,
     scale: float,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute softmax attention over all slots; invisible slots have a bias of -inf."""
     batch, length, heads, head_dim = q_BSNH.shape
@@ -95,11 +95,12 @@ def decode_attention_reference(
         q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
         q_BKQH = q_BKGSH.reshape([batch, kv_heads, group * length, head_dim])
     scores_BKQC = paddle.matmul(q_BKQH, k_BKCH, transpose_y=True).astype("float32")
-    bias_B11SC = seen.bias(num_slots).unsqueeze([1, 2])
-    scores_BKGSC = scores_BKQC.reshape([batch, kv_heads, group, length, num_slots]) + bias_B11SC
-    if slopes_N is not None:
-        scores_BKGSC = scores_BKGSC + seen.linear_bias(num_slots, slopes_N).reshape(scores_BKGSC.shape)
-    probabilities_BKQC = F.softmax(scores_BKGSC, axis=-1).astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
+    bias_BNSC = seen.bias(num_slots).unsqueeze(1)
+    if options.slopes is not None:
+        bias_BNSC = bias_BNSC + seen.linear_bias(num_slots, options.slopes)
+    scores_BNSC = scores_BKQC.reshape([batch, heads, length, num_slots])
+    weights_BNSC = attention_weights(scores_BNSC, bias_BNSC, options.softcap, options.sinks)
+    probabilities_BKQC = weights_BNSC.astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
     out_BKQH = paddle.matmul(probabilities_BKQC, v_BKCH)
     if length == 1:
         return out_BKQH.reshape([batch, 1, heads, head_dim])
@@ -113,7 +114,7 @@ def decode_attention_cpp(
     v_BKCH: paddle.Tensor,
     seen: VisiblePositions,
     scale: float,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute decode attention in C++ (csrc/decode_attention.cpp), reading only the visible slots."""
     batch, length, heads, head_dim = shape = q_BSNH.shape
@@ -125,13 +126,18 @@ def decode_attention_cpp(
     ranges = np.ascontiguousarray(seen.ranges, np.int64)
     run = function("decode_attention")
     tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
-    biases: list[int | None] = [None, None]
-    if slopes_N is not None:
-        assert seen.positions is not None and slopes_N.shape == (heads,), "linear biases need positions, and all slopes"
-        positions, slopes = np.ascontiguousarray(seen.positions, np.int64), np.ascontiguousarray(slopes_N, np.float32)
-        biases = [slopes.ctypes.data, positions.ctypes.data]
+    terms: list[int | None] = [None, None, None]
+    sinks = options.sink_tensors
+    assert all(sinks_N.shape == [heads] for sinks_N in sinks), f"{heads} heads need as many sinks"
+    if options.slopes is not None:
+        assert seen.positions is not None and options.slopes.shape == (heads,), "linear biases: positions or slopes"
+        slopes = np.ascontiguousarray(options.slopes, np.float32)
+        positions = np.ascontiguousarray(seen.positions, np.int64)
+        terms[:2] = slopes.ctypes.data, positions.ctypes.data
+    if sinks:
+        terms[2] = pointer(sinks[0])
     sizes = (batch, length, heads, k_BKCH.shape[1], head_dim, k_BKCH.shape[2])
-    run(*map(pointer, tensors), ranges.ctypes.data, *biases, scale, *sizes)
+    run(*map(pointer, tensors), ranges.ctypes.data, *terms, options.softcap or 0.0, scale, *sizes)
     return out_BSNH
 
 
@@ -146,7 +152,7 @@ def decode_attention(
     v_BKCH: paddle.Tensor,
     seen: VisiblePositions,
     scale: float,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute softmax attention of new positions over their visible slots; return [B, S, N, H], without gradient.
 
@@ -156,9 +162,9 @@ def decode_attention(
         v_BKCH: cached values, contiguous.
         seen: visible slots of each position, at least one.
         scale: factor of the scores, usually 1 / sqrt(H).
-        slopes_N: slopes of the linear biases (alibi.py); None: no biases.
+        options: soft-cap, linear biases and sinks.
     """
-    return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale, slopes_N)
+    return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale, options)
 
 
 def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:

@@ -16,11 +16,10 @@ Shapes: B batch, S new positions, C cache slots, N query heads, L latent, R rota
 
 from __future__ import annotations
 
-import numpy as np
 import paddle
-import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention.decode import VisiblePositions
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 
 
 def latent_decode_attention(
@@ -30,7 +29,7 @@ def latent_decode_attention(
     keys_B1CR: paddle.Tensor,
     seen: VisiblePositions,
     scale: float,
-    slopes_N: np.ndarray | None = None,
+    options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute the mean latent that each head of a new position attends to, [B, S, N, L], without gradient.
 
@@ -41,16 +40,17 @@ def latent_decode_attention(
         keys_B1CR: cached rotated keys.
         seen: visible slots of each position, at least one.
         scale: factor of the scores.
-        slopes_N: slopes of the linear biases (alibi.py); None: no biases.
+        options: soft-cap, linear biases and sinks.
     """
     batch, length, heads, _ = q_BSNL.shape
     latents_BCL, keys_BCR = latents_B1CL.squeeze(1), keys_B1CR.squeeze(1)
     num_slots = latents_BCL.shape[1]
     scores_BQC = paddle.matmul((q_BSNL * scale).flatten(1, 2), latents_BCL, transpose_y=True)
     scores_BQC = scores_BQC + paddle.matmul((q_BSNR * scale).flatten(1, 2), keys_BCR, transpose_y=True)
-    scores_BSNC = scores_BQC.astype("float32").reshape([batch, length, heads, num_slots])
-    scores_BSNC = scores_BSNC + seen.bias(num_slots).unsqueeze(2)
-    if slopes_N is not None:
-        scores_BSNC = scores_BSNC + seen.linear_bias(num_slots, slopes_N).transpose([0, 2, 1, 3])
-    weights_BQC = F.softmax(scores_BSNC, axis=-1).astype(latents_BCL.dtype).reshape(scores_BQC.shape)
+    scores_BNSC = scores_BQC.reshape([batch, length, heads, num_slots]).transpose([0, 2, 1, 3])
+    bias_BNSC = seen.bias(num_slots).unsqueeze(1)
+    if options.slopes is not None:
+        bias_BNSC = bias_BNSC + seen.linear_bias(num_slots, options.slopes)
+    weights_BNSC = attention_weights(scores_BNSC, bias_BNSC, options.softcap, options.sinks)
+    weights_BQC = weights_BNSC.astype(latents_BCL.dtype).transpose([0, 2, 1, 3]).reshape(scores_BQC.shape)
     return paddle.matmul(weights_BQC, latents_BCL).reshape([batch, length, heads, -1])

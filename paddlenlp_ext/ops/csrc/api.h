@@ -33,24 +33,29 @@ struct AttentionSizes {
     const i64* first_positions;  // [documents], position of the first token: 0, or the parent's length
     const i64* parents;          // [documents], an earlier document whose keys this one attends to, or -1
     const float* slopes;         // [heads], of linear biases (ALiBi); null without biases
+    float softcap;               // scores are softcap * tanh(score / softcap); 0 without a soft-cap
 };
 
-// Arguments of attention_backward. Shapes are those of attention_forward; each gradient has the shape of its tensor and
-// may be null.
+// q [positions, heads, head_dim]; out [positions, heads, value_dim]; k [positions, kv_heads, head_dim]; v [positions,
+// kv_heads, value_dim]; prefix_k, prefix_v [prefix, kv_heads, ...] likewise, not read without a prefix; sinks [heads],
+// logits of keys without values, or null; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e). The
+// forward pass writes out and log_sums. Each gradient has the shape of its tensor and may be null.
 struct AttentionTensors {
     const float* q;
     const float* k;
     const float* v;
     const float* prefix_k;
     const float* prefix_v;
-    const float* out;
-    const float* log_sums;
+    const float* sinks;
+    float* out;
+    float* log_sums;
     const float* out_gradient;
     float* q_gradient;
     float* k_gradient;
     float* v_gradient;
     float* prefix_k_gradient;
     float* prefix_v_gradient;
+    float* sinks_gradient;
 };
 
 // A weight [out, in] whose flattened values w[i] = level(code[i]) * scale[i / block] are stored as codes and scales
@@ -132,13 +137,15 @@ Status attention_exp2(const float* x, float* out, i64 count);
 // Rounds `size` values to one of the two nearest bfloat16, the nearer one with the higher probability.
 Status round_stochastically(const float* from, bf16* to, i64 size, const DrawPosition* position);
 
-// out [size] = silu(gate) * up. `is_bf16` describes gate and up.
-Status swiglu_forward(const void* gate, const void* up, i64 size, float* out, bool is_bf16);
-Status swiglu_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
-                       float* up_gradient, bool is_bf16);
+// out [size] = activation(gate) * up; the activation is silu, or with `is_gelu` the tanh approximation of gelu.
+// `is_bf16` describes gate and up. Each gradient may be null.
+Status gate_forward(const void* gate, const void* up, i64 size, float* out, bool is_gelu, bool is_bf16);
+Status gate_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
+                     float* up_gradient, bool is_gelu, bool is_bf16);
 
 // Rounds gate and up to bfloat16 and computes the output from the rounded values.
-Status swiglu_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out);
+Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out,
+                            bool is_gelu);
 
 // x, out [positions, heads, size]; cos, sin [positions, rotated]. `is_backward` rotates a gradient back.
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
@@ -163,6 +170,17 @@ Status rms_norm_backward(const float* gradient, const float* x, const float* wei
 // weight_gradient [size].
 Status rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse_rms, i64 rows, i64 size,
                                 float* weight_gradient);
+
+// -- layer norm: x, out [rows, size]; weight [size]; means, inverses [rows]: 1 / deviation ----------------------------
+
+Status layer_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
+                          float* means, float* inverses);
+Status layer_norm_backward(const float* gradient, const float* x, const float* weight, const float* means,
+                           const float* inverses, i64 rows, i64 size, float* x_gradient);
+
+// weight_gradient [size].
+Status layer_norm_weight_backward(const float* gradient, const float* x, const float* means, const float* inverses,
+                                  i64 rows, i64 size, float* weight_gradient);
 
 // -- linear: x [rows, in]; weight [out, in]; bias [out] or null; y [rows, out] ----------------------------------------
 
@@ -230,9 +248,10 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // losses [rows] = logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
 // target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
-// `is_bf16` the gradient is bfloat16 and fills the first half of each row.
-Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, bool wants_gradient, bool is_bf16,
-                     float* losses, i64* num_correct);
+// `is_bf16` the gradient is bfloat16 and fills the first half of each row. With a softcap above 0, the loss is that of
+// softcap * tanh(logits / softcap), and the gradient that of the logits before.
+Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, float softcap, bool wants_gradient,
+                     bool is_bf16, float* losses, i64* num_correct);
 
 // Gradients of an lm_head from the logits' gradient [rows, out] as cross_entropy stores it.
 // hidden_gradient [rows, in] = gradient weight.
@@ -245,12 +264,8 @@ Status head_weight_gradient(const void* gradient, const void* hidden, float* wei
 
 // -- attention --------------------------------------------------------------------------------------------------------
 
-// q [positions, heads, head_dim]; out [positions, heads, value_dim]; k [positions, kv_heads, head_dim]; v [positions,
-// kv_heads, value_dim]; prefix_k, prefix_v [prefix, kv_heads, ...] likewise, not read without a prefix; log_sums
-// [heads, positions]: log2 of the sum of 2^(scores * log2 e).
 // With `is_bf16`, products round their inputs to bfloat16.
-Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
-                         const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16);
+Status attention_forward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 
 // Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size] from slot `at` on.
@@ -260,10 +275,10 @@ Status store_positions(const float* x, float* cache, i64 batch, i64 length, i64 
 // q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
 // end of the prefix's range, and start and end of the row's own range, which ends after the query itself. slopes
 // [heads]: linear biases (ALiBi), with the position of each query in its document, positions [batch, length]; both are
-// null without biases.
+// null without biases. sinks [heads], or null. softcap: 0 without a soft-cap.
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
-                        const float* slopes, const i64* positions, float scale, i64 batch, i64 length, i64 heads,
-                        i64 kv_heads, i64 head_dim, i64 capacity);
+                        const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
+                        i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
 
 // -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
 

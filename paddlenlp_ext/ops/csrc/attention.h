@@ -29,15 +29,21 @@ struct Range {
     i64 size() const { return std::max<i64>(0, end - first); }
 };
 
-// Slope of the linear biases of a head (ALiBi, arXiv:2108.12409), in units of log2; 0 without biases.
-inline float slope_of(const AttentionSizes& sizes, i64 head) {
-    return sizes.slopes == nullptr ? 0.0f : sizes.slopes[head] * LOG2_E;
-}
+// Scores of a head, in units of log2: factor * q k, or softcap * tanh(factor * q k), minus slope * distance.
+struct ScoreRule {
+    float factor;
+    float softcap = 0.0f;  // 0 without a soft-cap
+    float slope = 0.0f;    // of the linear biases (ALiBi, arXiv:2108.12409); 0 without biases
+
+    ScoreRule(const AttentionSizes& sizes, float scale, i64 head) : factor(scale * LOG2_E) {
+        if (sizes.softcap != 0.0f) factor = scale / sizes.softcap, softcap = sizes.softcap * LOG2_E;
+        if (sizes.slopes != nullptr) slope = sizes.slopes[head] * LOG2_E;
+    }
+};
 
 // Query q attends to key k (both counted in the tile) if 0 <= offset + q - k < window.
 struct Tile {
     i64 queries, keys, offset, window;
-    float slope;
 
     bool is_fully_masked() const { return offset + queries <= 0 || offset - (keys - 1) >= window; }
     bool is_unmasked() const { return offset >= keys - 1 && offset + queries - 1 < window; }
@@ -53,7 +59,7 @@ struct Tile {
         return {first, std::min(keys, round_up(std::max<i64>(0, offset + query + SQUARE)))};
     }
     // Lowers the scores [key][query] of 16 queries and the keys of `range` by the slope times the distance.
-    void add_biases(float* scores, i64 query, Range range) const {
+    void add_biases(float* scores, i64 query, Range range, float slope) const {
         if (slope == 0.0f) return;
         const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const f32x16 first = slope * (lane + float(offset + query));

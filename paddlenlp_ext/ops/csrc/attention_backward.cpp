@@ -5,9 +5,11 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "attention_keys_values.h"
+#include "elementwise.h"
 
 namespace plx {
 namespace {
@@ -64,9 +66,10 @@ class QueryBlock {
 
     // Tensors start at the block's first query and head; q_gradient is initialized and may be null.
     void load_queries(const float* q, const float* out, const float* out_gradient, const float* log_sums,
-                      float* q_gradient, i64 first, i64 queries, float slope) {
-        q_gradient_ = q_gradient, first_ = first, queries_ = queries, slope_ = slope;
-        q_transposed_.load(queries, q, row_, scale_ * LOG2_E);
+                      float* q_gradient, i64 first, i64 queries, i64 head) {
+        q_gradient_ = q_gradient, first_ = first, queries_ = queries;
+        rule_ = ScoreRule(sizes_, scale_, head);
+        q_transposed_.load(queries, q, row_, rule_.factor);
         out_gradient_transposed_.load(queries, out_gradient, out_row_, 1.0f);
         q_col_major_.load(queries, q, row_);
         out_gradient_col_major_.load(queries, out_gradient, out_row_);
@@ -82,7 +85,7 @@ class QueryBlock {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const i64 offset = first_ - keys.position - key;
-            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window, slope_};
+            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
             if (tile.is_fully_masked()) break;
             const Copies<Element>&k = keys.k, &v = keys.v;
             const i64 k_ld_to = to.heads * sizes_.head_dim, v_ld_to = to.heads * sizes_.value_dim;
@@ -116,14 +119,27 @@ class QueryBlock {
     void differentiate(const Tile& tile, i64 query) {
         const bool is_unmasked = tile.is_unmasked();
         const Range visible = tile.keys_of(query);
-        tile.add_biases(weights_, query, visible);
-        const f32x16 log_sums = load(log_sums_ + query), shared = load(shared_ + query);
+        const f32x16 log_sums = load(log_sums_ + query);
+        f32x16 shared = load(shared_ + query);
+        if (rule_.softcap != 0.0f) cap_scores(query, visible, std::exchange(shared, f32x16{}));
+        tile.add_biases(weights_, query, visible, rule_.slope);
         for (i64 key = visible.first; key < visible.end; ++key) {
             float *const weights = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
             f32x16 weight = exp2(load(weights) - log_sums);
             if (!is_unmasked) weight = tile.mask(weight, query, key, 0.0f);
             store(weights, weight);
             store(gradients, weight * (load(gradients) - shared) * scale_);
+        }
+    }
+
+    // Caps the scores of 16 queries. Subtracts `shared` from the gradients of their weights, and multiplies them by the
+    // derivative of the cap.
+    void cap_scores(i64 query, Range visible, f32x16 shared) {
+        for (i64 key = visible.first; key < visible.end; ++key) {
+            float *const scores = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
+            const f32x16 ratio = tanh(load(scores));
+            store(scores, rule_.softcap * ratio);
+            store(gradients, (load(gradients) - shared) * (1.0f - ratio * ratio));
         }
     }
 
@@ -155,9 +171,9 @@ class QueryBlock {
     const AttentionSizes& sizes_;
     const float scale_;
     const i64 row_, out_row_;
+    ScoreRule rule_{sizes_, scale_, 0};
     float* q_gradient_ = nullptr;
     i64 first_ = 0, queries_ = 0;
-    float slope_ = 0;
     TransposedBlock<Element> q_transposed_, out_gradient_transposed_;
     ColMajorBlock<Element> q_col_major_, out_gradient_col_major_;
     // Weights; gradients of the weights, later of the scores; per query, the log-sum and the dot product of output and
@@ -228,7 +244,7 @@ class BackwardPass {
             if (is_first_time) fill_zero(q_gradient, queries, sizes_.head_dim, sizes_.heads * sizes_.head_dim);
             block.load_queries(tensors_.q + at, tensors_.out + out_at, tensors_.out_gradient + out_at,
                                tensors_.log_sums + head * sizes_.positions + start + first, q_gradient,
-                               sizes_.first_positions[document] + first, queries, slope_of(sizes_, head));
+                               sizes_.first_positions[document] + first, queries, head);
             attend();
         }
     }
@@ -250,6 +266,29 @@ void sum_groups(const AttentionSizes& sizes, i64 positions, i64 size, const floa
                 for (i64 head = 0; head < group; ++head) total += from[(row * group + head) * size + i];
                 to[row * size + i] = total;
             }
+    });
+}
+
+// A sink has a share of each query's weights, and its value is zero: its gradient is minus the sum over queries of this
+// share times the dot product of output and output gradient.
+void sink_gradients(const AttentionSizes& sizes, const AttentionTensors& tensors) {
+    if (tensors.sinks_gradient == nullptr) return;
+    parallel_for(sizes.heads, 1, [&](i64 begin, i64 end) {
+        for (i64 head = begin; head < end; ++head) {
+            double total = 0.0;
+            for (i64 position = 0; position < sizes.positions; ++position) {
+                const i64 at = (position * sizes.heads + head) * sizes.value_dim;
+                const float share =
+                    std::exp2(tensors.sinks[head] * LOG2_E - tensors.log_sums[head * sizes.positions + position]);
+                f32x16 lanes{};
+                for_each_vector(sizes.value_dim, [&](i64 start, i64 count) {
+                    lanes += load_part(tensors.out + at + start, count) *
+                             load_part(tensors.out_gradient + at + start, count);
+                });
+                total -= double(share) * horizontal_sum(lanes);
+            }
+            tensors.sinks_gradient[head] = float(total);
+        }
     });
 }
 
@@ -293,6 +332,7 @@ void run_all(const AttentionSizes& sizes, float scale, const AttentionTensors& t
     accumulate_key_gradients(
         sizes, sizes.positions, families.size(), own,
         [&](i64 family, i64 head, const KeyGradients& to) { pass.family_keys(families[family], head, to); });
+    sink_gradients(sizes, tensors);
     if (sizes.prefix == 0) return;
     const KeyGradients before{tensors.prefix_k_gradient, tensors.prefix_v_gradient, sizes.kv_heads};
     accumulate_key_gradients(sizes, sizes.prefix, 1, before,

@@ -12,17 +12,18 @@ namespace {
 
 using namespace attention;
 
-// 64 queries of one head from position `first` on, with their running maximum score and the sums relative to it.
+// 64 queries of one head from position `first` on, with their running maximum score and the sums relative to it. A sink
+// is a first score, whose value is zero; without sinks it is -infinity.
 template <class Element>
 class QueryBlock {
   public:
-    QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, float scale, float slope,
+    QueryBlock(const AttentionSizes& sizes, const float* q, i64 first, i64 queries, const ScoreRule& rule, float sink,
                float* out)
-        : sizes_(sizes), first_(first), queries_(queries), slope_(slope), out_(out),
+        : sizes_(sizes), first_(first), queries_(queries), rule_(rule), out_(out),
           out_row_(sizes.heads * sizes.value_dim), q_transposed_(sizes.head_dim) {
-        q_transposed_.load(queries, q, sizes.heads * sizes.head_dim, scale * LOG2_E);
-        std::fill_n(largest_, BLOCK, -std::numeric_limits<float>::infinity());
-        std::fill_n(sum_, BLOCK, 0.0f);
+        q_transposed_.load(queries, q, sizes.heads * sizes.head_dim, rule.factor);
+        std::fill_n(largest_, BLOCK, sink * LOG2_E);
+        std::fill_n(sum_, BLOCK, 1.0f);
     }
 
     // Starts with the nearest keys: after the first tile every query has attended to itself.
@@ -30,7 +31,7 @@ class QueryBlock {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const i64 offset = first_ - keys.position - key;
-            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window, slope_};
+            const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
             if (tile.is_fully_masked()) break;  // so are all earlier keys
             add(tile, keys, key);
         }
@@ -63,9 +64,17 @@ class QueryBlock {
         is_first_ = false;
     }
 
+    void cap_scores(i64 query, Range visible) {
+        for (i64 key = visible.first; key < visible.end; ++key) {
+            float* const scores = weights_ + key * BLOCK + query;
+            store(scores, rule_.softcap * tanh(load(scores)));
+        }
+    }
+
     // Replaces the scores of 16 queries by softmax weights; returns the factor that rescales the earlier sums.
     f32x16 softmax_weights(const Tile& tile, i64 query, Range visible) {
-        tile.add_biases(weights_, query, visible);
+        if (rule_.softcap != 0.0f) cap_scores(query, visible);
+        tile.add_biases(weights_, query, visible, rule_.slope);
         const bool is_unmasked = tile.is_unmasked();
         const f32x16 before = load(largest_ + query);
         f32x16 largest = before;
@@ -100,7 +109,7 @@ class QueryBlock {
 
     const AttentionSizes& sizes_;
     const i64 first_, queries_;
-    const float slope_;
+    const ScoreRule rule_;
     float* const out_;
     const i64 out_row_;
     bool is_first_ = true;
@@ -121,13 +130,8 @@ std::vector<Task> all_tasks(const AttentionSizes& sizes) {
     return tasks;
 }
 
-struct Tensors {
-    const float *q, *k, *v, *prefix_k, *prefix_v;
-    float *out, *log_sums;
-};
-
 template <class Element>
-void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
+void run_all(const AttentionSizes& sizes, float scale, const AttentionTensors& tensors) {
     const KeyValueStore<Element> keys(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, false},
                                       {false, true});
     const std::vector<Task> tasks = all_tasks(sizes);
@@ -137,8 +141,9 @@ void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
         const i64 row = (start + first) * sizes.heads + head;
         const i64 queries = std::min(BLOCK, sizes.lengths[document] - first);
         const i64 parent = sizes.parents[document], position = sizes.first_positions[document] + first;
-        QueryBlock<Element> block(sizes, tensors.q + row * sizes.head_dim, position, queries, scale,
-                                  slope_of(sizes, head), tensors.out + row * sizes.value_dim);
+        const float sink = tensors.sinks == nullptr ? -std::numeric_limits<float>::infinity() : tensors.sinks[head];
+        QueryBlock<Element> block(sizes, tensors.q + row * sizes.head_dim, position, queries,
+                                  ScoreRule(sizes, scale, head), sink, tensors.out + row * sizes.value_dim);
         block.attend(keys.document(document, kv_head));
         if (parent >= 0) block.attend(keys.document(parent, kv_head));
         if (sizes.prefix > 0) block.attend(keys.prefix(kv_head));
@@ -148,11 +153,9 @@ void run_all(const AttentionSizes& sizes, float scale, const Tensors& tensors) {
 
 }  // namespace
 
-Status attention_forward(const AttentionSizes* sizes, float scale, const float* q, const float* k, const float* v,
-                         const float* prefix_k, const float* prefix_v, float* out, float* log_sums, bool is_bf16) {
+Status attention_forward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16) {
     return guarded([&] {
-        const Tensors tensors{q, k, v, prefix_k, prefix_v, out, log_sums};
-        with_element(*sizes, is_bf16, [&](auto element) { run_all<decltype(element)>(*sizes, scale, tensors); });
+        with_element(*sizes, is_bf16, [&](auto element) { run_all<decltype(element)>(*sizes, scale, *tensors); });
     });
 }
 

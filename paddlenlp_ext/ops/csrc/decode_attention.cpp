@@ -33,10 +33,10 @@ inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys) {
     return total;
 }
 
-// Softmax over scores [keys], in place. The array is padded to full vectors.
-void softmax(float* scores, i64 keys) {
-    const float largest = *std::max_element(scores, scores + keys);
-    float total = 0;
+// Softmax over scores [keys] and a sink, in place. The array is padded to full vectors.
+void softmax(float* scores, i64 keys, float sink) {
+    const float largest = std::max(sink, *std::max_element(scores, scores + keys));
+    float total = std::exp2(sink - largest);
     for (i64 key = 0; key < keys; key += LANES) {
         const f32x16 weights = exp2(load(scores + key) - largest);
         store(scores + key, weights);
@@ -45,11 +45,17 @@ void softmax(float* scores, i64 keys) {
     for (i64 key = 0; key < keys; ++key) scores[key] /= total;
 }
 
-// Linear biases of the query heads that share a key head (null without biases), and the query's position in its
-// document.
-struct Biases {
-    const float* slopes;
-    i64 position;
+// Options of the scores. Arrays start at the first query head of a key head.
+struct ScoreOptions {
+    float factor;         // of the products of queries and keys, in units of log2
+    float softcap;        // in units of log2; 0 without a soft-cap
+    const float* sinks;   // null without sinks
+    const float* slopes;  // of linear biases; null without biases
+    i64 position;         // of the query in its document
+
+    float sink(i64 head) const {
+        return sinks == nullptr ? -std::numeric_limits<float>::infinity() : sinks[head] * LOG2_E;
+    }
 };
 
 // Scores of 16 keys, lowered by the slope times the distance, which is `farthest` for the first key.
@@ -59,8 +65,8 @@ inline f32x16 biased(f32x16 scores, float slope, i64 farthest) {
 }
 
 // Computes the outputs of the query heads that share a key head, at one position.
-void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own, const Biases& biases,
-            float scale, i64 group, i64 head_dim) {
+void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own,
+            const ScoreOptions& options, i64 group, i64 head_dim) {
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
@@ -68,16 +74,17 @@ void attend(const float* q, const float* k, const float* v, float* out, Range pr
         float* const scores = weights.data() + head * stride;
         i64 done = 0;
         // The own range ends with the query itself, and the prefix before the document's first position.
-        for (const auto& [range, nearest] : {std::pair{prefix, biases.position + 1}, std::pair{own, i64(0)}}) {
+        for (const auto& [range, nearest] : {std::pair{prefix, options.position + 1}, std::pair{own, i64(0)}}) {
             for (i64 key = 0; key < range.size(); key += LANES) {
                 f32x16 x = dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *
-                           (scale * LOG2_E);
-                if (biases.slopes != nullptr) x = biased(x, biases.slopes[head], nearest + range.size() - 1 - key);
+                           options.factor;
+                if (options.softcap != 0.0f) x = options.softcap * tanh(x);
+                if (options.slopes != nullptr) x = biased(x, options.slopes[head], nearest + range.size() - 1 - key);
                 store(scores + done + key, x);
             }
             done += range.size();
         }
-        softmax(scores, total);
+        softmax(scores, total, options.sink(head));
     }
     tiles::product(false, group, head_dim, prefix.size(), {weights.data(), stride, 1}, v + prefix.first * head_dim,
                    head_dim, out, head_dim);
@@ -88,8 +95,8 @@ void attend(const float* q, const float* k, const float* v, float* out, Range pr
 }  // namespace
 
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
-                        const float* slopes, const i64* positions, float scale, i64 batch, i64 length, i64 heads,
-                        i64 kv_heads, i64 head_dim, i64 capacity) {
+                        const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
+                        i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity) {
     return guarded([&] {
         const i64 group = heads / kv_heads, work = capacity * group * head_dim;
         parallel_for(batch * length * kv_heads, 1 + MIN_PRODUCTS_PER_THREAD / work, [&](i64 begin, i64 end) {
@@ -97,10 +104,13 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
                 const i64 query = task / kv_heads, cache = (query / length * kv_heads + task % kv_heads) * capacity;
                 const i64 at = task * group * head_dim;
                 const i64* const range = ranges + query * 4;
-                const Biases biases{slopes == nullptr ? nullptr : slopes + task % kv_heads * group,
-                                    slopes == nullptr ? 0 : positions[query]};
+                const i64 head = task % kv_heads * group;
+                const ScoreOptions options{softcap == 0.0f ? scale * LOG2_E : scale / softcap, softcap * LOG2_E,
+                                           sinks == nullptr ? nullptr : sinks + head,
+                                           slopes == nullptr ? nullptr : slopes + head,
+                                           slopes == nullptr ? 0 : positions[query]};
                 attend(q + at, k_cache + cache * head_dim, v_cache + cache * head_dim, out + at, {range[0], range[1]},
-                       {range[2], range[3]}, biases, scale, group, head_dim);
+                       {range[2], range[3]}, options, group, head_dim);
             }
         });
     });

@@ -2,9 +2,7 @@
 //
 // Forward: y = x * w / sqrt(mean(x^2) + epsilon). Saved for the backward pass: x and each row's 1 / rms.
 // Backward, with s = g * w: dx = (s - x * mean(s * x) / rms^2) / rms, and dw = the sum over rows of g * x / rms.
-#include <vector>
-
-#include "elementwise.h"
+#include "row_sums.h"
 
 namespace plx {
 namespace {
@@ -87,26 +85,10 @@ Status rms_norm_backward(const float* gradient, const float* x, const float* wei
 Status rms_norm_weight_backward(const float* gradient, const float* x, const float* inverse_rms, i64 rows, i64 size,
                                 float* weight_gradient) {
     return guarded([&] {
-        constexpr i64 BLOCKS = 16;  // summed in order, so results do not depend on the number of threads
-        std::vector<float> partial(BLOCKS * size, 0.0f);
-        parallel_for(BLOCKS, 1 + BLOCKS * MIN_WORK_PER_THREAD / (1 + rows * size), [&](i64 begin, i64 end) {
-            for (i64 block = begin; block < end; ++block) {
-                float* sums = partial.data() + block * size;
-                for (i64 row = block * rows / BLOCKS; row < (block + 1) * rows / BLOCKS; ++row) {
-                    const float *g = gradient + row * size, *values = x + row * size;
-                    for_each_vector(size, [&](i64 start, i64 count) {
-                        f32x16 product =
-                            load_part(g + start, count) * load_part(values + start, count) * inverse_rms[row];
-                        store_part(sums + start, load_part(sums + start, count) + product, count);
-                    });
-                }
-            }
+        sum_rows(rows, size, weight_gradient, [=](i64 row, i64 start, i64 count) {
+            const i64 at = row * size + start;
+            return load_part(gradient + at, count) * load_part(x + at, count) * inverse_rms[row];
         });
-        for (i64 column = 0; column < size; ++column) {
-            float total = 0.0f;
-            for (i64 block = 0; block < BLOCKS; ++block) total += partial[block * size + column];
-            weight_gradient[column] = total;
-        }
     });
 }
 

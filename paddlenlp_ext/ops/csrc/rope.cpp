@@ -1,5 +1,5 @@
-// Rotary position embedding of all heads: each pair (x[i], x[i + rotated/2]), or (x[2 i], x[2 i + 1]) if interleaved, is
-// rotated by an angle of its position. Channels of a head from `rotated` on are copied.
+// Rotary position embedding of all heads: each pair (x[i], x[i + rotated/2]), or (x[2 i], x[2 i + 1]) if interleaved,
+// is rotated by an angle of its position. Channels of a head from `rotated` on are copied.
 #include <algorithm>
 
 #include "elementwise.h"

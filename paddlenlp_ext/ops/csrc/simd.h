@@ -115,32 +115,52 @@ static inline void with_dtype(bool is_bf16, Run&& run) {
 
 // -- e^x --------------------------------------------------------------------------------------------------------------
 
-// x = n ln 2 + r with |r| <= ln 2 / 2. e^r is its Taylor series up to r^7, whose relative error is below 1e-8 in this
-// range. The total relative error is about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite
-// power above 88.7; NaN stays NaN.
+// x = n ln 2 + r with an integer n and |r| <= ln 2 / 2.
+struct SplitExponent {
+    f32x16 n, r;
+    explicit SplitExponent(f32x16 x) {
+        const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+        n = (x * 1.44269504f + shift) - shift;
+        r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 as a sum; the first term has few bits
+    }
+    // (e^r - 1) / r, as the Taylor series of e^r up to r^7, whose relative error is below 1e-8.
+    f32x16 series() const {
+        f32x16 sum = broadcast(1.0f / 5040);
+        sum = sum * r + 1.0f / 720;
+        sum = sum * r + 1.0f / 120;
+        sum = sum * r + 1.0f / 24;
+        sum = sum * r + 1.0f / 6;
+        sum = sum * r + 0.5f;
+        return sum * r + 1.0f;
+    }
+};
+
+// The total relative error is about 1e-7. Returns 0 below -87.3 (so that e^-inf is 0) and the largest finite power
+// above 88.7; NaN stays NaN.
 static inline f32x16 exp(f32x16 x) {
     const f32x16 lowest = broadcast(-87.33654f), highest = broadcast(88.72283f);
-    const f32x16 shift = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     i32x16 underflows = x < lowest;
     x = underflows ? lowest : x;
     x = x > highest ? highest : x;
-    f32x16 n = (x * 1.44269504f + shift) - shift;
-    f32x16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;  // ln 2 as a sum; the first term has few bits
-    f32x16 series = broadcast(1.0f / 5040);
-    series = series * r + 1.0f / 720;
-    series = series * r + 1.0f / 120;
-    series = series * r + 1.0f / 24;
-    series = series * r + 1.0f / 6;
-    series = series * r + 0.5f;
-    series = series * r + 1.0f;
-    series = series * r + 1.0f;
-    i32x16 exponent = __builtin_convertvector(n, i32x16);
+    const SplitExponent split(x);
+    i32x16 exponent = __builtin_convertvector(split.n, i32x16);
     i32x16 half = exponent >> 1;  // in two steps, because 2^128 is not a float
     f32x16 first = (f32x16)((u32x16)(half + 127) << 23), second = (f32x16)((u32x16)(exponent - half + 127) << 23);
-    f32x16 result = series * first * second;
+    f32x16 result = (split.series() * split.r + 1.0f) * first * second;
     return underflows ? f32x16{} : result;
 }
 static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
+
+// tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation: the relative error is below 3e-7, near 0
+// too. NaN stays NaN.
+static inline f32x16 tanh(f32x16 x) {
+    const u32x16 sign = (u32x16)x & 0x80000000u;
+    const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // 1 in float from 9.1 on
+    const SplitExponent split(2.0f * (absolute > highest ? highest : absolute));
+    const f32x16 power = (f32x16)((u32x16)(__builtin_convertvector(split.n, i32x16) + 127) << 23);
+    const f32x16 e = power * (split.series() * split.r) + (power - 1.0f);
+    return (f32x16)((u32x16)(e / (e + 2.0f)) | sign);
+}
 
 // -- 2^x and square roots ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
 Only target positions (label != -100) enter the matmul, one chunk at a time (products.py). `token_logprobs` returns the
-terms of the sum, with the opposite sign, for losses that weigh answers differently.
+terms of the sum, with the opposite sign, for losses that weigh answers differently. A soft-cap replaces each logit x by
+softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
 Shapes: T positions, R target positions, D hidden size, V vocabulary size.
 """
@@ -44,6 +45,7 @@ def linear_cross_entropy(
     labels_T: paddle.Tensor,
     chunk: int | None = None,
     implementation: str | None = None,
+    softcap: float | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Return the summed cross entropy of `hidden @ weight^T` and the number of correct predictions.
 
@@ -54,11 +56,12 @@ def linear_cross_entropy(
         chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
             which does not need a second tensor of this size for the rounded gradient.
         implementation: "native" or "reference"; None selects the best available one.
+        softcap: bound of the logits; None: no bound.
 
     Returns:
         The loss sum, an fp32 scalar (0 without targets), and the number of correct predictions.
     """
-    run = linear_cross_entropy_op.choose(hidden_TD, implementation)
+    run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
     return sum_of_losses(run, hidden_TD, weight_VD, labels_T, chunk)
 
 
@@ -68,13 +71,14 @@ def token_logprobs(
     labels_T: paddle.Tensor,
     chunk: int | None = None,
     implementation: str | None = None,
+    softcap: float | None = None,
 ) -> paddle.Tensor:
     """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 at labels of -100.
 
     Arguments are those of `linear_cross_entropy`. With a trainable weight the backward pass computes the logits again,
     because the gradients of the positions differ.
     """
-    run = linear_cross_entropy_op.choose(hidden_TD, implementation)
+    run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
     return logprobs_of_losses(run, hidden_TD, weight_VD, labels_T, chunk)
 
 

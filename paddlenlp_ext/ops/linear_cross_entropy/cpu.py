@@ -30,13 +30,17 @@ def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
 
 
 def cross_entropy(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, weight_VD: paddle.Tensor
+    logits_RV: paddle.Tensor,
+    targets_R: paddle.Tensor,
+    with_gradient: bool,
+    weight_VD: paddle.Tensor,
+    softcap: float | None,
 ) -> tuple[paddle.Tensor, int]:
     """Return losses [R] and correct predictions; the gradient, in the dtype of the matmuls, overwrites the logits.
 
     With a bfloat16 weight the gradient fills the first half of each row's memory; only the functions below can read it.
     """
-    return cross_entropy_cpp(logits_RV, targets_R, with_gradient, weight_VD.dtype == paddle.bfloat16)
+    return cross_entropy_cpp(logits_RV, targets_R, with_gradient, softcap, weight_VD.dtype == paddle.bfloat16)
 
 
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:

@@ -6,6 +6,7 @@ Shapes: R rows, V vocabulary size.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import paddle
 
@@ -13,10 +14,32 @@ from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
+def with_soft_cap(
+    logits_RV: paddle.Tensor, softcap: float | None, compute: Callable[[], tuple[paddle.Tensor, int]]
+) -> tuple[paddle.Tensor, int]:
+    """Cap the logits in place, run `compute`, which replaces them by a gradient, and make it that of the logits before.
+
+    d softcap tanh(x / softcap) / dx = 1 - tanh(x / softcap)^2
+    """
+    if softcap is None:
+        return compute()
+    ratio_RV = logits_RV.scale_(1 / softcap).tanh_().clone()
+    logits_RV.scale_(softcap)
+    result = compute()
+    logits_RV.multiply_(ratio_RV.square_().scale_(-1.0, bias=1.0))
+    return result
+
+
 def cross_entropy_reference(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, softcap: float | None = None
 ) -> tuple[paddle.Tensor, int]:
     """Compute loss and gradient in plain Paddle, in fp32 and mostly in place."""
+    return with_soft_cap(logits_RV, softcap, lambda: _cross_entropy(logits_RV, targets_R, with_gradient))
+
+
+def _cross_entropy(
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
+) -> tuple[paddle.Tensor, int]:
     best_R1 = logits_RV.argmax(axis=1, keepdim=True)
     num_correct = int((best_R1.squeeze(1) == targets_R).sum())
     largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
@@ -32,7 +55,11 @@ def cross_entropy_reference(
 
 
 def cross_entropy_cpp(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, bf16_gradient: bool = False
+    logits_RV: paddle.Tensor,
+    targets_R: paddle.Tensor,
+    with_gradient: bool,
+    softcap: float | None = None,
+    bf16_gradient: bool = False,
 ) -> tuple[paddle.Tensor, int]:
     """Compute loss and gradient in C++ (csrc/cross_entropy.cpp): one read of each row, sums in double precision.
 
@@ -43,7 +70,7 @@ def cross_entropy_cpp(
     if lowest < 0 or highest >= num_columns:
         raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has {num_columns} tokens")
     losses_R, num_correct = empty([num_rows]), ctypes.c_int64()
-    sizes = num_rows, num_columns, with_gradient, bf16_gradient
+    sizes = num_rows, num_columns, softcap or 0.0, with_gradient, bf16_gradient
     function("cross_entropy")(
         pointer(logits_RV), pointer(targets_R), *sizes, pointer(losses_R), ctypes.byref(num_correct)
     )
@@ -71,7 +98,7 @@ cross_entropy_op = DispatchedOp("cross_entropy", native=(cross_entropy_cpp, usab
 
 
 def cross_entropy_(
-    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool
+    logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, softcap: float | None = None
 ) -> tuple[paddle.Tensor, int]:
     """Return `logsumexp(logits) - logits[target]` of each row, and how many argmaxes equal the target.
 
@@ -79,6 +106,7 @@ def cross_entropy_(
         logits_RV: fp32; overwritten with their gradient (softmax minus one at the target) if requested.
         targets_R: int64, from 0 to V - 1.
         with_gradient: whether to compute the gradient; if not, `logits_RV` is left with unspecified values.
+        softcap: the loss is that of `softcap * tanh(logits / softcap)`; None: of the logits themselves.
 
     Returns:
         The losses, fp32 [R], and the number of correct predictions.
@@ -86,4 +114,4 @@ def cross_entropy_(
     Raises:
         ValueError: a target is outside the vocabulary (C++ backend; Paddle's ops raise their own errors).
     """
-    return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, with_gradient)
+    return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, with_gradient, softcap)

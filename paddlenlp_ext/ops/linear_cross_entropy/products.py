@@ -21,15 +21,17 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 class Products:
     """Matmuls of an lm_head: weight conversion, chunk size, logits, cross entropy and both gradients.
 
-    The cross entropy overwrites the logits with their gradient, in the dtype of the matmuls. The weight's gradient is
-    added to that of the previous chunks. `complete_hidden` sums the gradient of the hidden states in place over the
-    processes that have a part of the weight.
+    The cross entropy of the logits, which a soft-cap may bound, overwrites them with their gradient, in the dtype of
+    the matmuls. The weight's gradient is added to that of the previous chunks. `complete_hidden` sums the gradient of
+    the hidden states in place over the processes that have a part of the weight.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
     chunk: Callable[[paddle.Tensor], int]
     logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
-    cross_entropy: Callable[[paddle.Tensor, paddle.Tensor, bool, paddle.Tensor], tuple[paddle.Tensor, int]]
+    cross_entropy: Callable[
+        [paddle.Tensor, paddle.Tensor, bool, paddle.Tensor, float | None], tuple[paddle.Tensor, int]
+    ]
     hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
     complete_hidden: Callable[[paddle.Tensor], object] = lambda _: None
@@ -82,14 +84,16 @@ def losses_by_chunks(
     labels_R: paddle.Tensor,
     chunk: int | None,
     is_summed: bool,
+    softcap: float | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
-    With `is_summed` the caller sums the losses, so that all have the same gradient.
+    With `is_summed` the caller sums the losses, so that all have the same gradient. `softcap` bounds the logits.
     """
     counter = _Counter()
     needs_grad = paddle.is_grad_enabled()
-    losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products, is_summed)
+    options = chunk, needs_grad, counter, products, is_summed, softcap
+    losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, *options)
     return losses_R, counter.correct
 
 
@@ -107,15 +111,15 @@ class _Losses(PyLayer):
     """
 
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products, is_summed):
+    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products, is_summed, softcap):
         ctx.wants = needs_grad and not hidden_RD.stop_gradient, needs_grad and not weight_VD.stop_gradient
-        ctx.products, ctx.weight_dtype = products, weight_VD.dtype
+        ctx.products, ctx.softcap, ctx.weight_dtype = products, softcap, weight_VD.dtype
         operand_VD = products.prepare(weight_VD, hidden_RD.dtype)
         ctx.chunk = products.chunk(operand_VD) if chunk is None else chunk
         ctx.is_recomputed = ctx.wants[1] and not is_summed
         if ctx.is_recomputed:
             ctx.save_for_backward(hidden_RD, weight_VD, labels_R)
-        losses, total = [], _Gradients(products, (False, False) if ctx.is_recomputed else ctx.wants)
+        losses, total = [], _Gradients(products, (False, False) if ctx.is_recomputed else ctx.wants, softcap)
         for rows_RD, targets_R in _chunks(hidden_RD, labels_R, ctx.chunk):
             losses_R, num_correct = total.add(rows_RD, targets_R, operand_VD)
             losses.append(losses_R)
@@ -128,7 +132,7 @@ class _Losses(PyLayer):
         if ctx.is_recomputed:
             hidden_RD, weight_VD, labels_R = ctx.saved_tensor()
             operand_VD = ctx.products.prepare(weight_VD, hidden_RD.dtype)
-            total = _Gradients(ctx.products, ctx.wants)
+            total = _Gradients(ctx.products, ctx.wants, ctx.softcap)
             for start, (rows_RD, targets_R) in enumerate(_chunks(hidden_RD, labels_R, ctx.chunk)):
                 factors_R = gradients_R[start * ctx.chunk : (start + 1) * ctx.chunk]
                 total.add(rows_RD, targets_R, operand_VD, factors_R)
@@ -150,8 +154,8 @@ class _Losses(PyLayer):
 class _Gradients:
     """Gradients of hidden states and weight (each if wanted), accumulated by chunks."""
 
-    def __init__(self, products: Products, wants: tuple[bool, bool]) -> None:
-        self._products, self._wants = products, wants
+    def __init__(self, products: Products, wants: tuple[bool, bool], softcap: float | None) -> None:
+        self._products, self._wants, self._softcap = products, wants, softcap
         self._hidden: list[paddle.Tensor] = []
         self._weight: paddle.Tensor | None = None
 
@@ -165,7 +169,7 @@ class _Gradients:
         """Add a chunk; return its losses [R] and correct predictions. `factors_R` scale the weight's gradient."""
         products, (wants_hidden, wants_weight) = self._products, self._wants
         logits_RV = in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
-        losses_R, num_correct = products.cross_entropy(logits_RV, targets_R, any(self._wants), weight_VD)
+        losses_R, num_correct = products.cross_entropy(logits_RV, targets_R, any(self._wants), weight_VD, self._softcap)
         if wants_hidden:
             self._hidden.append(products.hidden_gradient(logits_RV, weight_VD))
         if wants_weight:
@@ -205,7 +209,9 @@ PADDLE = Products(
     prepare=in_dtype,
     chunk=lambda _: 256,
     logits=functools.partial(paddle.matmul, transpose_y=True),
-    cross_entropy=lambda logits_RV, targets_R, with_gradient, _: cross_entropy_(logits_RV, targets_R, with_gradient),
+    cross_entropy=lambda logits_RV, targets_R, with_gradient, _, softcap: cross_entropy_(
+        logits_RV, targets_R, with_gradient, softcap
+    ),
     hidden_gradient=_hidden_gradient,
     weight_gradient=_weight_gradient,
 )

@@ -2,8 +2,9 @@
 
     y = x / sqrt(mean(x^2) + epsilon) * w        w [D], at the start the base's scale
 
-The paper tunes LayerNorm; the models here have RMSNorm, whose only parameter is w. Merging replaces the base's scale by
-w, so the merged model computes bitwise the same.
+The paper tunes LayerNorm with a bias. The norms here are RMS norms (the formula above; in Gemma models the scale is
+1 + w) or layer norms without bias (Cohere), whose only parameter is w. Merging replaces the base's w, so the merged
+model computes bitwise the same.
 
 Shapes: D length of the normalized axis.
 """
@@ -20,14 +21,14 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, has_values
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-
-TARGETS = ("input_layernorm", "post_attention_layernorm", "norm")
 
 
 @PEFT_METHODS.register("ln_tuning")
@@ -39,15 +40,21 @@ class LNTuningConfig(PeftConfig):
     starts_from_weights: ClassVar[bool] = True
 
     target_modules: tuple[str, ...] | None = option(
-        TARGETS, help="norms to train, as name suffixes or regular expressions; Qwen3 also has q_norm and k_norm"
+        None,
+        help="norms to train, as name suffixes or regular expressions; unset: all norms of hidden states. Qwen3 also "
+        "has q_norm and k_norm",
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
-        norms = [name for name, layer in model.named_sublayers() if isinstance(layer, RMSNorm)]
+        norms = [name for name, layer in model.named_sublayers() if isinstance(layer, RMSNorm | LayerNorm)]
+        if self.target_modules is None:
+            decoder = model.model
+            of_hidden = [decoder.norm, *(norm for layer in decoder.layers for norm in layer.norms())]
+            return [name for name in norms if any(layer_at(model, name) is norm for norm in of_hidden)]
         return select_targets(norms, self.target_modules, "ln_tuning_target_modules", "norm")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> TunedNorm:
-        assert isinstance(base, RMSNorm)
+        assert isinstance(base, RMSNorm | LayerNorm)
         return TunedNorm(base)
 
     def warm_start(self, stored: PeftConfig) -> LNTuningConfig:
@@ -73,9 +80,9 @@ class TunedNorm(WeightAdapter):
         base: norm to adapt.
     """
 
-    base: RMSNorm
+    base: RMSNorm | LayerNorm
 
-    def __init__(self, base: RMSNorm) -> None:
+    def __init__(self, base: RMSNorm | LayerNorm) -> None:
         super().__init__(base)
         scale = base.weight.astype("float32").numpy() if has_values(base) else np.ones(base.weight.shape, np.float32)
         self.ln_tuning_layers = Factor(scale, base.weight.dtype)
@@ -90,7 +97,8 @@ class TunedNorm(WeightAdapter):
         return self.base.normalize(x, self.weight)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return `x + addend` and the normalized sum, both [..., D]; the second entry of a norm besides `forward`."""
+        """Return `x + addend` and the normalized sum, both [..., D]; the second entry of RMS norms."""
+        assert isinstance(self.base, RMSNorm), "layer norms have no such entry"
         return self.base.normalize_sum(x, addend, self.weight)
 
     def merged_weight(self) -> paddle.Tensor:

@@ -301,11 +301,13 @@ class _Storage:
 def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage) -> float:
     """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
 
+    Outside of C++, a soft-cap takes a second tensor of a chunk's size, for its derivative.
     If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
     """
     config = model.config
     rounded = 0.0 if numerics.product == 4.0 else numerics.product
-    logits = (4.0 + rounded) * min(_LOSS_CHUNK, targets) * config.num_outputs
+    capped = 0.0 if config.logit_softcap is None or numerics.native else 4.0
+    logits = (4.0 + rounded + capped) * min(_LOSS_CHUNK, targets) * config.num_outputs
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
     copied = 0.0 if stored.is_half(model.head_weight()) else rounded
     per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place

@@ -82,6 +82,14 @@ CASES: dict[str, dict[str, Any]] = {
         "config": "LNTuningConfig",
         "settings": {"target_modules": ["q_norm", "k_norm", "post_attention_layernorm"]},
     },
+    "ln_tuning_cohere2": {
+        "base": "cohere2",
+        "mean": 1.0,
+        "deviation": 0.2,
+        "weight_decay": 0.0,
+        "config": "LNTuningConfig",
+        "settings": {"target_modules": ["input_layernorm", "norm"]},
+    },
     "hra_llama": {**_LLAMA, "config": "HRAConfig", "settings": {"target_modules": "all-linear"}},
     "hra_odd_rank": {**_QWEN2, "config": "HRAConfig", "settings": {"r": 3, "target_modules": _SOME}},
     "hra_gram_schmidt": {

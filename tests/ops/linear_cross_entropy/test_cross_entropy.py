@@ -15,8 +15,14 @@ from tests.common.marks import needs_cpp
 BACKENDS = [pytest.param(cross_entropy_cpp, marks=needs_cpp), cross_entropy_reference]
 
 
-def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
-    logits = logits.astype(np.float64)
+def formula(
+    logits: np.ndarray, targets: np.ndarray, softcap: float | None = None
+) -> tuple[np.ndarray, int, np.ndarray]:
+    """Return losses, the number of correct predictions, and the gradient of the logits before the soft-cap."""
+    logits, slope = logits.astype(np.float64), 1.0
+    if softcap is not None:
+        ratio = np.tanh(logits / softcap)
+        logits, slope = softcap * ratio, 1 - ratio**2
     largest = logits.max(1, keepdims=True)
     exponentials = np.exp(logits - largest)
     sums = exponentials.sum(1, keepdims=True)
@@ -24,7 +30,7 @@ def formula(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, int, n
     losses = np.log(sums[:, 0]) + largest[:, 0] - logits[rows, targets]
     gradient = exponentials / sums
     gradient[rows, targets] -= 1
-    return losses, int((logits.argmax(1) == targets).sum()), gradient
+    return losses, int((logits.argmax(1) == targets).sum()), gradient * slope
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -42,16 +48,32 @@ def test_cross_entropy_matches_the_formula(backend, num_rows, num_columns, scale
     np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031)])
+@pytest.mark.parametrize("softcap", [2.5, 8.0, 300.0])
+def test_cross_entropy_with_softcap_matches_the_formula(backend, num_rows, num_columns, softcap):
+    logits = 4.0 * normal(num_rows, num_rows, num_columns) - 2.0
+    targets = np.random.default_rng(0).integers(0, num_columns, num_rows)
+    targets[0] = logits[0].argmax()
+    expected_losses, expected_num_correct, gradient = formula(logits, targets, softcap)
+    tensor = paddle.to_tensor(logits)
+    losses, num_correct = backend(tensor, paddle.to_tensor(targets), True, softcap)
+    np.testing.assert_allclose(losses.numpy(), expected_losses, rtol=2e-6, atol=4e-6)
+    assert num_correct == expected_num_correct
+    np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
+
+
 @needs_cpp
 @pytest.mark.parametrize(("num_rows", "num_columns"), [(1, 2), (3, 17), (37, 1031)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_cross_entropy_cpp_with_bf16_gradient_rounds_the_fp32_one(num_rows, num_columns, threads, cpp_threads):
+@pytest.mark.parametrize("softcap", [None, 6.0])
+def test_cross_entropy_cpp_with_bf16_gradient_rounds_the_fp32_one(num_rows, num_columns, threads, softcap, cpp_threads):
     cpp_threads(threads)
     logits, targets = 5.0 * normal(1, num_rows, num_columns), paddle.arange(num_rows) % num_columns
     exact, rounded = paddle.to_tensor(logits), paddle.to_tensor(logits)
     expected, found = (
-        cross_entropy_cpp(exact, targets, True),
-        cross_entropy_cpp(rounded, targets, True, bf16_gradient=True),
+        cross_entropy_cpp(exact, targets, True, softcap),
+        cross_entropy_cpp(rounded, targets, True, softcap, bf16_gradient=True),
     )
     np.testing.assert_array_equal(found[0].numpy(), expected[0].numpy())
     assert found[1] == expected[1]

@@ -20,30 +20,34 @@ def make(num_rows: int = 37, hidden_size: int = 8, vocab_size: int = 97):
     return normal(1, num_rows, hidden_size), normal(2, vocab_size, hidden_size), labels, normal(3, num_rows)
 
 
-def dense(hidden, weight, labels, gradients):
+def dense(hidden, weight, labels, gradients, softcap=None):
     """Return the log-probabilities and the gradients of hidden states and weight."""
     hidden, weight = hidden.astype(np.float64), weight.astype(np.float64)
-    logits = hidden @ weight.T
+    logits, slope = hidden @ weight.T, 1.0
+    if softcap is not None:
+        ratio = np.tanh(logits / softcap)
+        logits, slope = softcap * ratio, 1 - ratio**2
     exponentials = np.exp(logits - logits.max(1, keepdims=True))
     probabilities = exponentials / exponentials.sum(1, keepdims=True)
     rows, is_target = np.arange(len(labels)), labels != -100
     targets = np.where(is_target, labels, 0)
     logprobs = np.log(probabilities[rows, targets]) * is_target
     one_hot = np.eye(len(weight))[targets]
-    logits_gradient = (one_hot - probabilities) * (is_target * gradients)[:, None]
+    logits_gradient = (one_hot - probabilities) * (is_target * gradients)[:, None] * slope
     return logprobs, logits_gradient @ weight, logits_gradient.T @ hidden
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 @pytest.mark.parametrize("trains", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_token_logprobs_match_the_formula(chunk, trains, backend):
+def test_token_logprobs_match_the_formula(chunk, trains, backend, softcap):
     hidden, weight, labels, gradients = make()
     tensors = [paddle.to_tensor(x, stop_gradient=not trains[index]) for index, x in enumerate((hidden, weight))]
-    logprobs = token_logprobs(*tensors, paddle.to_tensor(labels), chunk, backend)
+    logprobs = token_logprobs(*tensors, paddle.to_tensor(labels), chunk, backend, softcap)
     (logprobs * paddle.to_tensor(gradients)).sum().backward()
 
-    expected, *expected_gradients = dense(hidden, weight, labels, gradients)
+    expected, *expected_gradients = dense(hidden, weight, labels, gradients, softcap)
     assert logprobs.dtype == paddle.float32
     np.testing.assert_allclose(logprobs.numpy(), expected, rtol=2e-6, atol=2e-6)
     for tensor, gradient, is_trained in zip(tensors, expected_gradients, trains, strict=True):

@@ -26,6 +26,25 @@ def test_ln_tuning_default_targets_are_all_norms_of_hidden_states():
     assert model.get_nb_trainable_parameters()[0] == 5 * 36
 
 
+@pytest.mark.parametrize(
+    ("changes", "per_layer"),
+    [
+        ({"model_type": "cohere2"}, ["input_layernorm"]),
+        ({"model_type": "olmo2"}, ["post_attention_layernorm", "post_feedforward_layernorm"]),
+        (
+            {"model_type": "gemma3_text"},
+            [f"{kind}_layernorm" for kind in ("input", "post_attention", "pre_feedforward", "post_feedforward")],
+        ),
+    ],
+    ids=["cohere2", "olmo2", "gemma3"],
+)
+def test_ln_tuning_default_targets_follow_the_family(changes, per_layer):
+    model = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "head_dim": 8, **changes}, seed=3)
+    adapted = get_peft_model(model, LNTuningConfig())
+    names = {name for name, _ in adapter_layers(adapted.base_model)}
+    assert names == {f"model.layers.{index}.{norm}" for index in range(2) for norm in per_layer} | {"model.norm"}
+
+
 @pytest.mark.parametrize("target", ["q_proj", "self_attn", "q_norm"])
 def test_ln_tuning_target_that_is_no_norm_raises(target: str):
     with pytest.raises(ValueError, match=f"ln_tuning_target_modules: '{target}' matches no norm of this model"):

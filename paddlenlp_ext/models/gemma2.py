@@ -1,0 +1,67 @@
+"""Gemma 2: norms around attention and feed-forward, soft-caps, windows in every second layer. arXiv:2408.00118."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type
+
+
+def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder.
+
+    Raises:
+        ValueError: attention is bidirectional, or `windows_by_type` fails.
+    """
+    if config.value("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention in config.json is not supported: attention is causal")
+    bias = bool(config.value("attention_bias"))
+    layers = range(config.size("num_hidden_layers"))
+    types = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
+    return {
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "attention_scale": float(config.value("query_pre_attn_scalar")) ** -0.5,
+        "attention_softcap": _cap(config, "attn_logit_softcapping"),
+        "logit_softcap": _cap(config, "final_logit_softcapping"),
+        "norm_offset": 1.0,
+        "scales_embeddings": True,
+        "layer": "sandwich",
+        "windows": windows_by_type(config, types),
+    }
+
+
+def _cap(config: ConfigReader, key: str) -> float | None:
+    """Return the soft-cap under `key`; None if the config has none.
+
+    Raises:
+        ValueError: the value is not above 0.
+    """
+    value = config.value(key)
+    if value is None:
+        return None
+    if not float(value) > 0:
+        raise ValueError(f"{key} in config.json must be above 0, or null for no soft-cap, got {value!r}")
+    return float(value)
+
+
+FAMILIES.register("gemma2")(
+    Family(
+        "Gemma2ForCausalLM",
+        gemma2_differences,
+        LLAMA_TENSOR_PLAN,
+        {
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "tie_word_embeddings": True,
+        },
+        activation_key="hidden_activation",
+    )
+)
