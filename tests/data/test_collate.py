@@ -36,6 +36,13 @@ def test_collate_two_documents_lets_no_label_cross():
     assert 22 not in batch.input_ids and 10 not in batch.labels
 
 
+def test_token_mask_is_false_in_padding():
+    padded = collate([[FIRST], [SECOND]], pad_to_length=6)
+    assert padded.token_mask.sum(axis=1).tolist() == [len(FIRST.tokens) - 1, len(SECOND.tokens) - 1]
+    assert padded.token_mask[:, 0].all() and not padded.token_mask[:, -1].any()
+    assert collate([[FIRST, SECOND]]).token_mask.all()
+
+
 def test_collate_with_pad_to_multiple_of_adds_a_document():
     batch = collate([[FIRST, SECOND]], pad_to_multiple_of=8, pad_token_id=7)
     assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 7, 7, 7]]

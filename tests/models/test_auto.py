@@ -49,6 +49,27 @@ def test_save_pretrained_reloads_bit_for_bit(tmp_path: Path, tied: bool, model_t
 
 
 @pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"model_type": "mixtral"}, ("block_sparse_moe.gate.weight", "block_sparse_moe.experts.7.w2.weight")),
+        (
+            {"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_intermediate_size": 12},
+            ("mlp.moe_statics.e_score_correction_bias", "mlp.experts.7.up_proj.weight", "mlp.gate.weight"),
+        ),
+    ],
+)
+def test_save_pretrained_of_experts_writes_hub_names_and_reloads_bit_for_bit(tmp_path: Path, changes, names):
+    model = make_model(**changes)
+    model.save_pretrained(tmp_path, max_shard_bytes=50_000)
+    stored = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    assert {f"model.layers.1.{name}" for name in names} <= stored.keys() and len(set(stored.values())) > 2
+    assert not any("gate_up_proj" in name for name in stored)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, array in values(model).items():
+        np.testing.assert_array_equal(values(loaded)[name], array)
+
+
+@pytest.mark.parametrize(
     "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "a", "torch_dtype": "b"}]
 )
 def test_save_pretrained_writes_dtype_once_under_config_key(tmp_path: Path, given: dict[str, str]):

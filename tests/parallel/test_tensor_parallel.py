@@ -90,12 +90,34 @@ FAMILIES = [
     Case("sp-sft-glm4", {**TENSOR, "sequence_parallel": True}, {"model_type": "glm4", "head_dim": 8}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
+MIXTRAL = {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 4,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.2,
+}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "mlp_only_layers": [0],
+}
+EXPERTS = [
+    Case("sft-mixtral-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, MIXTRAL),
+    Case("sft-qwen2-moe", TENSOR, QWEN_MOE),
+    Case("sp-sft-mixtral-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, MIXTRAL),
+    Case("sp-lora-qwen2-moe", {**TENSOR, "sequence_parallel": True}, QWEN_MOE, "lora", {"rank": 4}),
+]
 ALIBI = {"rope_scaling": {"rope_type": "alibi"}}
 LINEAR_BIASES = [
     Case("sft-alibi", TENSOR, ALIBI),
     Case("sp-prefix-alibi", {**TENSOR, "sequence_parallel": True}, ALIBI, "prefix_tuning", {"num_tokens": 3}),
 ]
-LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *LINEAR_BIASES)
+LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LINEAR_BIASES)
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in LAYOUTS]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 

@@ -11,12 +11,14 @@ import pytest
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.packing import attention_cost
 from paddlenlp_ext.data.sampler import build_data_order
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.trainer import train_step
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer import Trainer
+from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model, weights
 
 ROWS = Rows(8, seed=3)
@@ -90,6 +92,46 @@ def test_optimizer_step_loss_is_the_mean_over_target_tokens(tmp_path):
         count += int(row.loss_mask[1:].sum())
     _, reports = train(tmp_path, per_device_train_batch_size=3, gradient_accumulation_steps=5)
     assert reports[0].loss == pytest.approx(total / count, rel=1e-6)
+
+
+EXPERTS = {
+    **TINY_LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 5,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
+
+
+def train_experts(tmp_path, changes, **keys):
+    model, steps = AutoModelForCausalLM.from_config({**EXPERTS, **changes}, seed=1), Steps()
+    Trainer(model, make_config(tmp_path, max_steps=1, **keys), ROWS, None, Tokenizer(), callbacks=[steps]).train()
+    return steps.reports[0]
+
+
+def test_optimizer_step_adds_the_routers_loss_of_each_micro_batch_by_its_target_tokens(tmp_path):
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    model = AutoModelForCausalLM.from_config(EXPERTS, seed=1)
+    batch = next(build_data_order(make_config(tmp_path, **split), ROWS).step_batches())
+    total = targets = 0.0
+    for packs in batch.micro_batches:
+        collated = build_collate(ROWS, make_config(tmp_path).data, 0, VOCABULARY)(packs)
+        with paddle.no_grad():
+            model.hidden_states(paddle.to_tensor(collated.input_ids), document_lengths=collated.document_lengths)
+        total += float(model.load_balance.loss) * collated.num_target_tokens
+        targets += collated.num_target_tokens
+    with_loss = train_experts(tmp_path / "a", {}, **split)
+    without = train_experts(tmp_path / "b", {"output_router_logits": False}, **split)
+    assert with_loss.loss - without.loss == pytest.approx(total / targets, rel=1e-4)
+    assert with_loss.metrics["expert_imbalance"] == without.metrics["expert_imbalance"] >= 1.0
+
+
+def test_optimizer_step_with_experts_ignores_padding(tmp_path):
+    plain = train_experts(tmp_path / "a", {}, **ONE_BATCH)
+    padded = train_experts(tmp_path / "b", {}, **ONE_BATCH, pad_to_max_length=True)
+    assert padded.loss == pytest.approx(plain.loss, rel=1e-5)
+    assert padded.grad_norm == pytest.approx(plain.grad_norm, rel=1e-4)
+    assert padded.metrics == plain.metrics
 
 
 def test_optimizer_step_partial_last_batch_is_a_full_step(tmp_path):
