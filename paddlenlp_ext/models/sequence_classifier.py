@@ -111,7 +111,9 @@ def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> Decod
     architecture = FAMILIES.get(config.model_type).classifier_architecture
     source = {**config.source, "architectures": [architecture], **labels}
     # As in transformers, the score is not scaled as logits are, and the embedding is not tied to the head.
-    return dataclasses.replace(config, num_labels=1, logit_scale=1.0, tie_word_embeddings=False, source=source)
+    return dataclasses.replace(
+        config, num_labels=1, logit_scale=1.0, logit_softcap=None, tie_word_embeddings=False, source=source
+    )
 
 
 def is_classifier(stored: Mapping[str, Any]) -> bool:

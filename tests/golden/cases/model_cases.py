@@ -233,6 +233,7 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_norm_min": 0.7,
         "output_router_logits": True,
         "router_aux_loss_coef": 0.2,
+        "tie_word_embeddings": True,
     },
     "gemma2": {
         **_SMALL,
