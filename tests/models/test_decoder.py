@@ -49,7 +49,7 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(changes, make):
     assert float(packed) == pytest.approx(alone, rel=1e-6)
     for name, gradient in gradients(model).items():
         difference = np.linalg.norm(packed_gradients[name] - gradient)
-        assert difference <= 1e-6 * np.linalg.norm(gradient), name
+        assert difference <= 2e-6 * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])

@@ -102,7 +102,7 @@ FUSED = ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")
 QUANTIZED = {
     "over_nf4": QuantizationConfig(algo="nf4", double_quant=True),
     "over_int8": QuantizationConfig(algo="weight_only_int8"),
-    "over_both": QuantizationConfig(algo={"down_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
+    "over_both": QuantizationConfig(algo={".*(down|o)_proj": "weight_only_int4", ".*self_attn.*": "fp4"}),
 }
 
 
