@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizer import build_optimizer
-from tests.common.models import ODD_SIZES
+from tests.common.models import ODD_SIZES, TINY_LATENT
 
 _SIZES = {
     **ODD_SIZES,
@@ -27,6 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {**_SIZES, "model_type": "llama", "tie_word_embeddings": False},
     "qwen2": {**_SIZES, "model_type": "qwen2", "tie_word_embeddings": True},
 }
+MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    **FAMILIES,
+    "latent": {**_SIZES, **TINY_LATENT, "num_key_value_heads": 6, "kv_lora_rank": 36, "v_head_dim": 8},
+}
+"""With families for which only some of the tests of every method are run."""
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
 CHANGES_LOGITS_AT_START = ("p_tuning", "prefix_tuning", "prompt_tuning")
 REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (51, 38, 3)}}
@@ -35,7 +40,7 @@ LABELS = np.random.default_rng(1).integers(0, 61, (2, 11))
 
 def tiny_model(family: str = "llama") -> CausalLM:
     """Build a tiny model in evaluation mode; every call returns the same weights."""
-    model = AutoModelForCausalLM.from_config(FAMILIES[family], seed=3)
+    model = AutoModelForCausalLM.from_config(MORE_FAMILIES[family], seed=3)
     model.eval()
     return model
 
