@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.common.models import TINY_LATENT
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
@@ -54,6 +55,7 @@ FOUR = {
         Case("adalora-tensor-stages", BOTH, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
         Case("prefix-tensor-stages", BOTH, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
         Case("sft-granite-tensor-stages", BOTH, {**DEEP, **GRANITE}),
+        Case("sft-latent-sequence-stages", DIVIDED, {**TINY_LATENT, **DEEP, "first_k_dense_replace": 4}),
         Case("sft-sequence-stages", DIVIDED, DEEP),
         Case("sft-sequence-virtual", {**DIVIDED, "virtual_pp_degree": 2, "recompute": True}, BIASED),
         Case("lora-sequence-stages", {**DIVIDED, "recompute": True}, BIASED, *LORA),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.common.models import TINY_LATENT
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -112,12 +113,23 @@ EXPERTS = [
     Case("sp-sft-mixtral-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, MIXTRAL),
     Case("sp-lora-qwen2-moe", {**TENSOR, "sequence_parallel": True}, QWEN_MOE, "lora", {"rank": 4}),
 ]
+LATENT = {**TINY_LATENT, "q_lora_rank": 12}
+LATENTS = [
+    Case("sft-latent", TENSOR, LATENT),
+    Case(
+        "sp-sft-latent-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, {**TINY_LATENT, **BIASED}
+    ),
+    Case("sp-lora-latent", {**TENSOR, "sequence_parallel": True}, LATENT, "lora", {"rank": 4, "dropout": 0.3}),
+    Case("dora-latent", TENSOR, LATENT, "use_dora", {"rank": 4}),
+    Case("sp-prefix-latent", {**TENSOR, "sequence_parallel": True}, LATENT, "prefix_tuning", {"num_tokens": 3}),
+    Case("prefix-projected-latent", TENSOR, LATENT, "prefix_tuning", {"num_tokens": 3, "projection": True}),
+]
 ALIBI = {"rope_scaling": {"rope_type": "alibi"}}
 LINEAR_BIASES = [
     Case("sft-alibi", TENSOR, ALIBI),
     Case("sp-prefix-alibi", {**TENSOR, "sequence_parallel": True}, ALIBI, "prefix_tuning", {"num_tokens": 3}),
 ]
-LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LINEAR_BIASES)
+LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LATENTS, *LINEAR_BIASES)
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in LAYOUTS]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 
