@@ -1,17 +1,35 @@
-"""DeepSeek V2 with dense layers: latent attention. DeepSeek-AI 2024, arXiv:2405.04434."""
+"""DeepSeek V2: latent attention and experts, chosen within groups. DeepSeek-AI 2024, arXiv:2405.04434."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_differences, require_dense
+from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.nn.routers import RouterOptions
+
+_METHODS = ("greedy", "group_limited_greedy")
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    require_dense(config, config.value("first_k_dense_replace"))
-    return latent_differences(config)
+    method, first = config.value("topk_method"), config.value("first_k_dense_replace")
+    if method not in _METHODS or config.value("norm_topk_prob"):
+        raise ValueError(
+            f"config.json: topk_method {method!r} and norm_topk_prob {config.value('norm_topk_prob')!r}; supported: "
+            f"{', '.join(_METHODS)}, and norm_topk_prob false"
+        )
+    groups = {}
+    if method == "group_limited_greedy":
+        groups = {"num_groups": config.size("n_group"), "chosen_groups": config.size("topk_group")}
+    router = RouterOptions(
+        kind="softmax",
+        top_k=config.size("num_experts_per_tok"),
+        normalizes=False,
+        scale=float(config.value("routed_scaling_factor")),
+        **groups,
+    )
+    return latent_experts(config, router, lambda layer: layer >= first)
 
 
 FAMILIES.register("deepseek_v2")(
@@ -19,7 +37,16 @@ FAMILIES.register("deepseek_v2")(
         "DeepseekV2ForCausalLM",
         _differences,
         LLAMA_TENSOR_PLAN,
-        {**LATENT_DEFAULTS, "first_k_dense_replace": 0},
+        {
+            **LATENT_DEFAULTS,
+            "first_k_dense_replace": 0,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+        },
         complete=complete_latent,
     )
 )

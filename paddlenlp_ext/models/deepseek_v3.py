@@ -1,17 +1,34 @@
-"""DeepSeek V3 with dense layers: latent attention as in V2. DeepSeek-AI 2024, arXiv:2412.19437."""
+"""DeepSeek V3 and R1: as V2, with another router and rotation. DeepSeek-AI 2024, arXiv:2412.19437."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_differences, require_dense
+from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.nn.routers import RouterOptions
+
+
+def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
+    """Return the differences of a model with V3's attention and router."""
+    router = RouterOptions(
+        kind="sigmoid",
+        top_k=config.size("num_experts_per_tok"),
+        normalizes=bool(config.value("norm_topk_prob")),
+        scale=float(config.value("routed_scaling_factor")),
+        num_groups=config.size("n_group"),
+        chosen_groups=config.size("topk_group"),
+        group_score="top2",
+        correction_dims=1,
+    )
+    return latent_experts(config, router, is_sparse, interleaved_rope=bool(config.value("rope_interleave")))
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    require_dense(config, config.value("first_k_dense_replace"))
-    return {**latent_differences(config), "interleaved_rope": bool(config.value("rope_interleave"))}
+    first = config.value("first_k_dense_replace")
+    return sigmoid_experts(config, lambda layer: layer >= first)
 
 
 FAMILIES.register("deepseek_v3")(
@@ -19,7 +36,20 @@ FAMILIES.register("deepseek_v3")(
         "DeepseekV3ForCausalLM",
         _differences,
         LLAMA_TENSOR_PLAN,
-        {**LATENT_DEFAULTS, "first_k_dense_replace": 3, "rope_interleave": True, "max_position_embeddings": 4096},
+        {
+            **LATENT_DEFAULTS,
+            "first_k_dense_replace": 3,
+            "max_position_embeddings": 4096,
+            "moe_intermediate_size": 2048,
+            "n_group": 8,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 8,
+            "rope_interleave": True,
+            "routed_scaling_factor": 2.5,
+            "topk_group": 4,
+        },
         complete=complete_latent,
     )
 )

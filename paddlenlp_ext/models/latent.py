@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.file_layout import StackedExperts
+from paddlenlp_ext.models.expert_layers import EXPERT_FILES, expert_differences
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import ConfigReader, full_attention
+from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.latent_attention import LatentShape
 from paddlenlp_ext.nn.rope import yarn_temperature
+from paddlenlp_ext.nn.routers import RouterOptions
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 LATENT_DEFAULTS: dict[str, Any] = {
@@ -77,17 +81,28 @@ def _tensor_plan(queries: TensorPlan) -> TensorPlan:
     return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
 
 
-def require_dense(config: ConfigReader, first_sparse: int) -> None:
-    """Check that no layer from `first_sparse` on exists.
+def latent_experts(
+    config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
+) -> dict[str, Any]:
+    """Return the differences of a model with latent attention whose `is_sparse` layers have routed and shared experts.
+
+    Files may have layers after the last one, which predict further tokens in training; they are not read.
 
     Raises:
-        ValueError: one does; its feed-forward would be a mixture of experts.
+        ValueError: see `expert_differences`; or another spacing of the layers with experts.
     """
-    if first_sparse < config.size("num_hidden_layers"):
-        raise ValueError(
-            f"config.json: the layers from {first_sparse} on are mixtures of experts, which are not supported for this "
-            "model_type; only models without such layers are"
-        )
+    if config.value("moe_layer_freq") not in (None, 1):
+        raise ValueError(f"moe_layer_freq {config.value('moe_layer_freq')} in config.json is not supported; only 1 is")
+    inner, after_last = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
+    shape = ExpertShape(
+        num_experts=config.size("n_routed_experts"),
+        intermediate_size=inner,
+        router=router,
+        shared_size=inner * (config.value("n_shared_experts") or 0),
+    )
+    files = StackedExperts(EXPERT_FILES, unused=rf"model\.layers\.{after_last}\..*")
+    latent = {**latent_differences(config), **changes}
+    return {**latent, **expert_differences(config, latent["tensor_plan"], shape, is_sparse, files)}
 
 
 def _score_factor(config: ConfigReader) -> float:

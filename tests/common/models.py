@@ -36,6 +36,14 @@ TINY_LATENT: dict[str, Any] = {
     "first_k_dense_replace": 2,
 }
 """Differences of a tiny model with latent attention and 4 heads from other tiny models."""
+TINY_LATENT_EXPERTS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "n_group": 3,
+    "topk_group": 2,
+}
 ODD_SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 36,

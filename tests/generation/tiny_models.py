@@ -10,7 +10,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
-from tests.common.models import TINY_LATENT, TINY_SIZES
+from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}
 FAMILIES = {
@@ -63,6 +63,7 @@ FAMILIES = {
     },
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
     "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},
+    "deepseek_v2_experts": {**TINY_LATENT, **TINY_LATENT_EXPERTS, "model_type": "deepseek_v2"},
     "minicpm3_latents": {**TINY_LATENT, "model_type": "minicpm3", "scale_emb": 1, "tie_word_embeddings": False},
 }
 

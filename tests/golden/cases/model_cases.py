@@ -49,6 +49,15 @@ _LATENT = {
     "v_head_dim": 10,
     "first_k_dense_replace": 2,
 }
+_LATENT_EXPERTS = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_group": 4,
+    "topk_group": 2,
+    "q_lora_rank": None,
+}
 _YARN_OF_SCORES = {
     "type": "yarn",
     "factor": 4.0,
@@ -288,6 +297,34 @@ CASES: dict[str, dict[str, Any]] = {
         "q_lora_rank": None,
         "rope_theta": 100.0,
         "rope_scaling": _YARN_OF_SCORES,
+    },
+    "deepseek_v2_experts": {
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": 14,
+        "n_shared_experts": 2,
+        "topk_method": "group_limited_greedy",
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.7,
+    },
+    "deepseek_v2_greedy": {
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "first_k_dense_replace": 0,
+    },
+    "deepseek_v3_experts": {**_LATENT, **_LATENT_EXPERTS, "model_type": "deepseek_v3", "first_k_dense_replace": 1},
+    "glm4_moe_lite": {
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "model_type": "glm4_moe_lite",
+        "q_lora_rank": 14,
+        "mlp_layer_types": ["sparse", "dense"],
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
     },
     "deepseek_v3_dense": {**_LATENT, "model_type": "deepseek_v3", "q_lora_rank": 14, "attention_bias": True},
     "deepseek_v3_dense_halves": {
