@@ -19,15 +19,14 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
             f"config.json: topk_method {method!r} and norm_topk_prob {config.value('norm_topk_prob')!r}; supported: "
             f"{', '.join(_METHODS)}, and norm_topk_prob false"
         )
-    groups = {}
-    if method == "group_limited_greedy":
-        groups = {"num_groups": config.size("n_group"), "chosen_groups": config.size("topk_group")}
+    is_limited = method == "group_limited_greedy"
     router = RouterOptions(
         kind="softmax",
         top_k=config.size("num_experts_per_tok"),
         normalizes=False,
         scale=float(config.value("routed_scaling_factor")),
-        **groups,
+        num_groups=config.size("n_group") if is_limited else 1,
+        chosen_groups=config.size("topk_group") if is_limited else 1,
     )
     return latent_experts(config, router, lambda layer: layer >= first)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.models import TINY_LATENT
+from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -116,6 +116,7 @@ EXPERTS = [
 LATENT = {**TINY_LATENT, "q_lora_rank": 12}
 LATENTS = [
     Case("sft-latent", TENSOR, LATENT),
+    Case("sft-latent-experts", TENSOR, {**LATENT, **TINY_LATENT_EXPERTS}),
     Case(
         "sp-sft-latent-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, {**TINY_LATENT, **BIASED}
     ),

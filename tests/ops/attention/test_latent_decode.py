@@ -9,6 +9,7 @@ import pytest
 from paddlenlp_ext.ops.attention.alibi import alibi_slopes
 from paddlenlp_ext.ops.attention.decode import VisiblePositions
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
+from paddlenlp_ext.ops.attention.scores import ScoreOptions
 from tests.common.arrays import normal
 
 L, R, U = 11, 6, 5
@@ -44,6 +45,6 @@ def test_latent_decode_attention_matches_the_formula(batch, length, heads, slots
     slopes, positions = (alibi_slopes(heads), own_end - 1 - own_first) if has_slopes else (None, None)
     q_latent = np.einsum("bsnu,nul->bsnl", u, to_keys)
     tensors = (paddle.to_tensor(x) for x in (q_latent, p, latents, keys))
-    out = latent_decode_attention(*tensors, VisiblePositions(ranges, positions), 0.37, slopes)
+    out = latent_decode_attention(*tensors, VisiblePositions(ranges, positions), 0.37, ScoreOptions(slopes=slopes))
     expected = formula(u, p, latents, keys, to_keys, ranges, slopes, positions)
     np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
