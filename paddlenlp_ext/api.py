@@ -47,13 +47,14 @@ class AutoPeftModelForCausalLM:
                 f"{stored.folder} does not name its base model; load the base and use PeftModel.from_pretrained"
             )
         base = resolve_base(stored.base_model, stored.folder, "load the base and use PeftModel.from_pretrained")
+        base_config = read_model_config(base)
         model = cls._base_class.from_pretrained(
             stored.base_model,
             dtype,
             use_flash_attention,
-            quantization_config=stored.base_quantization(read_model_config(base)),
+            quantization_config=stored.base_quantization(base_config),
             before_quantizing=stored.before_quantizing,
-            config_overrides=stored.config_overrides,
+            config_overrides=stored.base_overrides(base_config),
         )
         return PeftModel.from_files(model, stored, adapter_name, is_trainable)
 

@@ -37,6 +37,7 @@ from paddlenlp_ext.trainer.memory.activations import (
     Numerics,
 )
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
+from paddlenlp_ext.trainer.vocabulary import with_trained_tokens
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9
@@ -72,6 +73,7 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
             the configuration requests.
     """
     console = console or Console()
+    config = with_trained_tokens(config, data.source)
     degrees = complete_degrees(config.parallel, world_size())
     outline = outline_model(data.source, config, degrees)
     order = None

@@ -187,7 +187,7 @@ def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFil
     if adapter is None:
         return source, None, {}
     stored = read_adapter(adapter)
-    source = replace(source, config_overrides=stored.config_overrides)
+    source = replace(source, config_overrides=stored.base_overrides(source.config))
     quantization = stored.base_quantization(source.config)
     return source, stored, {"quantization_config": quantization, "before_quantizing": stored.before_quantizing}
 

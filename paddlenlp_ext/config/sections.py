@@ -128,6 +128,16 @@ class ModelConfig(OptionGroup):
 
     model_name_or_path: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
     tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
+    add_tokens: tuple[str, ...] | None = option(
+        None, help="tokens to add to the tokenizer; embedding and lm_head get rows for them, which train"
+    )
+    add_special_tokens: tuple[str, ...] | None = option(
+        None, help="the same for special tokens, such as chat markers, which decoded answers leave out"
+    )
+    resize_vocab: bool = option(False, help="give embedding and lm_head rows for all tokens of the tokenizer")
+    resize_to_multiple_of: int | None = option(
+        None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this"
+    )
     continue_training: bool = option(True, help="false: initialize random weights from the model's config")
     use_flash_attention: bool = option(False, aliases=("flash_attention",), help="use FlashAttention kernels on GPUs")
     flash_mask: bool = option(

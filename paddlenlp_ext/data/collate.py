@@ -241,5 +241,5 @@ def check_tokens(rows: TrainingRows, packs: Sequence[Sequence[EncodedRow]], voca
             file, line = rows.source(row.row_index)
             raise ValueError(
                 f"{file}:{line}: row {row.row_index} has the token id {largest}, but the model's vocabulary has "
-                f"{vocab_size} tokens; use the tokenizer of the model, or add the tokens to the model's embedding"
+                f"{vocab_size} tokens; use the tokenizer of the model, or set resize_vocab: true"
             )

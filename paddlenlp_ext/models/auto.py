@@ -48,6 +48,7 @@ class AutoModelForCausalLM:
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
             config_overrides: keys that replace those of config.json, such as `rope_scaling`; saved with the model.
+                Another `vocab_size` resizes embedding and lm_head: new rows are the mean of the others.
 
         Raises:
             ValueError: no such model, an unsupported architecture, tensors that do not match the model,

@@ -23,7 +23,7 @@ from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.layers import DECODER_LAYERS
 from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
-from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
+from paddlenlp_ext.nn.causal_lm import AdaptedHead, CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
@@ -206,6 +206,7 @@ class ShardedLMHead(Protocol):
         labels_T: paddle.Tensor,
         *,
         softcap: float | None = None,
+        updates: Any = (),
     ) -> tuple[paddle.Tensor, int]:
         """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
         ...
@@ -217,6 +218,7 @@ class ShardedLMHead(Protocol):
         labels_T: paddle.Tensor,
         *,
         softcap: float | None = None,
+        updates: Any = (),
     ) -> paddle.Tensor:
         """Compute `ops.linear_cross_entropy.token_logprobs` from this rank's rows of the weight."""
         ...
@@ -303,13 +305,24 @@ class CausalLM(TrainableModel):
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Compute the logits [..., V] in this process."""
-        logits = linear(hidden, self.head_weight()) if self.lm_head is None else self.lm_head(hidden)
+        logits = linear(hidden, self.head_weight())
+        for inner, b in self.head_updates(hidden):
+            logits = logits + linear(inner, b)
         logits = soft_cap(logits, self.config.logit_softcap)
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
         """Return the weight of lm_head [V, D]; with tied embeddings, the embedding itself."""
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        return self._head_layer().weight
+
+    def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the low-rank products that an adapter of lm_head adds to the logits."""
+        layer = self._head_layer()
+        return layer.logit_updates(hidden) if isinstance(layer, AdaptedHead) else ()
+
+    def _head_layer(self) -> Any:
+        """Return the layer that holds the weight of lm_head: with tied embeddings, the embedding."""
+        return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
         """Recompute activations in the backward pass instead of saving them; `plan` None recomputes all layers in full.

@@ -19,6 +19,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
@@ -38,8 +39,10 @@ class ModelSource:
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
-        config_overrides: keys that replace those of config.json (models/long_context.py).
+        config_overrides: keys that replace those of config.json (models/long_context.py); another `vocab_size`
+            resizes embedding and lm_head.
         score_seed: seed of the score head of a sequence classifier, if the files have none; None: a language model.
+        new_token_ids: tokens that the run adds to the tokenizer, or that have no stored row.
     """
 
     name: str
@@ -48,6 +51,7 @@ class ModelSource:
     requested_quantization: QuantizationConfig | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     score_seed: int | None = None
+    new_token_ids: tuple[int, ...] = ()
 
     @classmethod
     def resolve(
@@ -120,13 +124,14 @@ class ModelSource:
         return self.requested_quantization or self.stored_quantization
 
     def open_weights(self) -> WeightSource:
-        """Open the stored tensors, by the names of the decoder's layers.
+        """Open the stored tensors, by the names of the decoder's layers, with the rows of the config's vocabulary.
 
         Raises:
             ValueError: no readable weights at `path`, an unsupported config, or see `DecoderConfig.from_files`.
         """
         config = DecoderConfig.from_dict(self.config)
         weights = config.from_files(open_weights(self.path))
+        weights = with_vocab_size(weights, self.config_overrides.get("vocab_size"))
         if self.score_seed is None:
             return weights
         shape = (1, config.hidden_size)

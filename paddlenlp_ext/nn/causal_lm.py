@@ -133,6 +133,14 @@ def causal_lm_forward(
     return CausalLMOutput(loss, lambda: model.logits(hidden_BSD))
 
 
+class AdaptedHead:
+    """Interface of a layer that adds low-rank products to the logits: an adapter of lm_head."""
+
+    def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the pairs (u, B) of `TrainableModel.head_updates`."""
+        raise NotImplementedError
+
+
 def _as_tensor(x: paddle.Tensor | np.ndarray) -> paddle.Tensor:
     return paddle.to_tensor(x) if isinstance(x, np.ndarray) else x
 

@@ -17,4 +17,8 @@ class Embedding(nn.Layer):
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
         """Map ids [...] to vectors [..., hidden_size], in float32 for a bfloat16 table on the CPU."""
-        return embedding(self.weight, input_ids)
+        return self.lookup(self.weight, input_ids)
+
+    def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Map ids [...] to rows [..., K] of a table [vocab_size, K], such as a factor of an adapter."""
+        return embedding(table, input_ids)

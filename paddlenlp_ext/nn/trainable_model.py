@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,14 @@ class TrainableModel(nn.Layer):
         """Return the weight [V, D] of lm_head."""
         raise NotImplementedError
 
+    def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the pairs (u, B), [..., K] and [V, K], whose products u B^T an adapter of lm_head adds to the logits.
+
+        Args:
+            hidden: input of lm_head, [..., D].
+        """
+        return ()
+
     def set_dropout_seed(self, seed: int | None) -> None:
         """Set the seed of the next forward pass's random numbers; None continues Paddle's random state."""
         raise NotImplementedError
@@ -104,12 +112,14 @@ class TrainableModel(nn.Layer):
         The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
         """
         run = linear_cross_entropy if self.vocab_parallel is None else self.vocab_parallel.cross_entropy
-        return run(hidden_TD, self.head_weight(), labels_T, softcap=self.config.logit_softcap)
+        options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
+        return run(hidden_TD, self.head_weight(), labels_T, **options)
 
     def token_logprobs(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> paddle.Tensor:
         """Return the log-probability of each label, fp32 [T]; 0 at labels of -100."""
         run = token_logprobs if self.vocab_parallel is None else self.vocab_parallel.token_logprobs
-        return run(hidden_TD, self.head_weight(), labels_T, softcap=self.config.logit_softcap)
+        options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
+        return run(hidden_TD, self.head_weight(), labels_T, **options)
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def plan_steps(self, total_steps: int) -> None:

@@ -298,7 +298,7 @@ def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_p
     for name, shard_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
         if shard_axis is not None:
-            shard_parameter(owner, leaf, shard_axis, axis)
+            shard_parameter(owner, leaf, shard_axis, axis, even=style != "vocab")
         elif has_partial_gradients and leaf in own_parameters(owner):
             set_placement(own_parameters(owner)[leaf], needs_tp_reduce=True)
     adapter.set_tensor_parallel_shard(style, TensorParallelGroup(axis))
@@ -362,19 +362,11 @@ def _is_in_expert_layer(parent: str, styles: dict[str, Style]) -> bool:
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
-    """Shard the rows of the embedding or the lm_head.
-
-    Raises:
-        ValueError: the lm_head has an adapter.
-    """
+    """Shard the rows of the embedding or the lm_head, and its adapters."""
     adapters, base = _unwrap(outermost)
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
-    if isinstance(base, Linear):
-        if adapters:
-            raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
-        return
-    assert isinstance(base, Embedding)
-    replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
+    if isinstance(base, Embedding):
+        replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
     for adapter in adapters:  # it reads and returns full vectors, so that its gradients are complete
         _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 

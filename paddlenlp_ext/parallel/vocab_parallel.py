@@ -1,6 +1,7 @@
 """Embedding, lm_head and cross entropy, sharded along the vocabulary.
 
-Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V.
+Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V, K rank of an
+adapter's update.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import with_soft_cap
 from paddlenlp_ext.ops.linear_cross_entropy.products import (
     PADDLE,
     Products,
+    Updates,
     logprobs_of_losses,
     losses_by_chunks,
     sum_of_losses,
@@ -42,10 +44,17 @@ class VocabParallelEmbedding(nn.Layer):
         self.weight, self._shard, self._axis = weight, shard, axis
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to vectors [..., D]: look up local rows, zeros for others, then all-reduce."""
+        """Map ids [...] to vectors [..., D]."""
+        return self.lookup(self.weight, input_ids)
+
+    def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Map ids [...] to rows [..., K] of a table, of which this rank holds the same rows [U, K] as of the weight.
+
+        Local rows are looked up, zeros stand for the others, and the ranks' results are all-reduced.
+        """
         is_own = (input_ids >= self._shard.start) & (input_ids < self._shard.stop)
         own_ids = paddle.where(is_own, input_ids - self._shard.start, paddle.zeros_like(input_ids))
-        vectors = embedding(self.weight, own_ids)
+        vectors = embedding(table, own_ids)
         return reduce_from_group(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
 
 
@@ -72,6 +81,7 @@ class VocabParallelHead:
         labels_T: paddle.Tensor,
         chunk: int = 256,
         softcap: float | None = None,
+        updates: Updates = (),
     ) -> tuple[paddle.Tensor, int]:
         """Return the summed loss and the number of correct predictions, as `ops.linear_cross_entropy` does.
 
@@ -81,8 +91,9 @@ class VocabParallelHead:
             labels_T: target ids of the full vocabulary; -100 is ignored.
             chunk: positions per chunk, which bounds the memory of the logits.
             softcap: bound of the logits; None: no bound.
+            updates: pairs of u [T, K], equal on all ranks, and this rank's rows of B, [U, K].
         """
-        return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk)
+        return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk, updates)
 
     def token_logprobs(
         self,
@@ -91,9 +102,11 @@ class VocabParallelHead:
         labels_T: paddle.Tensor,
         chunk: int = 256,
         softcap: float | None = None,
+        updates: Updates = (),
     ) -> paddle.Tensor:
         """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does."""
-        return logprobs_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk)
+        losses = partial(self._losses, softcap=softcap)
+        return logprobs_of_losses(losses, hidden_TD, weight_UD, labels_T, chunk, updates)
 
     def _losses(self, *arguments: Any, softcap: float | None) -> tuple[paddle.Tensor, int]:
         return losses_by_chunks(self._products, *arguments, softcap=softcap)

@@ -103,6 +103,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         | {"exclude_modules", "modules_to_save", "trainable_bias", "saved_embeddings", "ensure_weight_tying"}
     )
 
+    trainable_token_indices: ClassVar[object | None] = None
+    """Tokens whose rows of embedding and lm_head train next to the adapter (token_rows.py); an option of LoRA."""
+    adapts_tables: ClassVar[bool] = False
+    """Whether embedding and lm_head can be targets."""
+
     path: str | None = option(None, help="folder of an adapter to start from; its structure (rank, targets) is used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
     """Base model named by the stored adapter."""
@@ -194,8 +199,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return 1.0
 
     def decays(self, parameter_name: str) -> bool:
-        """Return whether weight decay may act on an adapter parameter; False if 0 is not its neutral value."""
-        return True
+        """Return whether weight decay may act on an adapter parameter; False if 0 is not its neutral value.
+
+        It would pull the trained rows of tokens to 0, away from the base's.
+        """
+        return not parameter_name.endswith(".trainable_tokens_delta")
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         """Return the method's fields of adapter_config.json for an adapted model."""

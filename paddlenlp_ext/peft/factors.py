@@ -88,8 +88,13 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
     shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
     state = model.adapter_state().keys() - shared - set(replaced)
     others = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
-    if others or not factors:
-        config = model.peft_config
+    config = model.peft_config
+    if others and factors:
+        raise ValueError(
+            f"the adapter also has {', '.join(others[:4])}, which are not factors of a linear layer, and cannot be "
+            "combined; merge it into the base instead"
+        )
+    if not factors:
         raise ValueError(
             f"an adapter of type {config.peft_type} ({type(config).__name__}) is not a low-rank change of weights and "
             "cannot be combined; merge it into the base instead"

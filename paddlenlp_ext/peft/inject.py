@@ -16,11 +16,13 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.replaced_parameters import (
+    covers,
     detach_adapter,
     excluded_targets,
     matching_modules,
     replace_parameters,
 )
+from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TABLES, TrainableTokens, tokens_of_model
 from paddlenlp_ext.quantization.model import quantized_linears
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.module_patterns import matches, matching
@@ -46,9 +48,18 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
     for parameter in model.parameters():
         parameter.stop_gradient = True
     bases = {name: layer_at(model, name) for name in targets if name not in excluded}
+    replaced = [name for name in TABLES if covers(config.modules_to_save, name)]
+    if model.config.tie_word_embeddings and replaced and EMBEDDING in bases:
+        raise ValueError(
+            "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name it in "
+            "one of the two only"
+        )
+    tokens = tokens_of_model(config.trainable_token_indices, model, replaced, bases)
     wrap = config.wrapper(bases, seed)
     for name, base in bases.items():
         replace_layer(model, name, wrap(name, base))
+    for name, ids in tokens.items():
+        replace_layer(model, name, TrainableTokens(layer_at(model, name), ids))
     replace_parameters(model, config)
     _check_residual_bases(model)
 
@@ -96,6 +107,11 @@ def linear_names(model: TrainableModel) -> list[str]:
     return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
 
 
+def adaptable_names(model: TrainableModel) -> list[str]:
+    """Return the names of embedding, linear layers and lm_head, if it is not tied, in the model's order."""
+    return [EMBEDDING, *linear_names(model), *([] if model.lm_head is None else [HEAD])]
+
+
 def select_targets(
     names: Sequence[str], requested: str | Sequence[str] | None, key: str, kind: str = "linear layer"
 ) -> list[str]:
@@ -135,7 +151,7 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
     changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)
     if targets:
-        names = linear_names(model)
+        names = adaptable_names(model) if config.adapts_tables else linear_names(model)
         matched = tuple(entry for entry in targets if any(matches(entry, name, "target_modules") for name in names))
         changed["target_modules"] = matched or tuple(targets)
     if config.modules_to_save:

@@ -103,7 +103,12 @@ class WeightAdapter(AdapterLayer):
     """Adapter that is equivalent to other values of its base's `weight` and `bias`, so that it can be merged.
 
     The base is a linear layer, a norm or an embedding.
+
+    Attributes:
+        adapts_tied_head: whether an adapter of the embedding changes an lm_head that is tied to it in the same way.
     """
+
+    adapts_tied_head: bool = True
 
     def merged_weight(self) -> paddle.Tensor:
         """Return the base's weight with the adapter, float32, without side effects."""

@@ -26,10 +26,11 @@ from paddlenlp_ext.sharding_spec import Style
 def factor_axes(style: Style) -> tuple[int | None, int | None]:
     """Return the axes along which A [r, in] and B [out, r] are sharded for a base sharded in `style`; None: replicated.
 
-    A column-parallel base shards B along the outputs, a row-parallel one A along the inputs.
+    A column-parallel base and an lm_head shard B along the outputs, a row-parallel base A along the inputs.
     """
     axes: dict[str, tuple[int | None, int | None]] = {
         "colwise": (None, 0),
+        "vocab": (None, 0),
         "rowwise": (1, None),
         "replicated": (None, None),
     }

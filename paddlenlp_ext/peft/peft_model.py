@@ -118,6 +118,10 @@ class PeftModel(TrainableModel):
         """Return the weight [V, D] of lm_head."""
         return self.base_model.head_weight()
 
+    def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the factors of the update of the logits."""
+        return self.base_model.head_updates(hidden)
+
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Add tokens at which generation ends."""
         self.base_model.add_eos_token_ids(token_ids)
@@ -262,7 +266,6 @@ class PeftModel(TrainableModel):
         for layer_name, layer in adapter_layers(self.base_model):
             for name, tensor in layer.own_state().items():
                 state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
-        for _, layer in adapter_layers(self.base_model):
             state.update(layer.shared_state())
         return {**state, **replaced_parameters.replaced_parameters(self.base_model)}
 
@@ -299,17 +302,13 @@ class PeftModel(TrainableModel):
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
         """Write an adapter of this model; `fields` are added to the fields that every method has."""
-        shared = {
-            "peft_type": peft_type,
-            "task_type": self.base_model.task_type,
-            "base_model_name_or_path": self.config.name_or_path,
-            "inference_mode": True,
-        }
-        shared |= resume.base_fields(self.config, self.quantization)
-        config, tensors = self.peft_config, replaced_parameters.with_tied_copy(self.base_model, tensors)
-        fields = {**shared, **fields, **replaced_parameters.common_fields(self.base_model, config)}
-        fields, tensors = join_adapter(fields, tensors, self.config.fused_layers)
-        keys = {**config.own_keys, **replaced_parameters.stored_keys(self.base_model)}
+        config, model = self.peft_config, self.base_model
+        shared = {"peft_type": peft_type, "task_type": model.task_type, "inference_mode": True}
+        shared |= {"base_model_name_or_path": model.config.name_or_path}
+        shared |= resume.base_fields(self.config, self.quantization) | replaced_parameters.common_fields(model, config)
+        tensors = replaced_parameters.with_tied_copies(model, config, tensors)
+        fields, tensors = join_adapter({**fields, **shared}, tensors, self.config.fused_layers)
+        keys = {**config.own_keys, **replaced_parameters.stored_keys(model, config)}
         write_adapter(folder, fields, tensors, keys, config.key_prefix)
 
     @classmethod
@@ -379,9 +378,8 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`.
         """
-        assign_tensors(
-            self.adapter_state(), replaced_parameters.without_tied_copy(self.base_model, tensors, where), where
-        )
+        tensors = replaced_parameters.without_tied_copies(self.base_model, tensors, where)
+        assign_tensors(self.adapter_state(), tensors, where)
         self.base_model.has_loaded_replacements = True
 
     # -- merging ------------------------------------------------------------------------------------------------------

@@ -31,12 +31,20 @@ from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.paddle_compat import has_storage, own_parameters
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, attach_adapters, detach_adapters
+from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, ROWS, TABLES, TrainableTokens
 from paddlenlp_ext.utils.registry import did_you_mean
 
-EMBEDDINGS = ("model.embed_tokens", "lm_head")
-"""Layers whose full weight Hugging Face PEFT stores with an adapter if asked to (`save_embedding_layers`)."""
-_TIED_COPY = "lm_head.weight"
-_TIED = "model.embed_tokens.weight"
+# Hugging Face PEFT stores the full weight of embedding and lm_head with an adapter if asked to, if the adapter changes
+# them, or if the vocabulary was resized (`save_embedding_layers`).
+_TIED, _TIED_COPY = (f"{table}.weight" for table in TABLES)
+_TIED_FACTORS = {
+    f"{EMBEDDING}.lora_embedding_A": f"{HEAD}.lora_B.weight",
+    f"{EMBEDDING}.lora_embedding_B": f"{HEAD}.lora_A.weight",
+}
+"""Factor of an embedding -> the factor of a tied lm_head that is its transpose."""
+TIED_COPIES = {_TIED: _TIED_COPY, **_TIED_FACTORS, f"{EMBEDDING}.{ROWS}": f"{HEAD}.{ROWS}"}
+"""Tensor of the embedding -> the tensor with which PEFT's files repeat it for a tied lm_head."""
+_TOKENS = "token_adapter."
 
 
 def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
@@ -71,7 +79,7 @@ def is_replacement(config: PeftConfig, name: str) -> bool:
     """Return whether the stored tensor `name` replaces a parameter of the base, and does not belong to a layer."""
     module, _, leaf = name.rpartition(".")
     is_bias = leaf == "bias" and config.trainable_bias != "none" and not re.search(r"\.lora_\w+$", module)
-    return is_bias or name in {f"{layer}.weight" for layer in EMBEDDINGS} or covers(config.modules_to_save, module)
+    return is_bias or name in (_TIED, _TIED_COPY) or covers(config.modules_to_save, module)
 
 
 def excluded_targets(config: PeftConfig, targets: list[str]) -> list[str]:
@@ -177,36 +185,71 @@ def drop_base_values(model: TrainableModel) -> None:
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
-def stored_keys(model: TrainableModel) -> dict[str, str]:
-    """Return Hugging Face PEFT's keys of the replaced parameters whose layer has an adapter."""
-    adapted = {name for name, _ in adapter_layers(model)}
-    keys = {}
-    for name in model.set_aside:
+def stored_keys(model: TrainableModel, config: PeftConfig) -> dict[str, str]:
+    """Return Hugging Face PEFT's keys of base parameters whose layer has an adapter, and of trained rows of tokens."""
+    adapted, keys = dict(adapter_layers(model)), {}
+    for name in [*model.set_aside, _TIED_COPY]:
         module, _, leaf = name.rpartition(".")
-        if module in adapted:
-            keys[name] = f"base_model.model.{module}.base_layer.{leaf}"
+        layer = adapted.get(EMBEDDING if name == _TIED_COPY and model.config.tie_word_embeddings else module)
+        if layer is not None:
+            inner = _TOKENS if _has_token_rows(layer, config) else ""
+            keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
+    for module, layer in adapted.items():
+        if _has_token_rows(layer, config):
+            keys[f"{module}.{ROWS}"] = f"base_model.model.{module}.{_TOKENS}{ROWS}"
     return keys
 
 
-def with_tied_copy(model: TrainableModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an adapter's tensors with the copy of a replaced embedding that PEFT stores for a tied lm_head."""
-    if model.config.tie_word_embeddings and _TIED in model.set_aside and _TIED in tensors:
-        return {**tensors, _TIED_COPY: tensors[_TIED]}
-    return dict(tensors)
+def _has_token_rows(layer: AdapterLayer, config: PeftConfig) -> bool:
+    """Return whether a layer trains rows next to another adapter; as a method of its own, its keys are shorter."""
+    return isinstance(layer, TrainableTokens) and config.trainable_token_indices is not None
 
 
-def without_tied_copy(model: TrainableModel, tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a file without the copy of the embedding for a tied lm_head.
+def with_tied_copies(model: TrainableModel, config: PeftConfig, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adapter's tensors with the copies that PEFT stores for a tied lm_head.
+
+    It repeats a replaced embedding, and the factors of an adapted one, as those of a linear layer.
+    """
+    result = dict(tensors)
+    if not model.config.tie_word_embeddings:
+        return result
+    if _TIED in model.set_aside and _TIED in result and (EMBEDDING not in _adapted(model) or _ties_factors(config)):
+        result[_TIED_COPY] = result[_TIED]
+    if _ties_factors(config):
+        for name, copy in _TIED_FACTORS.items():
+            if name in result:
+                result[copy] = paddle.transpose(result[name], [1, 0]).contiguous()
+    return result
+
+
+def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray], where: str) -> dict[str, np.ndarray]:
+    """Return the tensors of a file without those for a tied lm_head, which repeat those of the embedding.
 
     Raises:
         ValueError: the two differ, so that they are no longer tied.
     """
-    if not model.config.tie_word_embeddings or _TIED_COPY not in tensors:
+    if not model.config.tie_word_embeddings:
         return dict(tensors)
-    if _TIED in tensors and not np.array_equal(tensors[_TIED], tensors[_TIED_COPY]):
-        raise ValueError(f"{where}: {_TIED_COPY} differs from {_TIED}, and the base ties them; {_TIE_REMEDY}")
-    others = {name: value for name, value in tensors.items() if name != _TIED_COPY}
-    return {_TIED: tensors[_TIED_COPY], **others}
+    result = dict(tensors)
+    for name, copy in TIED_COPIES.items():
+        if copy not in result:
+            continue
+        value = result.pop(copy)
+        value = value.T if name in _TIED_FACTORS else value
+        if name not in result and name == _TIED:
+            result = {name: value, **result}
+        if name not in result or not np.array_equal(result[name], value):
+            raise ValueError(f"{where}: {copy} differs from {name}, and the base ties them; {_TIE_REMEDY}")
+    return result
+
+
+def _adapted(model: TrainableModel) -> list[str]:
+    return [name for name, _ in adapter_layers(model)]
+
+
+def _ties_factors(config: PeftConfig) -> bool:
+    """Return whether a tied lm_head shares the factors of an adapted embedding."""
+    return config.adapts_tables and config.ensure_weight_tying
 
 
 def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
@@ -217,8 +260,9 @@ def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
         fields["bias"] = "all" if config.trainable_bias == "all" else f"{method}_only"
     if config.modules_to_save:
         fields["modules_to_save"] = list(config.modules_to_save)
-        if model.config.tie_word_embeddings and _TIED in model.set_aside:
-            fields["ensure_weight_tying"] = True
+    shares_factors = EMBEDDING in _adapted(model) and _ties_factors(config) and not config.trainable_token_indices
+    if model.config.tie_word_embeddings and (shares_factors or (config.modules_to_save and _TIED in model.set_aside)):
+        fields["ensure_weight_tying"] = True
     return fields
 
 

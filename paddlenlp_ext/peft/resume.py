@@ -139,7 +139,7 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
     Raises:
         ValueError: a key has another value.
     """
-    trained, now = stored.config_overrides, config.source
+    trained, now = stored.base_overrides(config.source), config.source
     different = {key for key, value in trained.items() if now.get(key) != value}
     if is_resumed:
         different |= config.config_overrides.keys() - trained.keys()
@@ -147,8 +147,8 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
         shown = [{key: each.get(key, "as stored") for key in sorted(different)} for each in (trained, now)]
         raise ValueError(
             f"{stored.folder}: the adapter was trained over a base with {json.dumps(shown[0])} in its config.json, and "
-            f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies and its keys as in training (in "
-            "Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
+            f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies, add_tokens and their keys as in "
+            "training (in Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
         )
 
 

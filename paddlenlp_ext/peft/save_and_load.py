@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,8 @@ from paddlenlp_ext.peft.config_files import (
 )
 from paddlenlp_ext.peft.fused import split_dense, split_recorded, with_parts
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
-from paddlenlp_ext.peft.replaced_parameters import EMBEDDINGS, is_replacement
+from paddlenlp_ext.peft.replaced_parameters import is_replacement
+from paddlenlp_ext.peft.token_rows import TABLES
 from paddlenlp_ext.peft.torch_bin import read_torch_tensors
 from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
 from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
@@ -52,6 +54,7 @@ class AdapterFiles:
             floating-point tensors are converted to float32, which represents every stored dtype exactly.
         quantization: quantization of the base during training; None if it was not quantized.
         config_overrides: keys in which the base's config differed from its config.json, such as `rope_scaling`.
+        num_rows: rows of embedding and lm_head in training, if the file shows it: it has such a table, or its factors.
     """
 
     folder: Path
@@ -60,6 +63,18 @@ class AdapterFiles:
     tensors: dict[str, np.ndarray]
     quantization: QuantizationConfig | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    num_rows: int | None = None
+
+    def base_overrides(self, base_config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that a base's config must replace to match the adapter's training.
+
+        Hugging Face PEFT records no size of the vocabulary, but stores tables that were resized.
+
+        Args:
+            base_config: the base's config.json.
+        """
+        resized = self.num_rows is not None and self.num_rows != base_config.get("vocab_size")
+        return {**({"vocab_size": self.num_rows} if resized else {}), **self.config_overrides}
 
     def replaced(self) -> dict[str, np.ndarray]:
         """Return the tensors that replace parameters of the base."""
@@ -171,24 +186,33 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
             "Hugging Face PEFT or this package saved"
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
-    named = {name.replace(".base_layer.", "."): value for name, value in named.items()}
+    named = {re.sub(r"\.(?:token_adapter|base_layer)(?=\.)", "", name): value for name, value in named.items()}
     if fields.get(SPLIT_FIELD):
         named = split_recorded(named, fields, str(folder))
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}
-    embeddings = tuple(layer for layer in EMBEDDINGS if f"{layer}.weight" in replaced)
+    embeddings = tuple(layer for layer in TABLES if f"{layer}.weight" in replaced)
     layers = {name: value for name, value in named.items() if name not in replaced}
-    _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
+    if not config.adapts_tables:
+        _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
     config = dataclasses.replace(config.for_tensors(layers), saved_embeddings=embeddings)
     tensors = {**config.from_stored(layers), **replaced}
     overrides = fields.get("base_config_overrides") or {}
-    return AdapterFiles(folder, config, fields.get("base_model_name_or_path"), tensors, quantization, overrides)
+    base_model = fields.get("base_model_name_or_path")
+    return AdapterFiles(folder, config, base_model, tensors, quantization, overrides, _num_rows(named))
+
+
+def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
+    """Return the rows of embedding and lm_head that tensors of an adapter show; None if they show none."""
+    by_rows = [*(f"{table}.weight" for table in TABLES), "lm_head.lora_B.weight"]
+    axes = {**dict.fromkeys(by_rows, 0), "model.embed_tokens.lora_embedding_A": 1}
+    return next((tensors[name].shape[axis] for name, axis in axes.items() if name in tensors), None)
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
     """Check that no tensor belongs to an adapter of a layer that has none here.
 
     Raises:
-        ValueError: lm_head is adapted, other than by trainable tokens, or the embedding by LoRA.
+        ValueError: lm_head is adapted, other than by trainable tokens, or the embedding by factors.
     """
     for layer, found in (
         ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
@@ -196,9 +220,9 @@ def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
     ):
         if found:
             raise ValueError(
-                f"{file}: the adapter changes {layer} ({', '.join(found)}), which cannot have an adapter: the loss "
-                "and tied layers read its weight directly; train it in full instead (modules_to_save), or merge the "
-                "adapter in Hugging Face PEFT"
+                f"{file}: the adapter changes {layer} ({', '.join(found)}), which cannot have an adapter of this "
+                "method: the loss and tied layers read its weight directly; train it in full instead "
+                "(modules_to_save), or merge the adapter in Hugging Face PEFT"
             )
 
 

@@ -47,6 +47,7 @@ from paddlenlp_ext.trainer.preference import PreferenceObjective
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.reward import RewardObjective
 from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.trainer.vocabulary import extend_vocabulary, with_trained_tokens
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")
@@ -92,6 +93,7 @@ def load_data(config: RunConfig) -> RunData:
     DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
     tokenizer = load_tokenizer(source.tokenizer_path)
+    source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:
         # As in TRL, the token that the tokenizer pads with is the one that transformers does not score.
         unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -291,6 +293,7 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback] = ()) -> Trainer:
     """Build the model on the configured device and mesh, and the trainer around it."""
     paddle.set_device(config.precision.device)
+    config = with_trained_tokens(config, data.source)
     mesh = Mesh.from_config(config.parallel)
     built = build_model(data.source, config, mesh, data.any_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})

@@ -11,7 +11,6 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizer import build_optimizer
@@ -59,7 +58,7 @@ def logits_of(model: Any) -> np.ndarray:
 def loss_of(model: Any) -> paddle.Tensor:
     """Return the loss of the fixed prompts, with its graph."""
     hidden_TD = model.hidden_states(paddle.to_tensor(INPUT_IDS)).flatten(0, 1)
-    return linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(LABELS.flatten()))[0]
+    return model.cross_entropy(hidden_TD, paddle.to_tensor(LABELS.flatten()))[0]
 
 
 def train(model: Any, steps: int = 1) -> None:

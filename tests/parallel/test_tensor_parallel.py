@@ -19,6 +19,8 @@ REPLACED = {
     "exclude_modules": ("k_proj",),  # a bias of k hardly changes the softmax: its gradient is mostly rounding
     "modules_to_save": ("embed_tokens", "lm_head", "norm", "gate_proj"),
 }
+TABLES = {"rank": 4, "target_modules": ("v_proj", "embed_tokens", "lm_head")}
+TOKENS = {"embed_tokens": list(range(3, 60, 3))}
 
 MODELS = [
     Case("sft", TENSOR),
@@ -51,6 +53,9 @@ MORE_ADAPTERS = [
     Case("boft", TENSOR, BIASED, "boft", {"butterfly_factors": 2, "dropout": 0.3}),
     Case("lora-replaced", {**TENSOR, **STABLE}, BIASED, "lora", REPLACED),
     Case("lora-replaced-tied", TENSOR, {}, "lora", {"rank": 4, "modules_to_save": ("lm_head", "o_proj")}),
+    Case("lora-tables", TENSOR, UNTIED, "lora", {**TABLES, "dropout": 0.2}),
+    Case("lora-tables-tied", TENSOR, {}, "lora", {**TABLES, "dropout": 0.2}),
+    Case("lora-tokens", TENSOR, UNTIED, "lora", {"rank": 4, "trainable_token_indices": {**TOKENS, "lm_head": [5, 60]}}),
     Case("ia3", TENSOR, BIASED, "ia3"),
     Case("hra", TENSOR, BIASED, "hra", {"rank": 4}),
     Case("hra-gram-schmidt", TENSOR, switch="hra", peft={"rank": 3, "gram_schmidt": True}),
@@ -77,6 +82,7 @@ MORE_SEQUENCE = [
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
     Case("sp-lora-replaced", {**TENSOR, **STABLE, "sequence_parallel": True}, BIASED, "lora", REPLACED),
     Case("sp-tokens", {**TENSOR, "sequence_parallel": True}, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
+    Case("sp-lora-tables", {**TENSOR, "sequence_parallel": True}, {}, "lora", {**TABLES, "dropout": 0.2}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
 SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}

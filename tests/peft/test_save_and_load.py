@@ -11,6 +11,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
@@ -37,7 +38,7 @@ def change(folder: Path, **fields: Any) -> None:
         {"layer_replication": [[0, 2]]},
         {"fan_in_fan_out": True},
         {"init_lora_weights": "something"},
-        {"trainable_token_indices": [1, 2]},
+        {"target_parameters": ["experts.weight"]},
         {"something_new": 3},
     ],
 )
@@ -86,6 +87,7 @@ def test_from_pretrained_field_without_effect_on_a_stored_adapter_is_accepted(fi
 )
 def test_from_pretrained_adapter_of_a_layer_without_adapters_names_the_layer(layer: str, tensors: dict, tmp_path: Path):
     model = trained_adapter(tmp_path)
+    change(tmp_path, use_dora=True)
     named = {f"base_model.model.{name}": tensor for name, tensor in model.adapter_state().items()}
     named |= {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in tensors.items()}
     write_safetensors(tmp_path / "adapter_model.safetensors", named)
@@ -95,7 +97,7 @@ def test_from_pretrained_adapter_of_a_layer_without_adapters_names_the_layer(lay
 
 def test_select_targets_lm_head_names_the_remedy():
     with pytest.raises(ValueError, match=r"lora_target_modules: lm_head cannot have an adapter .* \(modules_to_save\)"):
-        get_peft_model(tiny_model(), LoRAConfig(target_modules=["q_proj", "lm_head"]))
+        get_peft_model(tiny_model(), DoRAConfig(target_modules=["q_proj", "lm_head"]))
 
 
 def test_from_pretrained_ignores_fields_with_neutral_values(tmp_path: Path):

@@ -6,7 +6,11 @@ Only target positions (label != -100) enter the matmul, one chunk at a time (pro
 terms of the sum, with the opposite sign, for losses that weigh answers differently. A soft-cap replaces each logit x by
 softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
-Shapes: T positions, R target positions, D hidden size, V vocabulary size.
+A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is ever computed:
+
+    logits = h W^T + u B^T        u = s h A^T, [T, K]
+
+Shapes: T positions, R target positions, D hidden size, V vocabulary size, K rank of an update.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.linear_cross_entropy.products import (
     CPP,
     PADDLE,
+    Updates,
     logprobs_of_losses,
     losses_by_chunks,
     sum_of_losses,
@@ -46,6 +51,7 @@ def linear_cross_entropy(
     chunk: int | None = None,
     implementation: str | None = None,
     softcap: float | None = None,
+    updates: Updates = (),
 ) -> tuple[paddle.Tensor, int]:
     """Return the summed cross entropy of `hidden @ weight^T` and the number of correct predictions.
 
@@ -57,12 +63,13 @@ def linear_cross_entropy(
             which does not need a second tensor of this size for the rounded gradient.
         implementation: "native" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
+        updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
 
     Returns:
         The loss sum, an fp32 scalar (0 without targets), and the number of correct predictions.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
-    return sum_of_losses(run, hidden_TD, weight_VD, labels_T, chunk)
+    return sum_of_losses(run, hidden_TD, weight_VD, labels_T, chunk, updates)
 
 
 def token_logprobs(
@@ -72,6 +79,7 @@ def token_logprobs(
     chunk: int | None = None,
     implementation: str | None = None,
     softcap: float | None = None,
+    updates: Updates = (),
 ) -> paddle.Tensor:
     """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 at labels of -100.
 
@@ -79,7 +87,7 @@ def token_logprobs(
     because the gradients of the positions differ.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
-    return logprobs_of_losses(run, hidden_TD, weight_VD, labels_T, chunk)
+    return logprobs_of_losses(run, hidden_TD, weight_VD, labels_T, chunk, updates)
 
 
 linear_cross_entropy_op = DispatchedOp(

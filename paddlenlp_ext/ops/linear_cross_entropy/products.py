@@ -1,12 +1,14 @@
 """Losses of target positions by chunks, whose matmuls are those of a backend.
 
-Shapes: R target positions, or those of one chunk; D hidden size, V vocabulary size.
+The logits are h W^T, plus u B^T for each update (u, B) of an adapter of lm_head.
+
+Shapes: T positions; R target positions, or those of one chunk; D hidden size, V vocabulary size, K rank of an update.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import paddle
@@ -37,34 +39,47 @@ class Products:
     complete_hidden: Callable[[paddle.Tensor], object] = lambda _: None
 
 
-Losses = Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, int | None, bool], tuple[paddle.Tensor, int]]
+Updates = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
+"""Low-rank products u B^T that are added to the logits: pairs of u, [T, K] or [R, K], and B [V, K]."""
+
+Losses = Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, int | None, bool, Updates], tuple[paddle.Tensor, int]]
 """Function with the arguments of `losses_by_chunks` after the first."""
 
 
 def sum_of_losses(
-    losses: Losses, hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int | None
+    losses: Losses,
+    hidden_TD: paddle.Tensor,
+    weight_VD: paddle.Tensor,
+    labels_T: paddle.Tensor,
+    chunk: int | None,
+    updates: Updates = (),
 ) -> tuple[paddle.Tensor, int]:
     """Return the sum of the target positions' losses, an fp32 scalar, and the number of correct predictions."""
     positions_R = _target_positions(labels_T)
     if positions_R.shape[0] == 0:
-        return _zero(hidden_TD, weight_VD), 0
+        return _zero((hidden_TD, weight_VD), *updates), 0
     with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
         rows = paddle.gather(hidden_TD, positions_R), weight_VD, paddle.gather(labels_T, positions_R)
-        losses_R, num_correct = losses(*rows, chunk, True)
+        losses_R, num_correct = losses(*rows, chunk, True, _rows_of(updates, positions_R))
         # In double precision: on the CPU Paddle sums sequentially.
         return losses_R.astype("float64").sum().astype("float32"), num_correct
 
 
 def logprobs_of_losses(
-    losses: Losses, hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor, chunk: int | None
+    losses: Losses,
+    hidden_TD: paddle.Tensor,
+    weight_VD: paddle.Tensor,
+    labels_T: paddle.Tensor,
+    chunk: int | None,
+    updates: Updates = (),
 ) -> paddle.Tensor:
     """Return the log-probability of each label, fp32 [T]; 0 at positions without a target."""
     positions_R, zeros_T = _target_positions(labels_T), paddle.zeros([labels_T.shape[0]], "float32")
     if positions_R.shape[0] == 0:
-        return zeros_T + _zero(hidden_TD, weight_VD)
+        return zeros_T + _zero((hidden_TD, weight_VD), *updates)
     with paddle.amp.auto_cast(enable=False):
         rows = paddle.gather(hidden_TD, positions_R), weight_VD, paddle.gather(labels_T, positions_R)
-        losses_R, _ = losses(*rows, chunk, False)
+        losses_R, _ = losses(*rows, chunk, False, _rows_of(updates, positions_R))
         return paddle.scatter(zeros_T, positions_R, -losses_R)
 
 
@@ -72,9 +87,13 @@ def _target_positions(labels_T: paddle.Tensor) -> paddle.Tensor:
     return paddle.nonzero(labels_T != IGNORED_LABEL).flatten()
 
 
-def _zero(hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
+def _rows_of(updates: Updates, positions_R: paddle.Tensor) -> Updates:
+    return [(paddle.gather(inner_TK, positions_R), b_VK) for inner_TK, b_VK in updates]
+
+
+def _zero(*terms: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
     """Return zero as a function of the inputs, so that their gradients are zeros rather than missing."""
-    return hidden_TD[:0].astype("float32").sum() + weight_VD[:0].astype("float32").sum()
+    return paddle.add_n([each[:0].astype("float32").sum() for term in terms for each in term])
 
 
 def losses_by_chunks(
@@ -84,6 +103,7 @@ def losses_by_chunks(
     labels_R: paddle.Tensor,
     chunk: int | None,
     is_summed: bool,
+    updates: Updates = (),
     softcap: float | None = None,
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
@@ -91,9 +111,8 @@ def losses_by_chunks(
     With `is_summed` the caller sums the losses, so that all have the same gradient. `softcap` bounds the logits.
     """
     counter = _Counter()
-    needs_grad = paddle.is_grad_enabled()
-    options = chunk, needs_grad, counter, products, is_summed, softcap
-    losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, *options)
+    options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap
+    losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, *options, *(each for update in updates for each in update))
     return losses_R, counter.correct
 
 
@@ -108,20 +127,27 @@ class _Losses(PyLayer):
 
     The backward pass multiplies them by the gradients of the losses. A weight's gradient is a sum over positions, so
     this is possible only if all losses have the same gradient; otherwise the backward pass computes the chunks again.
+
+    A term is a pair of rows x and a weight W, whose product x W^T is a part of the logits: the hidden states with the
+    lm_head first, then the updates.
     """
 
     @staticmethod
-    def forward(ctx, hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products, is_summed, softcap):
-        ctx.wants = needs_grad and not hidden_RD.stop_gradient, needs_grad and not weight_VD.stop_gradient
-        ctx.products, ctx.softcap, ctx.weight_dtype = products, softcap, weight_VD.dtype
-        operand_VD = products.prepare(weight_VD, hidden_RD.dtype)
-        ctx.chunk = products.chunk(operand_VD) if chunk is None else chunk
-        ctx.is_recomputed = ctx.wants[1] and not is_summed
+    def forward(
+        ctx, hidden_RD, weight_VD, labels_R, chunk, needs_grad, counter, products, is_summed, softcap, *updates
+    ):
+        terms = [(hidden_RD, weight_VD), *zip(updates[::2], updates[1::2], strict=True)]
+        ctx.wants = [(needs_grad and not x.stop_gradient, needs_grad and not w.stop_gradient) for x, w in terms]
+        ctx.products, ctx.softcap, ctx.weight_dtypes = products, softcap, [weight.dtype for _, weight in terms]
+        rows, operands = [rows for rows, _ in terms], _operands(products, terms)
+        ctx.chunk = products.chunk(operands[0]) if chunk is None else chunk
+        ctx.is_recomputed = not is_summed and any(wants_weight for _, wants_weight in ctx.wants)
         if ctx.is_recomputed:
-            ctx.save_for_backward(hidden_RD, weight_VD, labels_R)
-        losses, total = [], _Gradients(products, (False, False) if ctx.is_recomputed else ctx.wants, softcap)
-        for rows_RD, targets_R in _chunks(hidden_RD, labels_R, ctx.chunk):
-            losses_R, num_correct = total.add(rows_RD, targets_R, operand_VD)
+            ctx.save_for_backward(hidden_RD, weight_VD, labels_R, *updates)
+        wants = [(False, False)] * len(terms) if ctx.is_recomputed else ctx.wants
+        losses, total = [], _Gradients(products, wants, softcap)
+        for *chunk_rows, targets_R in _chunks([*rows, labels_R], ctx.chunk):
+            losses_R, num_correct = total.add(chunk_rows, targets_R, operands)
             losses.append(losses_R)
             counter.correct += num_correct
         ctx.gradients = total.result()
@@ -130,62 +156,76 @@ class _Losses(PyLayer):
     @staticmethod
     def backward(ctx, gradients_R):
         if ctx.is_recomputed:
-            hidden_RD, weight_VD, labels_R = ctx.saved_tensor()
-            operand_VD = ctx.products.prepare(weight_VD, hidden_RD.dtype)
+            hidden_RD, weight_VD, labels_R, *updates = ctx.saved_tensor()
+            terms = [(hidden_RD, weight_VD), *zip(updates[::2], updates[1::2], strict=True)]
+            rows, operands = [rows for rows, _ in terms], _operands(ctx.products, terms)
             total = _Gradients(ctx.products, ctx.wants, ctx.softcap)
-            for start, (rows_RD, targets_R) in enumerate(_chunks(hidden_RD, labels_R, ctx.chunk)):
-                factors_R = gradients_R[start * ctx.chunk : (start + 1) * ctx.chunk]
-                total.add(rows_RD, targets_R, operand_VD, factors_R)
-            hidden, weight = total.result()
+            for *chunk_rows, targets_R, factors_R in _chunks([*rows, labels_R, gradients_R], ctx.chunk):
+                total.add(chunk_rows, targets_R, operands, factors_R)
+            parts = total.result()
         else:
             # Scaling in place saves memory, but allows a single backward pass only.
             parts, ctx.gradients = ctx.gradients, None
             assert parts is not None, "the backward pass of this loss has already run"
-            hidden, weight = parts
-            if weight is not None:  # the losses are summed: their gradients are equal
-                weight.multiply_(gradients_R[0].astype(weight.dtype))
-        if hidden is not None:
-            hidden.multiply_(gradients_R.unsqueeze(1).astype(hidden.dtype))
-            ctx.products.complete_hidden(hidden)
-        # Rounded after scaling: a scale in bfloat16 would change the whole gradient by up to 0.4 %.
-        return hidden, None if weight is None else in_dtype(weight, ctx.weight_dtype), None
+            for _, weight in parts:
+                if weight is not None:  # the losses are summed: their gradients are equal
+                    weight.multiply_(gradients_R[0].astype(weight.dtype))
+        gradients = []
+        for (rows, weight), dtype in zip(parts, ctx.weight_dtypes, strict=True):
+            if rows is not None:
+                rows.multiply_(gradients_R.unsqueeze(1).astype(rows.dtype))
+                ctx.products.complete_hidden(rows)
+            # Rounded after scaling: a scale in bfloat16 would change the whole gradient by up to 0.4 %.
+            gradients += [rows, None if weight is None else in_dtype(weight, dtype)]
+        return (*gradients[:2], None, *gradients[2:])  # None: of the labels
+
+
+def _operands(products: Products, terms: Sequence[tuple[paddle.Tensor, paddle.Tensor]]) -> list[paddle.Tensor]:
+    """Return the weights of the terms for the matmuls, in one dtype: the gradient of the logits has it too."""
+    operands = [products.prepare(weight, rows.dtype) for rows, weight in terms]
+    return [in_dtype(operand, operands[0].dtype) for operand in operands]
 
 
 class _Gradients:
-    """Gradients of hidden states and weight (each if wanted), accumulated by chunks."""
+    """Gradients of the rows and the weight of each term (each if wanted), accumulated by chunks."""
 
-    def __init__(self, products: Products, wants: tuple[bool, bool], softcap: float | None) -> None:
+    def __init__(self, products: Products, wants: Sequence[tuple[bool, bool]], softcap: float | None) -> None:
         self._products, self._wants, self._softcap = products, wants, softcap
-        self._hidden: list[paddle.Tensor] = []
-        self._weight: paddle.Tensor | None = None
+        self._rows: list[list[paddle.Tensor]] = [[] for _ in wants]
+        self._weights: list[paddle.Tensor | None] = [None for _ in wants]
 
     def add(
         self,
-        rows_RD: paddle.Tensor,
+        rows: Sequence[paddle.Tensor],
         targets_R: paddle.Tensor,
-        weight_VD: paddle.Tensor,
+        weights: Sequence[paddle.Tensor],
         factors_R: paddle.Tensor | None = None,
     ) -> tuple[paddle.Tensor, int]:
-        """Add a chunk; return its losses [R] and correct predictions. `factors_R` scale the weight's gradient."""
-        products, (wants_hidden, wants_weight) = self._products, self._wants
-        logits_RV = in_dtype(products.logits(rows_RD, weight_VD), paddle.float32)
-        losses_R, num_correct = products.cross_entropy(logits_RV, targets_R, any(self._wants), weight_VD, self._softcap)
-        if wants_hidden:
-            self._hidden.append(products.hidden_gradient(logits_RV, weight_VD))
-        if wants_weight:
-            scaled_RD = rows_RD if factors_R is None else rows_RD * factors_R.unsqueeze(1).astype(rows_RD.dtype)
-            self._weight = products.weight_gradient(logits_RV, scaled_RD, weight_VD, self._weight)
-        return losses_R, num_correct
+        """Add a chunk; return its losses [R] and correct predictions. `factors_R` scale the weights' gradients."""
+        products = self._products
+        logits_RV = in_dtype(products.logits(rows[0], weights[0]), paddle.float32)
+        for inner_RK, b_VK in zip(rows[1:], weights[1:], strict=True):
+            logits_RV.add_(in_dtype(products.logits(inner_RK, b_VK), paddle.float32))
+        with_gradient = any(any(wants) for wants in self._wants)
+        cross_entropy = products.cross_entropy(logits_RV, targets_R, with_gradient, weights[0], self._softcap)
+        for term, (wants_rows, wants_weight) in enumerate(self._wants):
+            own, weight = rows[term], weights[term]
+            if wants_rows:
+                self._rows[term].append(products.hidden_gradient(logits_RV, weight))
+            if wants_weight:
+                scaled = own if factors_R is None else own * factors_R.unsqueeze(1).astype(own.dtype)
+                self._weights[term] = products.weight_gradient(logits_RV, scaled, weight, self._weights[term])
+        return cross_entropy
 
-    def result(self) -> tuple[paddle.Tensor | None, paddle.Tensor | None]:
-        return paddle.concat(self._hidden) if self._hidden else None, self._weight
+    def result(self) -> list[tuple[paddle.Tensor | None, paddle.Tensor | None]]:
+        parts = zip(self._rows, self._weights, strict=True)
+        return [(paddle.concat(rows) if rows else None, weight) for rows, weight in parts]
 
 
-def _chunks(
-    hidden_RD: paddle.Tensor, labels_R: paddle.Tensor, chunk: int
-) -> Iterator[tuple[paddle.Tensor, paddle.Tensor]]:
-    for start in range(0, hidden_RD.shape[0], chunk):
-        yield hidden_RD[start : start + chunk], labels_R[start : start + chunk]
+def _chunks(tensors: Sequence[paddle.Tensor], chunk: int) -> Iterator[list[paddle.Tensor]]:
+    """Yield the tensors' next `chunk` rows."""
+    for start in range(0, tensors[0].shape[0], chunk):
+        yield [each[start : start + chunk] for each in tensors]
 
 
 def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:

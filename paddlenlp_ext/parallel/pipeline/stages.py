@@ -25,7 +25,10 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
-_IN_TIED_HEAD = ("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices")  # of the embedding
+_IN_TIED_HEAD = (  # endings of the names of tensors of the embedding that a tied lm_head reads too
+    *("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices"),
+    *(".lora_embedding_A", ".lora_embedding_B"),
+)
 
 
 @dataclass(frozen=True)

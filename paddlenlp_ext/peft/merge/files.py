@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -29,7 +29,9 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable
+from paddlenlp_ext.peft.replaced_parameters import TIED_COPIES
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.peft.token_rows import EMBEDDING, TrainableTokens, tokens_by_table
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import write_text
@@ -49,7 +51,8 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
     unmatched = []
     replaced = stored.replaced()
     for key, value in stored.tensors.items():
-        if key in stored.config.own_keys or key in replaced:
+        is_tied_copy = key in TIED_COPIES.values() and "lm_head.weight" not in names
+        if key in stored.config.own_keys or key in replaced or is_tied_copy:
             continue
         parts = key.split(".")
         ends = [end for end in range(len(parts) - 1, 0, -1) if ".".join([*parts[:end], "weight"]) in names]
@@ -73,6 +76,7 @@ def write_merged_weights(
     modules: dict[str, dict[str, np.ndarray]],
     dtype: str | None,
     fused_layers: FusedLayers = MappingProxyType({}),
+    left_out: Collection[str] = (),
 ) -> None:
     """Write every tensor of the base, dequantized, and merged where the adapter changes it.
 
@@ -83,10 +87,13 @@ def write_merged_weights(
         modules: result of `tensors_by_module`.
         dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
         fused_layers: layers that the files of the base store as one.
+        left_out: names of tensors that are not written.
     """
     wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
+        if name in left_out:
+            continue
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)
         module, _, leaf = name.rpartition(".")
         if module in modules and (leaf == "weight" or stored.config.changes_bias):
@@ -113,11 +120,17 @@ def _adapter_factory(
 ) -> Callable[[str, nn.Layer], WeightAdapter]:
     """Return the function (layer name, linear) -> adapter with the stored tensors of that layer."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
-    bases = {module: SimpleNamespace(out_features=shape[0], in_features=shape[-1]) for module, shape in shapes.items()}
+    tokens = tokens_by_table(stored.config.trainable_token_indices)
+    bases = {
+        module: SimpleNamespace(out_features=shape[0], in_features=shape[-1])
+        for module, shape in shapes.items()
+        if module not in tokens
+    }
     wrap = stored.config.wrapper(bases, seed=0)
 
-    def wrap_stored(module: str, linear: nn.Layer) -> WeightAdapter:
-        layer, own = wrap(module, linear), modules[module]
+    def wrap_stored(module: str, linear: Any) -> WeightAdapter:
+        layer = TrainableTokens(linear, tokens[module]) if module in tokens else wrap(module, linear)
+        own = modules[module]
         require_mergeable(stored.config, module, layer)
         assert isinstance(layer, WeightAdapter)
         state = layer.own_state()
@@ -160,7 +173,7 @@ def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
     """Return a layer of the kind of the base's layer `module`, which has a weight of this shape."""
     if len(shape) == 1:
         return RMSNorm(shape[0], epsilon=0.0)
-    if module.rpartition(".")[2] == "embed_tokens":
+    if module == EMBEDDING:
         return Embedding(*shape)
     return Linear(shape[1], shape[0], bias=has_bias)
 

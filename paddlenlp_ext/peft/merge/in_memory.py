@@ -24,6 +24,12 @@ def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     require_mergeable_method(config)
     for name, layer in adapter_layers(model):
         require_mergeable(config, name, layer)
+        if model.config.tie_word_embeddings and isinstance(layer, WeightAdapter) and not layer.adapts_tied_head:
+            raise ValueError(
+                f"{name}: the base ties lm_head to embed_tokens, and the adapter changes the embedding alone "
+                "(ensure_weight_tying is false), so that merging would change lm_head too; load the adapter with the "
+                "base model instead"
+            )
     merge_replaced(model)
     layers = list(adapter_layers_of(model, WeightAdapter))
     dequantize_linears(model)

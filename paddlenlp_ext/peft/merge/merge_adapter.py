@@ -15,7 +15,7 @@ model, or on request into the original weights; the difference from the trained 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,7 @@ from paddlenlp_ext.checkpoint.fused import FusedLayers, split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.merge.files import (
     round_to_stored,
@@ -119,18 +120,22 @@ def merge_adapter(
     base_config = read_model_config(base_path)
     quantization = stored.base_quantization(base_config)
     merged_into = _describe_target(merge_base, base_path, stored, quantization)
-    input_ids = _prompts(base_config["vocab_size"])
-    trained = target = _load_adapted(load_model, base_path, stored, quantization, input_ids)
+    overrides = stored.base_overrides(base_config)
+    input_ids = _prompts({**base_config, **overrides}["vocab_size"])
+    trained = target = _load_adapted(load_model, base_path, stored, quantization, overrides, input_ids)
     effect = _largest(trained.adapted_logits - trained.base_logits)
     if effect == 0.0:
         raise ValueError(f"{stored.folder}: this adapter has no effect; was it trained? Nothing is written")
     if quantization is not None and merge_base == "original":
-        target = _load_adapted(load_model, base_path, stored, None, input_ids)
+        target = _load_adapted(load_model, base_path, stored, None, overrides, input_ids)
     merged = target.pop_model().merge_and_unload()
     _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
     with atomic_folder(output) as draft:
-        write_merged_weights(draft, target.source, target.stored, target.modules, dtype, target.fused_layers)
-        write_companions(draft, base_path, stored.folder, dtype, stored.config_overrides)
+        # Some files of tied models repeat the embedding.
+        copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
+        layers = target.fused_layers
+        write_merged_weights(draft, target.source, target.stored, target.modules, dtype, layers, left_out=copies)
+        write_companions(draft, base_path, stored.folder, dtype, overrides)
         round_to_stored(merged, split_fused(open_weights(draft), target.fused_layers))
         expected = _logits(merged, input_ids)
         del merged  # one model at a time
@@ -176,15 +181,17 @@ def _load_adapted(
     base: Path,
     stored: AdapterFiles,
     quantization: QuantizationConfig | None,
+    overrides: Mapping[str, Any],
     input_ids: paddle.Tensor,
 ) -> _AdaptedBase:
     before = stored.before_quantizing
-    options: dict[str, Any] = {"config_overrides": stored.config_overrides} if stored.config_overrides else {}
+    options: dict[str, Any] = {"config_overrides": overrides} if overrides else {}
     if quantization is not None:
         options |= {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
     layers, fused_layers = [*quantizable_linears(model), *quantized_linears(model)], model.config.fused_layers
-    source = QuantizedWeights(split_fused(open_weights(base), fused_layers), quantization, layers, before)
+    weights = with_vocab_size(split_fused(open_weights(base), fused_layers), overrides.get("vocab_size"))
+    source = QuantizedWeights(weights, quantization, layers, before)
     stored = stored.for_layers(fused_layers)
     modules = tensors_by_module(stored, source)
     base_logits = _logits(model, input_ids)

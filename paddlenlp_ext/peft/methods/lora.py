@@ -22,6 +22,7 @@
 | --- | --- | --- | --- |
 | rsLoRA | `rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
 | LoRA+ | `plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
+| embedding, lm_head | `target_modules` | layers of their own (methods/_lora_layers.py) | Hugging Face PEFT |
 | Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start, as in Hugging Face PEFT | arXiv:2106.09685 |
 
 Shapes: r rank, in/out features of the adapted linear.
@@ -32,28 +33,29 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
-import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import (
+    adaptable_names,
     by_pattern,
+    linear_names,
+    select_targets,
     shortest_targets,
     targets_from_peft,
 )
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, generator_for, kaiming_uniform
-from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, generator_for
 from paddlenlp_ext.peft.methods._linear_targets import LayerRanksConfig
+from paddlenlp_ext.peft.methods._lora_layers import LoRAEmbedding, LoRAHead, LoRALinear, LoRALinearT
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
 
 # Fields in the files of LoRA and its variants that do not affect the numbers: settings of features that are switched
 # off, and records of the training run.
@@ -116,10 +118,17 @@ class LoRAConfig(LayerRanksConfig):
     exclude_modules: tuple[str, ...] | None = option(
         None, help="targets to leave out, as name suffixes or regular expressions"
     )
+    trainable_token_indices: object | None = option(  # type: ignore[override]
+        None,
+        help="ids of tokens whose rows of the embedding (and of an lm_head tied to it) are trained with the adapter: "
+        'a list such as [3, 7], or {"embed_tokens": [3], "lm_head": [3]}',
+        key="trainable_token_indices",
+    )
     ensure_weight_tying: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.trainable_token_indices = token_indices(self.trainable_token_indices)
         if self.init_a is False or (self.init_a == "gaussian" and not self.draws_a):
             reason = "B starts at zero" if self.draws_a else f"{type(self).__name__} computes the initial values"
             raise ValueError(f"init_lora_weights={self.init_a!r} is not available: {reason}; leave it out")
@@ -128,8 +137,36 @@ class LoRAConfig(LayerRanksConfig):
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
 
-    def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        layer = LoRALinear(base, *self.rank_and_scaling(name), self.dropout, seed, name)
+    @property
+    def starts_from_weights(self) -> bool:  # type: ignore[override]
+        """Return whether the adapter starts with values of the base: the rows of trained tokens."""
+        return self.trainable_token_indices is not None
+
+    @property
+    def adapts_tables(self) -> bool:  # type: ignore[override]
+        """Return whether embedding and lm_head can be targets: of plain LoRA only."""
+        return type(self) is LoRAConfig
+
+    def targets(self, model: TrainableModel) -> list[str]:
+        if not (self.adapts_tables and self.target_modules):
+            return select_targets(linear_names(model), self.target_modules, self.targets_key)
+        requested = self.target_modules
+        if model.config.tie_word_embeddings and HEAD in requested:
+            if not self.ensure_weight_tying:
+                raise ValueError(
+                    f"{self.targets_key}: the base ties lm_head to embed_tokens, and the adapter would change lm_head "
+                    "alone; name embed_tokens, or train the adapter with ensure_weight_tying=True"
+                )
+            requested = tuple(EMBEDDING if entry == HEAD else entry for entry in requested)
+        return select_targets(adaptable_names(model), requested, self.targets_key)
+
+    def wrap(self, name: str, base: nn.Layer, seed: int) -> WeightAdapter:
+        arguments = (*self.rank_and_scaling(name), self.dropout, seed, name)
+        if isinstance(base, Embedding):
+            if self.lora_bias:
+                raise ValueError("lora_bias is not available for an embedding; leave embed_tokens out of the targets")
+            return LoRAEmbedding(base, *arguments, self.ensure_weight_tying)
+        layer = (LoRAHead if name == HEAD else LoRALinear)(base, *arguments)
         if self.lora_bias:
             layer.lora_B.bias = layer.new_parameter(np.zeros(layer.out_features, np.float32))
         return self.with_initial_a(layer, name, seed)
@@ -169,7 +206,10 @@ class LoRAConfig(LayerRanksConfig):
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
             "use_rslora": self.rslora,
-            "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
+            "target_modules": shortest_targets(
+                [name for name, layer in adapter_layers(model) if not isinstance(layer, TrainableTokens)], model
+            ),
+            "trainable_token_indices": self.trainable_token_indices,
             "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern,
             "bias": "none",
@@ -182,7 +222,7 @@ class LoRAConfig(LayerRanksConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
-        read |= {"lora_bias", "layers_to_transform", "layers_pattern", *IGNORED_PEFT_FIELDS}
+        read |= {"lora_bias", "layers_to_transform", "layers_pattern", "trainable_token_indices", *IGNORED_PEFT_FIELDS}
         init = fields.get("init_lora_weights")
         if init in _UNREADABLE_INITS:
             raise ValueError(f"init_lora_weights={init!r} {_UNREADABLE_INITS[init]}")
@@ -198,6 +238,7 @@ class LoRAConfig(LayerRanksConfig):
             target_modules=targets_from_peft(fields) if fields.get("target_modules") else TARGETS_OF_TENSORS,
             rank_pattern=field_or(fields, "rank_pattern", {}),
             alpha_pattern=field_or(fields, "alpha_pattern", {}),
+            trainable_token_indices=fields.get("trainable_token_indices"),
         )
 
     def for_tensors(self, names: Collection[str]) -> LoRAConfig:
@@ -233,90 +274,3 @@ def resolve_targets(targets: tuple[str, ...] | None, names: Collection[str]) -> 
 
 
 LoraConfig = LoRAConfig  # the spelling of Hugging Face PEFT
-
-
-LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")
-
-
-class LoRALinear(LinearAdapter):
-    """Linear layer with a low-rank update.
-
-    Args:
-        base: linear layer to adapt, plain or quantized.
-        rank: r, the rank of the update.
-        scaling: s, the factor of the update.
-        dropout: dropout probability on the adapter input during training.
-        seed, name: determine the initial values of A.
-    """
-
-    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
-        super().__init__(base)
-        self.scaling = scaling
-        self.dropout = dropout
-        a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
-        self.lora_A = Factor(a, self.dtype)
-        self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
-
-    @property
-    def rank(self) -> int:
-        """Rank r of the update."""
-        return self.lora_A.weight.shape[0]
-
-    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""
-        base, bias = self.fusable_base(), self.lora_bias()
-        if base is None:
-            y = self.base(x) + self.lora_update(x)
-        else:
-            y = lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
-        return y if bias is None else y + bias.astype(y.dtype)
-
-    def lora_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B [out], or None; for a row-parallel layer the first rank adds it."""
-        bias = getattr(self.lora_B, "bias", None)
-        if bias is None:
-            return None
-        is_first = self.shard_group is None or self.style != "rowwise" or self.shard_group.index == 0
-        return bias * (self.scaling if is_first else 0.0)
-
-    def delta_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B, float32 [out].
-
-        Raises:
-            ValueError: B has a bias and the base has none.
-        """
-        bias = self.lora_bias()
-        if bias is not None and self.base.bias is None:
-            raise ValueError(
-                "lora_bias: the base has no bias that the adapter's bias could be merged into; load the adapter with "
-                "the base model instead"
-            )
-        return None if bias is None else bias.astype("float32")
-
-    def fusable_base(self) -> FrozenLinear | None:
-        """Return the base's operands for an op that fuses base and update, or None if they cannot be fused."""
-        return None if self.dropout and self.training else self.base.as_frozen_linear()
-
-    def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return s dropout(x) A^T B^T, computed through the rank: r (in + out) multiplications per token, not in * out.
-
-        Args:
-            x: [..., in].
-        """
-        inner = self.apply_dropout(x)
-        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
-        return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
-
-    def lora_b_weight(self) -> paddle.Tensor:
-        """Return the matrix [out, r] that is applied after A: B."""
-        return self.lora_B.weight
-
-    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Return A [r, in] and s B [out, r]."""
-        return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
-
-    def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: B along the outputs, A along the inputs."""
-        a_axis, b_axis = factor_axes(style)
-        axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
-        return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes

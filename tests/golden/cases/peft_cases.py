@@ -6,6 +6,8 @@ from typing import Any
 
 LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 
+# PEFT trains the factors of a tied pair (`ties_factors`) as two parameters over one storage: their gradients are added
+# up here, and there are no steps. `merges` is False for adapters that cannot be merged.
 # `plus_ratio` is 1 and `weight_decay` is WEIGHT_DECAY where absent. PEFT decays other parameters than LoRA's by
 # other rules than this project does, so cases that train them have no decay.
 CASES: dict[str, dict[str, Any]] = {
@@ -82,6 +84,56 @@ CASES: dict[str, dict[str, Any]] = {
             "modules_to_save": ["lm_head"],
             "ensure_weight_tying": True,
             "target_modules": ["q_proj"],
+        },
+    },
+    "llama_embedding_and_head": {
+        "base": "llama_odd_sizes",
+        "lora": {
+            "r": 3,
+            "lora_alpha": 5,
+            "target_modules": ["v_proj", "embed_tokens", "lm_head"],
+            "rank_pattern": {"lm_head": 2},
+        },
+    },
+    "llama_head_with_bias": {
+        "weight_decay": 0.0,
+        "base": "llama_odd_sizes",
+        "lora": {"r": 2, "lora_alpha": 3, "lora_bias": True, "target_modules": ["lm_head"]},
+        "merges": False,  # the base has no bias
+    },
+    "qwen2_tied_embedding": {
+        "base": "qwen2",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "ensure_weight_tying": True,
+            "target_modules": ["q_proj", "embed_tokens"],
+        },
+        "ties_factors": True,
+    },
+    "qwen2_embedding_without_head": {
+        "base": "qwen2",
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "embed_tokens"]},
+        "merges": False,  # PEFT changes the tied lm_head too
+    },
+    "llama_token_indices": {
+        "weight_decay": 0.0,
+        "base": "llama_odd_sizes",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "target_modules": ["q_proj"],
+            "trainable_token_indices": {"embed_tokens": [7, 3, 90], "lm_head": [5]},
+        },
+    },
+    "qwen2_token_indices": {
+        "weight_decay": 0.0,
+        "base": "qwen2",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "target_modules": ["q_proj"],
+            "trainable_token_indices": [0, 95, 12],
         },
     },
     "llama_saved_embeddings": {

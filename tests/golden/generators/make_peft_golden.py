@@ -1,13 +1,14 @@
 """Write adapters/<case>/: an adapter saved by Hugging Face PEFT, and its logits, gradients, merged and trained weights.
 
 Run where `torch`, `transformers` and `peft` are installed (constraints of this repository do not matter to it):
-    python -m tests.golden.generators.make_peft_golden
+    python -m tests.golden.generators.make_peft_golden [CASE ...]
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import peft
 import torch
 from peft.optimizers import create_loraplus_optimizer
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.golden import DATA
@@ -27,7 +29,8 @@ FOLDER = DATA / "adapters"
 
 
 def main() -> None:
-    for case, settings in CASES.items():
+    for case in sys.argv[1:] or CASES:
+        settings = CASES[case]
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
         model = build(settings["base"])
@@ -40,13 +43,16 @@ def main() -> None:
             parameter.data = torch.from_numpy(
                 0.1 * generator.standard_normal(tuple(parameter.shape)).astype(np.float32)
             )
+        if settings.get("ties_factors"):
+            tie_factors(model)
         model.save_pretrained(folder, save_embedding_layers=settings.get("save_embedding_layers", "auto"))
         (folder / "README.md").unlink()
         golden = measure(model, settings)
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB")
-    write_legacy()
+    if not sys.argv[1:]:
+        write_legacy()
 
 
 def write_legacy() -> None:
@@ -74,11 +80,28 @@ def build(base: str) -> torch.nn.Module:
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the adapter's parameters by their names in files, without the file's prefix."""
+    inner = r"\.(default|modules_to_save|base_layer|token_adapter)\b"
     return {
-        re.sub(r"\.(default|modules_to_save|base_layer)\b", "", name.removeprefix("base_model.model.")): parameter
+        re.sub(inner, "", name.removeprefix("base_model.model.")): parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
+
+
+def tie_factors(model: torch.nn.Module) -> None:
+    """Make the factors of lm_head views of those of the embedding again, after their values were replaced."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    head.lora_A["default"].weight.data = embedding.lora_embedding_B["default"].data.t()
+    head.lora_B["default"].weight.data = embedding.lora_embedding_A["default"].data.t()
+
+
+def gradients(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
+    """Return the gradients by name, those of tied factors added up."""
+    found = {name: p.grad.numpy().copy() for name, p in trained(model).items()}
+    if settings.get("ties_factors"):
+        found["model.embed_tokens.lora_embedding_A"] += found.pop("lm_head.lora_B.weight").T
+        found["model.embed_tokens.lora_embedding_B"] += found.pop("lm_head.lora_A.weight").T
+    return found
 
 
 def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
@@ -89,6 +112,7 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
         lr=LEARNING_RATE,
         loraplus_lr_ratio=settings.get("plus_ratio", 1.0),
         loraplus_weight_decay=settings.get("weight_decay", WEIGHT_DECAY),
+        loraplus_lr_embedding=LEARNING_RATE,
         eps=EPSILON,
     )
     golden: dict[str, np.ndarray] = {}
@@ -98,14 +122,20 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
         loss.backward()
         if step == 0:
             golden |= {"logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
-            golden |= {f"gradient:{name}": p.grad.numpy().copy() for name, p in trained(model).items()}
+            golden |= {f"gradient:{name}": value for name, value in gradients(model, settings).items()}
             for name, layer in model.named_modules():
-                if hasattr(layer, "get_delta_weight") and ".layers.1." in name:
+                if isinstance(layer, TrainableTokensLayer) and layer.tied_adapter is None:
+                    table = name.removeprefix("base_model.model.").removesuffix(".token_adapter")
+                    golden[f"merged:{table}.weight"] = layer.get_merged_weights(["default"]).detach().numpy()
+                is_tied_head = name.endswith("lm_head") and settings.get("ties_factors")
+                if hasattr(layer, "get_delta_weight") and ".layers.0." not in name and not is_tied_head:
                     merged = layer.base_layer.weight + layer.get_delta_weight("default")
                     golden[f"merged:{name.removeprefix('base_model.model.')}.weight"] = merged.detach().numpy()
-                    if layer.lora_bias["default"]:
+                    if layer.lora_bias["default"] and layer.base_layer.bias is not None:
                         merged = layer.base_layer.bias + layer.lora_B["default"].bias * layer.scaling["default"]
                         golden[f"merged:{name.removeprefix('base_model.model.')}.bias"] = merged.detach().numpy()
+        if settings.get("ties_factors"):
+            return golden
         optimizer.step()
         optimizer.zero_grad()
     golden |= {f"trained:{name}": p.detach().numpy().copy() for name, p in trained(model).items()}

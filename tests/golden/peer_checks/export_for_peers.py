@@ -91,6 +91,8 @@ ADAPTERS = {
     "shira": SHiRAConfig(rank=2, target_modules=["q_proj", "down_proj"]),
     "olora": OLoRAConfig(rank=4),
     "modules_to_save": LoRAConfig(rank=4, modules_to_save=["lm_head", "norm"]),
+    "tables": LoRAConfig(rank=4, target_modules=["q_proj", "embed_tokens", "lm_head"]),
+    "token_rows": LoRAConfig(rank=4, trainable_token_indices=(3, 50, 90)),
     "biases": LoRAConfig(rank=4, trainable_bias="adapted", exclude_modules=["k_proj"]),
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }

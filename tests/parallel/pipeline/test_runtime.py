@@ -39,6 +39,8 @@ MORE_ADAPTERS = [
     Case("hira", PIPELINE, DEEP, "hira", {"rank": 4, "dropout": 0.2}),
     Case("shira", PIPELINE, DEEP, "shira", {"rank": 4}),
     Case("boft", PIPELINE, DEEP, "boft", {"butterfly_factors": 2, "dropout": 0.3}),
+    Case("lora-tables", PIPELINE, DEEP, "lora", {"rank": 4, "target_modules": ("v_proj", "embed_tokens")}),
+    Case("lora-tokens", PIPELINE, UNTIED, "lora", {"rank": 4, "trainable_token_indices": {"lm_head": [5, 40]}}),
     Case("ia3", PIPELINE, DEEP, "ia3"),
     Case("hra", PIPELINE, DEEP, "hra", {"rank": 4}),
     Case("ln", PIPELINE, DEEP, "ln_tuning"),

@@ -22,7 +22,6 @@ from safetensors import safe_open
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from tests.common.golden import set_golden_weights
@@ -58,7 +57,7 @@ def ids_of(base: str) -> paddle.Tensor:
 def mean_loss(model: PeftModel, input_ids: np.ndarray, labels: np.ndarray, **inputs: Any) -> paddle.Tensor:
     """Return the mean loss over the labels [B, S] that are not -100, with its graph."""
     hidden_TD = model.hidden_states(paddle.to_tensor(input_ids), **inputs).flatten(0, 1)
-    loss_sum, _ = linear_cross_entropy(hidden_TD, model.head_weight(), paddle.to_tensor(labels.flatten()))
+    loss_sum, _ = model.cross_entropy(hidden_TD, paddle.to_tensor(labels.flatten()))
     return loss_sum / int((labels != -100).sum())
 
 

@@ -1,0 +1,74 @@
+"""Weights of a model whose vocabulary is resized while they are read.
+
+    stored rows     E[0] ... E[V-1]
+    larger          E[0] ... E[V-1] m ... m        m: mean of the stored rows, rounded to their format
+    smaller         E[0] ... E[V'-1]
+
+transformers draws new rows from a normal distribution around the same mean (`mean_resizing`). With the mean itself they
+are equal in every process and every time that the base is loaded, so that an adapter needs no copy of the table.
+
+Shapes: V stored rows, D hidden.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+TABLES = frozenset({"model.embed_tokens.weight", "lm_head.weight"})
+_CHUNK = 4096
+
+
+def with_vocab_size(source: WeightSource, vocab_size: int | None) -> WeightSource:
+    """Return the tensors of `source` with `vocab_size` rows in embedding and lm_head; None keeps the stored rows."""
+    stored = {source.shape(name)[0] for name in source.names() if name in TABLES}
+    return source if vocab_size is None or stored <= {vocab_size} else ResizedVocabulary(source, vocab_size)
+
+
+class ResizedVocabulary(WeightSource):
+    """Tensors of another source, with another number of rows in embedding and lm_head.
+
+    Args:
+        source: the stored tensors.
+        vocab_size: number of rows.
+    """
+
+    def __init__(self, source: WeightSource, vocab_size: int) -> None:
+        self.path, self._source, self._vocab_size = source.path, source, vocab_size
+        self._mean_of = cache(self._mean)
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._source.shape(name)
+        return (self._vocab_size, *shape[1:]) if name in TABLES else shape
+
+    def dtype(self, name: str) -> str:
+        return self._source.dtype(name)
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        if name not in TABLES:
+            return self._source.read(name, dtype, shard)
+        dtype, size = dtype or self.dtype(name), self._source.shape(name)[0]
+        start, stop = (0, self._vocab_size) if shard is None else (shard.start, shard.stop)
+        assert shard is None or shard.axis == 0, "tables are sharded by rows"
+        stored = self._source.read(name, dtype, Shard(0, min(start, size), min(stop, size), size))
+        num_new = max(0, stop - max(start, size))
+        return np.concatenate([stored, np.broadcast_to(self._mean_of(name, dtype), (num_new, stored.shape[1]))])
+
+    def _mean(self, name: str, dtype: str) -> np.ndarray:
+        """Return the mean of the stored rows, [1, D], added up in double precision."""
+        size, width = self._source.shape(name)
+        total_D = np.zeros(width)
+        for start in range(0, size, _CHUNK):
+            rows = self._source.read(name, "float32", Shard(0, start, min(start + _CHUNK, size), size))
+            total_D += rows.sum(axis=0, dtype=np.float64)
+        mean = (total_D / size).astype(np.float32)[None]
+        stored = self.dtype(name)
+        return cast(cast(mean, "float32", stored), stored, dtype)

@@ -1,0 +1,195 @@
+"""Layers of LoRA: linear layers, lm_head and embedding.
+
+    linear       y = x W^T + s (dropout(x) A^T) B^T                   A [r, in], B [out, r]
+    lm_head      the same with y = logits [.., V]; the fused loss takes the update as factors, not as s B A
+    embedding    e(t) = E[t] + s (A^T)[t] B^T                         A [r, V], B [D, r]
+                 logits of a tied lm_head: h E^T + s (dropout(h) B) A
+
+The factors of an embedding are those of its transposed table, as in Hugging Face PEFT: A, which has a column for each
+token, is zero at the start, and B is normally distributed.
+
+Shapes: r rank, in/out features of the adapted linear, V vocabulary, D hidden.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn import functional as F
+
+from paddlenlp_ext.nn.causal_lm import AdaptedHead
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear
+from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, WeightAdapter, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.sharding_spec import Style
+
+LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")
+
+
+class LoRALinear(LinearAdapter):
+    """Linear layer with a low-rank update.
+
+    Args:
+        base: linear layer to adapt, plain or quantized.
+        rank: r, the rank of the update.
+        scaling: s, the factor of the update.
+        dropout: dropout probability on the adapter input during training.
+        seed, name: determine the initial values of A.
+    """
+
+    def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        self.dropout = dropout
+        a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
+        self.lora_A = Factor(a, self.dtype)
+        self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
+
+    @property
+    def rank(self) -> int:
+        """Rank r of the update."""
+        return self.lora_A.weight.shape[0]
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""
+        base, bias = self.fusable_base(), self.lora_bias()
+        if base is None:
+            y = self.base(x) + self.lora_update(x)
+        else:
+            y = lora_linear(x, base, self.lora_A.weight, self.lora_b_weight(), self.scaling)
+        return y if bias is None else y + bias.astype(y.dtype)
+
+    def lora_bias(self) -> paddle.Tensor | None:
+        """Return s times the bias of B [out], or None; for a row-parallel layer the first rank adds it."""
+        bias = getattr(self.lora_B, "bias", None)
+        if bias is None:
+            return None
+        is_first = self.shard_group is None or self.style != "rowwise" or self.shard_group.index == 0
+        return bias * (self.scaling if is_first else 0.0)
+
+    def delta_bias(self) -> paddle.Tensor | None:
+        """Return s times the bias of B, float32 [out].
+
+        Raises:
+            ValueError: B has a bias and the base has none.
+        """
+        bias = self.lora_bias()
+        if bias is not None and self.base.bias is None:
+            raise ValueError(
+                "lora_bias: the base has no bias that the adapter's bias could be merged into; load the adapter with "
+                "the base model instead"
+            )
+        return None if bias is None else bias.astype("float32")
+
+    def fusable_base(self) -> FrozenLinear | None:
+        """Return the base's operands for an op that fuses base and update, or None if they cannot be fused."""
+        return None if self.dropout and self.training else self.base.as_frozen_linear()
+
+    def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return s dropout(x) A^T B^T, computed through the rank: r (in + out) multiplications per token, not in * out.
+
+        Args:
+            x: [..., in].
+        """
+        inner = self.apply_dropout(x)
+        inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
+        return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
+
+    def lora_b_weight(self) -> paddle.Tensor:
+        """Return the matrix [out, r] that is applied after A: B."""
+        return self.lora_B.weight
+
+    def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
+        """Return A [r, in] and s B [out, r]."""
+        return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard along with the base: B along the outputs, A along the inputs."""
+        a_axis, b_axis = factor_axes(style)
+        axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
+        return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes
+
+
+class LoRAHead(LoRALinear, AdaptedHead):
+    """The lm_head with a low-rank update; takes the arguments of `LoRALinear`."""
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Weight [V, D] of the base, without the update."""
+        assert isinstance(self.base, Linear), "an lm_head is never quantized"
+        return self.base.weight
+
+    def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the factors of the update of the logits, s dropout(h) A^T and B, and those of the bias of B."""
+        if not self.enabled:
+            return []
+        inner = paddle.matmul(self.apply_dropout(hidden), self.lora_A.weight, transpose_y=True) * self.scaling
+        updates, bias_V = [(inner, self.lora_b_weight())], self.lora_bias()
+        if bias_V is not None:
+            updates.append((paddle.ones_like(inner[..., :1]), bias_V.unsqueeze(1)))
+        return updates
+
+
+class LoRAEmbedding(WeightAdapter, AdaptedHead):
+    """Embedding with a low-rank update, which an lm_head that is tied to it shares.
+
+    Args:
+        base: token embedding.
+        rank, scaling, seed, name: as for `LoRALinear`.
+        dropout: dropout probability on the input of a tied lm_head during training; lookups have no dropout.
+        adapts_tied_head: whether a tied lm_head has the update too.
+    """
+
+    base: Embedding
+
+    def __init__(
+        self,
+        base: Embedding,
+        rank: int,
+        scaling: float,
+        dropout: float,
+        seed: int,
+        name: str,
+        adapts_tied_head: bool = True,
+    ) -> None:
+        super().__init__(base)
+        (vocab_size, width), dtype = base.weight.shape, activation_dtype(base.weight.dtype)
+        self.scaling, self.dropout, self.adapts_tied_head = scaling, dropout, adapts_tied_head
+        b = generator_for(seed, f"{name}.lora_embedding_B").standard_normal((width, rank))
+        self.lora_embedding_A = new_parameter(self, np.zeros((rank, vocab_size), np.float32), dtype)
+        self.lora_embedding_B = new_parameter(self, b.astype(np.float32), dtype)
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Table [V, D] of the base, without the update."""
+        return self.base.weight
+
+    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """Map ids [...] to embeddings [..., D]."""
+        vectors, inner = self.base(input_ids), self.base.lookup(self.lora_embedding_A.T, input_ids)
+        update = paddle.matmul(inner, self.lora_embedding_B, transpose_y=True) * self.scaling
+        return vectors + update.astype(vectors.dtype)
+
+    def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the factors of the update of a tied lm_head's logits: s dropout(h) B and A^T."""
+        if not (self.enabled and self.adapts_tied_head):
+            return []
+        dropped = F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden
+        return [(paddle.matmul(dropped, self.lora_embedding_B) * self.scaling, self.lora_embedding_A.T)]
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return E + s (B A)^T, float32 [V, D]."""
+        a, b = self.lora_embedding_A.astype("float32"), self.lora_embedding_B.astype("float32")
+        return self.base.weight.astype("float32") + paddle.matmul(a.T, b.T) * self.scaling
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard A along with the rows of the table."""
+        return {"lora_embedding_A": 1 if style == "vocab" else None, "lora_embedding_B": None}

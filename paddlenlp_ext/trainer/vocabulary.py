@@ -1,0 +1,132 @@
+"""Tokens that a run adds to the tokenizer, rows for them in embedding and lm_head, and their training.
+
+| | change |
+| --- | --- |
+| tokenizer | adds `add_tokens` and `add_special_tokens` |
+| embedding, lm_head | rows for all ids; new rows are the mean of the others (checkpoint/resized_vocabulary.py) |
+| full training | all rows train |
+| adapter | the rows of new tokens train (`trainable_token_indices`), unless modules_to_save or targets train them |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
+from paddlenlp_ext.peft.replaced_parameters import covers
+from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, token_ids, tokens_by_table
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.module_patterns import matches
+
+logger = get_logger("paddlenlp_ext.trainer")
+
+
+def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
+    """Add the configured tokens to the tokenizer, in place; return the source with rows for all tokens.
+
+    The number of rows never shrinks: many models have more rows than tokens, and new tokens take the spare ones first.
+
+    Args:
+        source: the base model.
+        tokenizer: a Hugging Face tokenizer.
+        options: `config.model`.
+
+    Raises:
+        ValueError: a token is empty or has a comma.
+    """
+    requested = {"add_tokens": options.add_tokens or (), "add_special_tokens": options.add_special_tokens or ()}
+    before = tokenizer.get_vocab()
+    for key, tokens in requested.items():
+        wrong = next((token for token in tokens if not token or "," in token), None)
+        if wrong is not None:
+            raise ValueError(f"{key}: {wrong!r} is not a token: it is empty or has a comma; write a list of tokens")
+        known = [token for token in tokens if token in before]
+        if known:
+            logger.info("%s: the tokenizer already has %s", key, ", ".join(known))
+        tokenizer.add_tokens(list(tokens), special_tokens=key == "add_special_tokens")
+    vocabulary, num_rows = tokenizer.get_vocab(), source.config["vocab_size"]
+    added = vocabulary.keys() - before.keys()
+    if not (added or options.resize_vocab or options.resize_to_multiple_of):
+        return source
+    unit = options.resize_to_multiple_of or 1
+    vocab_size = -(-max(num_rows, max(vocabulary.values()) + 1) // unit) * unit
+    new_ids = sorted({index for token, index in vocabulary.items() if token in added or index >= num_rows})
+    logger.info("%d new tokens; embedding and lm_head have %d rows (before: %d)", len(new_ids), vocab_size, num_rows)
+    overrides = {**source.config_overrides, **({"vocab_size": vocab_size} if vocab_size != num_rows else {})}
+    return dataclasses.replace(source, config_overrides=overrides, new_token_ids=tuple(new_ids))
+
+
+def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
+    """Return the configuration of a run whose adapter trains the rows of new tokens.
+
+    Raises:
+        ValueError: the adapter's method cannot train them.
+    """
+    peft, new_ids = config.peft, source.new_token_ids
+    if peft is None or not new_ids:
+        return config
+    is_tied = DecoderConfig.from_dict(source.config).tie_word_embeddings
+    tables = [EMBEDDING] if is_tied or source.score_seed is not None else [EMBEDDING, HEAD]
+    structure = peft if peft.path is None else PeftConfig.from_pretrained(peft.path)
+    saved = structure.modules_to_save
+    tables = [table for table in tables if not (covers(saved, table) or (is_tied and covers(saved, HEAD)))]
+    changes = _trained_tokens(structure, tables, new_ids, is_tied)
+    if peft.path is not None and changes:
+        raise ValueError(
+            f"{peft.path}: this adapter does not train the rows of the new tokens {_shown(new_ids)}; start a new "
+            "adapter, or leave add_tokens and add_special_tokens out"
+        )
+    return dataclasses.replace(config, peft=dataclasses.replace(peft, **changes)) if changes else config
+
+
+def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool) -> dict[str, Any]:
+    """Return the changes of an adapter's config with which it trains the rows `new_ids` of all `tables`.
+
+    Raises:
+        ValueError: the adapter's method cannot train them.
+    """
+    if not tables:
+        return {}
+    if isinstance(peft, LoRAConfig):
+        return _trained_with_lora(peft, tables, new_ids, is_tied)
+    if isinstance(peft, TrainableTokensConfig) and len(tables) == len(peft.target_modules or ()):
+        ids = token_ids(peft.indices, "trainable_tokens_indices")
+        missing = [index for index in new_ids if index not in ids]
+        return {"indices": (*ids, *missing)} if missing else {}
+    names = ", ".join(table.rpartition(".")[2] for table in tables)
+    raise ValueError(
+        f"add_tokens, add_special_tokens, resize_vocab: an adapter of type {peft.peft_type} ({type(peft).__name__}) "
+        f"does not train the rows of the new tokens {_shown(new_ids)} in {names}; use LoRA, which trains them "
+        "(trainable_token_indices), or train all weights"
+    )
+
+
+def _trained_with_lora(
+    peft: LoRAConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool
+) -> dict[str, Any]:
+    """Return `trainable_token_indices` of the tables that are not targets.
+
+    The factors of a target have a row for each token. Its resized table is saved too, for other programs.
+    """
+    targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
+    tokens, adapted = tokens_by_table(peft.trainable_token_indices), []
+    for table in tables:
+        if peft.adapts_tables and any(matches(entry, table, peft.targets_key) for entry in targets):
+            adapted.append(table)
+        else:
+            tokens[table] = tuple(dict.fromkeys((*tokens.get(table, ()), *new_ids)))
+    changes = {"trainable_token_indices": tokens or None, "saved_embeddings": tuple(adapted)}
+    now = {"trainable_token_indices": tokens_by_table(peft.trainable_token_indices) or None}
+    return {} if {**now, "saved_embeddings": peft.saved_embeddings} == changes else changes
+
+
+def _shown(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
