@@ -5,19 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
-from paddlenlp_ext.checkpoint.gguf.rope import rope_scaling, rope_theta, shortest_decimal
-from paddlenlp_ext.checkpoint.gguf.weights import require_known_architecture
-
-_CLASS_NAME = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-}
-_WITH_WINDOW = ("llama", "phi3")
-_PARTIALLY_ROTATED = ("phi3", "glm4")
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.rope import rope_scaling, rope_theta
 
 
 def config_from_gguf(file: GgufFile) -> dict[str, Any]:
@@ -27,7 +16,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         ValueError: an architecture, rotary scaling or head layout that the decoder does not support, or metadata that
             are missing or of the wrong type.
     """
-    require_known_architecture(file)
+    architecture = architecture_of(file)
     for key in ("attention.head_count", "attention.head_count_kv"):
         if isinstance(file.metadata.get(file.architecture_key(key)), list):
             raise ValueError(f"{file.path}: head counts differ from layer to layer, which is not supported")
@@ -35,14 +24,15 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     hidden_size = _count(file, "embedding_length")
     head_dim = _head_dim(file, hidden_size // num_heads)
     window = file.get(file.architecture_key("attention.sliding_window"), int, 0)
-    if window and file.architecture not in _WITH_WINDOW:
+    if window and not architecture.has_window:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
-    model_type = "mistral" if window and file.architecture == "llama" else file.architecture
+    is_mistral = bool(window) and file.architecture == "llama"
+    stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
-        "architectures": [_CLASS_NAME[model_type]],
-        "model_type": model_type,
+        "architectures": ["MistralForCausalLM" if is_mistral else architecture.class_name],
+        "model_type": "mistral" if is_mistral else architecture.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _count(file, "feed_forward_length"),
@@ -51,16 +41,14 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": _count(file, "attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": shortest_decimal(
-            file.require(file.architecture_key("attention.layer_norm_rms_epsilon"), float)
-        ),
+        epsilon: shortest_decimal(file.require(file.architecture_key(stored_epsilon), float)),
         "max_position_embeddings": _count(file, "context_length"),
         "rope_theta": rope_theta(file),
         "rope_scaling": rope_scaling(file, head_dim),
         **_rotated_share(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": "float32",
-        **_biases(file),
+        **architecture.settings(file),
         **_token_ids(file),
     }
     if window:
@@ -81,7 +69,7 @@ def _head_dim(file: GgufFile, default: int) -> int:
     head_dim = _count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
         value = _count(file, key, head_dim)
-        if value != head_dim and (file.architecture not in _PARTIALLY_ROTATED or key != "rope.dimension_count"):
+        if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
             raise ValueError(
                 f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
                 "value heads of another size, and partial rotary embeddings of this architecture, are not supported"
@@ -91,23 +79,11 @@ def _head_dim(file: GgufFile, default: int) -> int:
 
 def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
     """Return the config keys for the share of rotated channels and for LongRoPE's trained context."""
-    if file.architecture not in _PARTIALLY_ROTATED:
+    if not architecture_of(file).is_partly_rotated:
         return {}
     share = {"partial_rotary_factor": _count(file, "rope.dimension_count", head_dim) / head_dim}
     trained = file.get(file.architecture_key("rope.scaling.original_context_length"), int)
     return share | ({} if trained is None else {"original_max_position_embeddings": trained})
-
-
-def _biases(file: GgufFile) -> dict[str, bool]:
-    """Return the config keys for the biases of linear layers; Qwen2's biases are implied, and Phi-3 has none."""
-    has = {name: f"blk.0.{name}.bias" in file.tensors for name in ("attn_q", "attn_output", "ffn_gate")}
-    if file.architecture in ("qwen2", "phi3"):
-        return {}
-    if file.architecture == "glm4":
-        return {"attention_bias": has["attn_q"]}
-    if has["attn_q"] != has["attn_output"]:
-        raise ValueError(f"{file.path}: a bias on only some attention projections, which config.json cannot express")
-    return {"attention_bias": has["attn_q"]} | ({"mlp_bias": has["ffn_gate"]} if file.architecture == "llama" else {})
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.architectures import shortest_decimal
 from paddlenlp_ext.checkpoint.gguf.weights import ROPE_FACTORS, read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"
@@ -21,11 +22,6 @@ _READ = ("type", "factor", "original_context_length", "finetuned")
 """Keys of a scaling that are read; `finetuned` tells only how the model was trained."""
 # The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-
-
-def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
-    return float(str(np.float32(value)))
 
 
 def rope_theta(file: GgufFile) -> float:

@@ -1,8 +1,4 @@
-"""Read the tensors of a GGUF file under their Hugging Face names, dequantized.
-
-llama.cpp's converter permutes the query and key rows of the `llama` architecture: it rotates neighbouring channels,
-whereas Hugging Face rotates the two halves of a head. Reading restores the order of the rows.
-"""
+"""Read the tensors of a GGUF file under their Hugging Face names, dequantized, as architectures.py describes them."""
 
 from __future__ import annotations
 
@@ -14,10 +10,10 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
+from paddlenlp_ext.checkpoint.gguf.architectures import Architecture, architecture_of
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "glm4")
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZED = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
@@ -25,28 +21,6 @@ _QUANTIZED = (
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Factors of LongRoPE within and beyond the trained context."""
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_IN_BLOCK_OF = {
-    "phi3": {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "glm4": {
-        "post_attention_norm": "post_self_attn_layernorm",
-        "post_ffw_norm": "post_mlp_layernorm",
-        "ffn_up": "mlp.gate_up_proj",
-    },
-}
-"""Names that an architecture has in addition, or with another meaning."""
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
 
 
@@ -60,8 +34,8 @@ class GgufWeights(WeightSource):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.file = open_gguf(path)
-        require_known_architecture(self.file)
-        self._stored_name = _hugging_face_names(self.file)
+        self._architecture = architecture_of(self.file)
+        self._stored_name = _hugging_face_names(self.file, self._architecture)
 
     def names(self) -> list[str]:
         return list(self._stored_name)
@@ -81,10 +55,12 @@ class GgufWeights(WeightSource):
                     f"{self.path}: {name} has {len(values)} rows for {num_heads} heads; the file is damaged"
                 )
             values = unpermute_rows(values, num_heads)
+        stored = self.dtype(name)
+        if self._architecture.norm_offset and "norm" in name:
+            values, stored = cast(values, stored, "float32") - np.float32(self._architecture.norm_offset), "float32"
         if shard is not None:  # after reading the full tensor: its quantization blocks may cross shard boundaries
             values = values[shard.index]
-        stored = self.dtype(name)
-        return cast(values, stored, dtype or stored)
+        return cast(values, stored, dtype or self.dtype(name))
 
     def _tensor(self, name: str) -> GgufTensor:
         return self.file.tensors[self._stored_name[name]]
@@ -92,25 +68,11 @@ class GgufWeights(WeightSource):
     def _permuted_heads(self, name: str) -> int:
         """Return the number of heads in the rows of a tensor, 0 if the rows are already in Hugging Face's order."""
         is_query = ".q_proj." in name
-        if self.file.architecture != "llama" or not (is_query or ".k_proj." in name):
+        if not self._architecture.permutes or not (is_query or ".k_proj." in name):
             return 0
-        num_heads = self.file.require("llama.attention.head_count", int)
-        return num_heads if is_query else self.file.get("llama.attention.head_count_kv", int, num_heads)
-
-
-def require_known_architecture(file: GgufFile) -> None:
-    """Check that the decoder supports the file's architecture.
-
-    Raises:
-        ValueError: another architecture, or a mixture of experts.
-    """
-    if file.architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)} "
-            "(Mistral's files call themselves llama)"
-        )
-    if file.get(file.architecture_key("expert_count"), int, 0):
-        raise ValueError(f"{file.path}: a mixture of experts is not supported; use a dense model")
+        queries, keys = (self.file.architecture_key(f"attention.head_count{end}") for end in ("", "_kv"))
+        num_heads = self.file.require(queries, int)
+        return num_heads if is_query else self.file.get(keys, int, num_heads)
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
@@ -150,17 +112,16 @@ def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def _hugging_face_names(file: GgufFile) -> dict[str, str]:
+def _hugging_face_names(file: GgufFile, architecture: Architecture) -> dict[str, str]:
     """Map Hugging Face names to stored names."""
     found, unknown = {}, []
-    in_block = _IN_BLOCK | _IN_BLOCK_OF.get(file.architecture, {})
     for stored in file.tensors:
         if stored in _NOT_WEIGHTS:
             continue
         base, _, kind = stored.rpartition(".")
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
-        if block and block[2] in in_block:
-            found[f"model.layers.{block[1]}.{in_block[block[2]]}.{kind}"] = stored
+        if block and block[2] in architecture.in_block:
+            found[f"model.layers.{block[1]}.{architecture.in_block[block[2]]}.{kind}"] = stored
         elif base in _TOP:
             found[f"{_TOP[base]}.{kind}"] = stored
         else:

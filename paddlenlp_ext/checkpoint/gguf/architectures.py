@@ -1,0 +1,230 @@
+"""Architectures of GGUF files: names and layout of their tensors, and the config.json keys that a family needs.
+
+llama.cpp's converter changes some tensors. Reading undoes it:
+
+- It permutes the query and key rows of models with Llama's rotation, from the halves of a head to neighbouring
+  channels. Families whose config already rotates neighbouring channels (ERNIE 4.5, Cohere 2) are stored as they are.
+- It stores the scale of Gemma's norms, 1 + w, instead of w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+
+_PROJECTIONS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_PRE_NORM = {**_PROJECTIONS, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_POST_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_SANDWICH = {
+    **_PROJECTIONS,
+    **_POST_NORMS,
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+}
+
+
+def shortest_decimal(value: float) -> float:
+    """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
+    return float(str(np.float32(value)))
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Layout of the files of one `general.architecture`.
+
+    Attributes:
+        model_type, class_name: names in config.json.
+        in_block: layer names in Hugging Face's models by the names in a block `blk.N.`.
+        permutes: whether the rows of queries and keys are permuted.
+        norm_offset: number that was added to the weights of norms.
+        norm_epsilon: name of the norms' epsilon, in the metadata and in config.json.
+        has_window: whether the family has sliding windows.
+        is_partly_rotated: whether the rotation may leave channels of a head as they are.
+        settings: function from the file to further keys of config.json.
+    """
+
+    model_type: str
+    class_name: str
+    in_block: Mapping[str, str]
+    permutes: bool = False
+    norm_offset: float = 0.0
+    norm_epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
+    has_window: bool = False
+    is_partly_rotated: bool = False
+    settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
+
+
+def _number(file: GgufFile, key: str, default: float | None = None) -> float:
+    """Return a number under the architecture's prefix; without a default, it must exist."""
+    key = file.architecture_key(key)
+    return shortest_decimal(file.require(key, float) if default is None else file.get(key, float, default))
+
+
+def _window(file: GgufFile) -> dict[str, int]:
+    return {"sliding_window": file.require(file.architecture_key("attention.sliding_window"), int)}
+
+
+def _has(file: GgufFile, name: str) -> bool:
+    return f"blk.0.{name}.bias" in file.tensors
+
+
+def _attention_bias(file: GgufFile) -> dict[str, bool]:
+    if _has(file, "attn_q") != _has(file, "attn_output"):
+        raise ValueError(f"{file.path}: a bias on only some attention projections, which config.json cannot express")
+    return {"attention_bias": _has(file, "attn_q")}
+
+
+def _llama(file: GgufFile) -> dict[str, Any]:
+    return {**_attention_bias(file), "mlp_bias": _has(file, "ffn_gate")}
+
+
+def _granite(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_llama(file),
+        "attention_multiplier": _number(file, "attention.scale"),
+        "embedding_multiplier": _number(file, "embedding_scale"),
+        "residual_multiplier": _number(file, "residual_scale"),
+        "logits_scaling": _number(file, "logit_scale"),
+    }
+
+
+def _smollm3(file: GgufFile) -> dict[str, Any]:
+    return {**_llama(file), "no_rope_layer_interval": 4}
+
+
+def _cohere2(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_attention_bias(file),
+        **_window(file),
+        "logit_scale": _number(file, "logit_scale"),
+        "sliding_window_pattern": 4,
+    }
+
+
+def _gemma(file: GgufFile, largest: int) -> dict[str, Any]:
+    """Return the keys of Gemma 2 and 3; the file does not tell the scale of the scores.
+
+    Args:
+        file: the model.
+        largest: number of layers of the family's largest model, which alone scales by the width of a head that
+            hidden_size / num_attention_heads would give.
+    """
+    layers, hidden, heads = (
+        file.require(file.architecture_key(key), int)
+        for key in ("block_count", "embedding_length", "attention.head_count")
+    )
+    head_dim = file.require(file.architecture_key("attention.key_length"), int)
+    return {
+        **_attention_bias(file),
+        **_window(file),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": hidden // heads if layers == largest else head_dim,
+    }
+
+
+def _gemma2(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_gemma(file, 46),
+        "attn_logit_softcapping": _number(file, "attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": _number(file, "final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_gemma(file, 62),
+        "rope_local_base_freq": _number(file, "rope.freq_base_swa", 10000.0),
+        "sliding_window_pattern": 6,
+    }
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", "LlamaForCausalLM", _PRE_NORM, permutes=True, has_window=True, settings=_llama),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _PRE_NORM),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", {**_PRE_NORM, **_QK_NORMS}, settings=_attention_bias),
+    "phi3": Architecture(
+        "phi3",
+        "Phi3ForCausalLM",
+        {**_PRE_NORM, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        has_window=True,
+        is_partly_rotated=True,
+    ),
+    "glm4": Architecture(
+        "glm4",
+        "Glm4ForCausalLM",
+        {
+            **_PRE_NORM,
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        is_partly_rotated=True,
+        settings=lambda file: {"attention_bias": _has(file, "attn_q")},
+    ),
+    "granite": Architecture("granite", "GraniteForCausalLM", _PRE_NORM, permutes=True, settings=_granite),
+    "smollm3": Architecture("smollm3", "SmolLM3ForCausalLM", _PRE_NORM, permutes=True, settings=_smollm3),
+    "ernie4_5": Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", _PRE_NORM, settings=lambda file: {"use_bias": _has(file, "attn_q")}
+    ),
+    "hunyuan-dense": Architecture(
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        {**_PRE_NORM, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        settings=_attention_bias,
+    ),
+    "olmo2": Architecture(
+        "olmo2", "Olmo2ForCausalLM", {**_PROJECTIONS, **_POST_NORMS, **_QK_NORMS}, settings=_attention_bias
+    ),
+    "cohere2": Architecture(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        {**_PROJECTIONS, "attn_norm": "input_layernorm"},
+        norm_epsilon=("attention.layer_norm_epsilon", "layer_norm_eps"),
+        has_window=True,
+        settings=_cohere2,
+    ),
+    "gemma2": Architecture(
+        "gemma2", "Gemma2ForCausalLM", _SANDWICH, norm_offset=1.0, has_window=True, settings=_gemma2
+    ),
+    "gemma3": Architecture(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        {**_SANDWICH, **_QK_NORMS},
+        norm_offset=1.0,
+        has_window=True,
+        settings=_gemma3,
+    ),
+}
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """Return the layout of a file.
+
+    Raises:
+        ValueError: another architecture, or a mixture of experts.
+    """
+    if file.architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)} "
+            "(Mistral's files call themselves llama)"
+        )
+    if file.get(file.architecture_key("expert_count"), int, 0):
+        raise ValueError(f"{file.path}: a mixture of experts is not supported; use a dense model")
+    return ARCHITECTURES[file.architecture]

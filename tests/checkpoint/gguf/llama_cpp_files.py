@@ -1,0 +1,138 @@
+"""Write models as GGUF files as llama.cpp's converter (convert_hf_to_gguf.py) does, for tests and peer checks.
+
+Tensor names come from the gguf package.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder import CausalLM
+from tests.common.arrays import normal
+
+_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.3,
+    "rope_theta": 5000.0,
+}
+_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+    },
+    "smollm3": {},
+    "ernie4_5": {"head_dim": 32},
+    "hunyuan-dense": {"model_type": "hunyuan_v1_dense", "head_dim": 32, "rope_scaling": {"alpha": 50.0}},
+    "olmo2": {"tie_word_embeddings": False},
+    "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.3, "sliding_window": 6},
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
+    "gemma3": {
+        **_GEMMA,
+        "model_type": "gemma3_text",
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    },
+}
+"""Settings of a model by the architecture of its file; 8 layers have every kind of layer of each family."""
+_PERMUTED = ("llama", "granite", "smollm3")
+_SCALES_OF_NORMS = ("gemma2", "gemma3")
+
+
+def make_model(architecture: str) -> CausalLM:
+    """Build a model of random weights, norms around 1 included."""
+    model = AutoModelForCausalLM.from_config({**_SIZES, "model_type": architecture, **MODELS[architecture]}, seed=5)
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if "norm" in name:
+            parameter.set_value((1 + 0.3 * normal(number, *parameter.shape)).astype(np.float32))
+    model.eval()
+    return model
+
+
+def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
+    """Write the file of a model that `make_model` built, in float32."""
+    config = model.config
+    source = config.source
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    add_epsilon = writer.add_layer_norm_eps if "layer_norm_eps" in source else writer.add_layer_norm_rms_eps
+    add_epsilon(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    theta = source["rope_theta"]
+    if "head_dim" in source:
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if architecture == "hunyuan-dense":
+        theta *= source["rope_scaling"]["alpha"] ** (config.head_dim / (config.head_dim - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1.0)
+        writer.add_rope_scaling_orig_ctx_len(256 * 1024)
+    if architecture == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
+    writer.add_rope_freq_base(theta)
+    for key, add in (
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
+        ("sliding_window", writer.add_sliding_window),
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+    ):
+        if key in source:
+            add(source[key])
+    _add_tokenizer(writer, config.vocab_size)
+    _add_tensors(writer, model, architecture)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*(chr(33 + i) for i in range(vocab_size - 3)), "AB", "CD", "EF"])
+    writer.add_token_types([1] * vocab_size)
+    writer.add_token_merges(["A B", "C D", "E F"])
+    writer.add_eos_token_id(3)
+
+
+def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) -> None:
+    config = model.config
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        values = parameter.numpy()
+        if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
+            heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
+            half = len(values) // heads // 2
+            values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if architecture in _SCALES_OF_NORMS and "norm" in name:
+            values = values + 1
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
