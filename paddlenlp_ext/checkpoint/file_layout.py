@@ -1,8 +1,9 @@
 """Names and shapes of a model's tensors in files, where they differ from those in memory.
 
-    in memory                                in files
-    mlp.experts.gate_up_proj [E, 2F, D]      mlp.experts.0.gate_proj.weight [F, D], mlp.experts.0.up_proj.weight [F, D],
-                                             mlp.experts.1.gate_proj.weight, ...
+    in memory                                    in files
+    mlp.experts.gate_up_proj.weight [E, 2F, D]   mlp.experts.0.gate_proj.weight [F, D],
+                                                 mlp.experts.0.up_proj.weight [F, D],
+                                                 mlp.experts.1.gate_proj.weight, ...
 
 Tensors are converted one at a time, while they are read or written.
 """

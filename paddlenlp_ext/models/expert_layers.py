@@ -11,8 +11,8 @@ from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 EXPERT_FILES = {
-    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+    "mlp.experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "mlp.experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
 }
 """Names of the experts' tensors in the files of most families."""
 

@@ -13,11 +13,11 @@ from paddlenlp_ext.nn.routers import RouterOptions
 
 _FILES = StackedExperts(
     {
-        "mlp.experts.gate_up_proj": (
+        "mlp.experts.gate_up_proj.weight": (
             "block_sparse_moe.experts.{}.w1.weight",
             "block_sparse_moe.experts.{}.w3.weight",
         ),
-        "mlp.experts.down_proj": ("block_sparse_moe.experts.{}.w2.weight",),
+        "mlp.experts.down_proj.weight": ("block_sparse_moe.experts.{}.w2.weight",),
     },
     {"mlp.gate.weight": "block_sparse_moe.gate.weight"},
 )

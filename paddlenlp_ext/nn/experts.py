@@ -14,17 +14,16 @@ Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F inner
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.feed_forward import GATES, FeedForward
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.routers import Router, RouterOptions
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, scale_rows, sum_rows
-from paddlenlp_ext.ops.grouped_linear import grouped_linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,25 +57,20 @@ class ExpertShape:
 class Experts(nn.Layer):
     """Gated feed-forward blocks of all experts.
 
-    The weights of all experts are one parameter each, as in transformers, with the gate's rows before those of up:
-    gate_up_proj [E, 2F, D] and down_proj [E, D, F].
+    The weights of all experts are stacked, as in transformers, with the gate's rows before those of up:
+    gate_up_proj.weight [E, 2F, D] and down_proj.weight [E, D, F].
 
     Attributes:
         first: index of the first expert that this process holds.
+        num_local: number of experts that this process holds.
     """
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()
         self.first, self.gate = 0, GATES[shape.activation]
-        zeros: Any = nn.initializer.Constant()
-        experts, inner = shape.num_experts, shape.intermediate_size
-        self.gate_up_proj = self.create_parameter([experts, 2 * inner, hidden_size], default_initializer=zeros)
-        self.down_proj = self.create_parameter([experts, hidden_size, inner], default_initializer=zeros)
-
-    @property
-    def num_local(self) -> int:
-        """Number of experts that this process holds."""
-        return self.gate_up_proj.shape[0]
+        self.num_local = shape.num_experts
+        self.gate_up_proj = GroupedLinear(shape.num_experts, hidden_size, 2 * shape.intermediate_size)
+        self.down_proj = GroupedLinear(shape.num_experts, shape.intermediate_size, hidden_size)
 
     def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
         """Return the weighted sum [T, D] of the outputs of each token's experts that this process holds."""
@@ -85,17 +79,13 @@ class Experts(nn.Layer):
         weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
 
         def gate_and_up(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-            return grouped_linear(gather_rows(x_TD, rows), self.gate_up_proj, rows.starts, parts=2)
+            return self.gate_up_proj(gather_rows(x_TD, rows), rows.starts, parts=2)
 
         def down(inner_NF: paddle.Tensor) -> paddle.Tensor:
-            return sum_rows(grouped_linear(inner_NF, self.down_proj, rows.starts)[0], rows)
+            return sum_rows(self.down_proj(inner_NF, rows.starts)[0], rows)
 
         gate_NF, up_NF = recompute_region("mlp_column_ln", gate_and_up, x_TD)
         return recompute_region("mlp_row_ln", down, scale_rows(self.gate(gate_NF, up_NF), weights_N))
-
-    def extra_repr(self) -> str:
-        experts, rows, hidden = self.gate_up_proj.shape
-        return f"experts={experts}, hidden={hidden}, inner={rows // 2}"
 
 
 class MixtureOfExperts(nn.Layer):

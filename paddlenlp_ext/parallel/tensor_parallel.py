@@ -346,8 +346,9 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
     if not isinstance(experts, Experts):
         raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
-    for parameter in ("gate_up_proj", "down_proj"):
-        experts.first = shard_parameter(experts, parameter, 0, axis).start
+    for linear in (experts.gate_up_proj, experts.down_proj):
+        shard = shard_parameter(linear, "weight", 0, axis)
+        experts.first, experts.num_local = shard.start, shard.stop - shard.start
     balance = model.load_balance
     assert balance is not None, "a model with experts counts their tokens"
     balance.share = 1.0 / axis.size

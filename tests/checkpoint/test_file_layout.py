@@ -12,8 +12,8 @@ from tests.common.arrays import normal
 
 LAYOUT = StackedExperts(
     {
-        "mlp.experts.gate_up_proj": ("moe.{}.w1.weight", "moe.{}.w3.weight"),
-        "mlp.experts.down_proj": ("moe.{}.w2.weight",),
+        "mlp.experts.gate_up_proj.weight": ("moe.{}.w1.weight", "moe.{}.w3.weight"),
+        "mlp.experts.down_proj.weight": ("moe.{}.w2.weight",),
     },
     {"mlp.gate.weight": "moe.gate.weight"},
     unused=r"model\.layers\.2\..*",
@@ -43,10 +43,10 @@ def stored(tmp_path):
 def test_open_stacks_experts_and_renames_the_rest(stored):
     weights = LAYOUT.open(stored)
     assert set(weights.names()) == {
-        *(f"{LAYER}mlp.{name}" for name in ("experts.gate_up_proj", "experts.down_proj", "gate.weight")),
+        *(f"{LAYER}mlp.{name}" for name in ("experts.gate_up_proj.weight", "experts.down_proj.weight", "gate.weight")),
         "model.norm.weight",
     }
-    name = f"{LAYER}mlp.experts.gate_up_proj"
+    name = f"{LAYER}mlp.experts.gate_up_proj.weight"
     assert weights.shape(name) == (3, 8, 3) and weights.dtype(name) == "float32"
     np.testing.assert_array_equal(weights.read(name), GATE_UP)
     np.testing.assert_array_equal(weights.read(name, shard=Shard(0, 1, 3, 3)), GATE_UP[1:])
@@ -60,8 +60,8 @@ def test_to_files_is_the_inverse_and_reads_a_stack_once():
     down = np.stack([STORED[f"{LAYER}moe.{e}.w2.weight"] for e in range(3)])
     written = LAYOUT.to_files(
         {
-            f"{LAYER}mlp.experts.gate_up_proj": stack,
-            f"{LAYER}mlp.experts.down_proj": down,
+            f"{LAYER}mlp.experts.gate_up_proj.weight": stack,
+            f"{LAYER}mlp.experts.down_proj.weight": down,
             f"{LAYER}mlp.gate.weight": STORED[f"{LAYER}moe.gate.weight"],
             "model.norm.weight": STORED["model.norm.weight"],
         }
@@ -76,7 +76,7 @@ def test_to_files_is_the_inverse_and_reads_a_stack_once():
 def test_open_without_a_part_of_an_expert_raises(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {name: v for name, v in STORED.items() if ".1.w3" not in name})
     with pytest.raises(
-        ValueError, match=r"gate_up_proj is stored in 3 x 2 tensors, of which 1 are missing: expert 1, part 1"
+        ValueError, match=r"gate_up_proj.weight is stored in 3 x 2 tensors, of which 1 are missing: expert 1, part 1"
     ):
         LAYOUT.open(SafetensorsFile(tmp_path / "x.safetensors"))
 
@@ -85,7 +85,7 @@ def test_read_of_experts_of_different_sizes_raises(tmp_path):
     changed = {**STORED, f"{LAYER}moe.2.w1.weight": normal(1, 5, 3)}
     write_safetensors(tmp_path / "x.safetensors", changed)
     with pytest.raises(ValueError, match=r"moe.2.w3.weight has the shape \[4, 3\]"):
-        LAYOUT.open(SafetensorsFile(tmp_path / "x.safetensors")).read(f"{LAYER}mlp.experts.gate_up_proj")
+        LAYOUT.open(SafetensorsFile(tmp_path / "x.safetensors")).read(f"{LAYER}mlp.experts.gate_up_proj.weight")
 
 
 def test_plain_layout_changes_nothing(stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,9 +38,14 @@ class ArrayWeights(WeightSource):
         return cast(values.copy(), self.dtype(name), dtype or self.dtype(name))
 
 
+def name_in_transformers(name: str) -> str:
+    """Return the name in transformers of a parameter, where stacked weights of experts are not layers of their own."""
+    return re.sub(r"(\.experts\.\w+)\.weight$", r"\1", name)
+
+
 def set_golden_weights(model: CausalLM, case: str) -> None:
     """Set each parameter to `make_weight`; parts of a fused layer get their rows of its weight."""
     parameters, layers = dict(model.named_parameters()), model.config.fused_layers
     shapes = {name: as_lazy(tensor).shape for name, tensor in join_fused(parameters, layers).items()}
-    arrays = {name: make_weight(case, name, shape) for name, shape in shapes.items()}
+    arrays = {name: make_weight(case, name_in_transformers(name), shape) for name, shape in shapes.items()}
     load_parameters(parameters, split_fused(ArrayWeights(arrays), layers))

@@ -41,7 +41,8 @@ def by_token(layer, x_TD):
         experts = np.argsort(-scores)[:2]
         weights = scores[experts] / scores[experts].sum()
         y = sum(
-            weight * feed_forward(x, values["experts.gate_up_proj"][expert], values["experts.down_proj"][expert])
+            weight
+            * feed_forward(x, values["experts.gate_up_proj.weight"][expert], values["experts.down_proj.weight"][expert])
             for weight, expert in zip(weights, experts, strict=True)
         )
         shared = np.concatenate([values["shared_expert.gate_proj.weight"], values["shared_expert.up_proj.weight"]])
@@ -70,7 +71,7 @@ def test_mixture_of_experts_gradient_matches_differences():
 def test_experts_that_no_token_chooses_have_zero_gradients():
     layer = build()
     layer(paddle.to_tensor(normal(9, 1, 7))).sum().backward()
-    gradients = layer.experts.gate_up_proj.grad.numpy(), layer.experts.down_proj.grad.numpy()
+    gradients = layer.experts.gate_up_proj.weight.grad.numpy(), layer.experts.down_proj.weight.grad.numpy()
     for gradient in gradients:
         assert np.isfinite(gradient).all() and (np.abs(gradient).max(axis=(1, 2)) > 0).sum() == 2
 
@@ -80,12 +81,12 @@ def test_experts_of_several_processes_sum_to_those_of_one():
     layer, x = build(), paddle.to_tensor(normal(9, 13, 7))
     weights, experts = layer.gate(x)
     expected, total = layer.experts(x, weights, experts).numpy(), 0.0
-    parts = [parameter.numpy() for parameter in (layer.experts.gate_up_proj, layer.experts.down_proj)]
+    parts = [linear.weight.numpy() for linear in (layer.experts.gate_up_proj, layer.experts.down_proj)]
     for first, count in ((0, 2), (2, 3)):
         shape = ExpertShape(num_experts=count, intermediate_size=6, router=SHAPE.router)
         part = MixtureOfExperts(7, shape).experts
         part.first = first
-        for parameter, values in zip((part.gate_up_proj, part.down_proj), parts, strict=True):
-            parameter.set_value(values[first : first + count])
+        for linear, values in zip((part.gate_up_proj, part.down_proj), parts, strict=True):
+            linear.weight.set_value(values[first : first + count])
         total = total + part(x, weights, experts).numpy()
     np.testing.assert_allclose(total, expected, rtol=0, atol=1e-5)

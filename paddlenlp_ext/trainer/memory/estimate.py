@@ -222,7 +222,7 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
 
 def _bytes_of_expert_input(experts: Experts, numerics: Numerics) -> float:
     """Return the bytes that experts save per element of their input, whose sorted rows are gathered again."""
-    saves = not numerics.native or not experts.gate_up_proj.stop_gradient
+    saves = not numerics.native or not experts.gate_up_proj.weight.stop_gradient
     return numerics.attention if saves else 0.0
 
 

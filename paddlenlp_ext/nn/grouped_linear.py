@@ -1,0 +1,41 @@
+"""Linear layers of the experts of a layer, one for each of several groups of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.grouped_linear import grouped_linear
+
+
+class GroupedLinear(nn.Layer):
+    """Linear layers `x W[g]^T` of G groups of rows, with the weight [G, O, I]: O outputs and I inputs."""
+
+    def __init__(self, groups: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        zeros: Any = nn.initializer.Constant()
+        self.weight = self.create_parameter([groups, outputs, inputs], default_initializer=zeros)
+
+    @property
+    def compute_dtype(self) -> paddle.dtype:
+        """Dtype of the activations and of adapters on this layer."""
+        dtype = activation_dtype(self.weight.dtype)
+        assert isinstance(dtype, paddle.dtype), "activation_dtype maps a dtype to a dtype"
+        return dtype
+
+    @paddle.no_grad()
+    def weight_value(self) -> paddle.Tensor:
+        """Return the weight as float32 [G, O, I]; it may be the parameter itself, so the caller must not change it."""
+        return self.weight.astype("float32")
+
+    def forward(self, x_NI: paddle.Tensor, starts: np.ndarray, parts: int = 1) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs, each [N, O / parts]; arguments are those of `ops.grouped_linear`."""
+        return grouped_linear(x_NI, self.weight, starts, parts)
+
+    def extra_repr(self) -> str:
+        groups, outputs, inputs = self.weight.shape
+        return f"groups={groups}, inputs={inputs}, outputs={outputs}"
