@@ -1,4 +1,7 @@
-"""Qwen3 with experts: Qwen3 whose layers choose 8 of 128 experts. Yang et al. 2025, arXiv:2505.09388."""
+"""Qwen3 with experts: Qwen3 whose layers choose 8 of 128 experts. Yang et al. 2025, arXiv:2505.09388.
+
+config.json names the number of experts `num_experts`; newer versions of transformers write `num_local_experts`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     bias = bool(config.value("attention_bias"))
     window = config.size("sliding_window") if config.value("use_sliding_window") else None
     shape = ExpertShape(
-        num_experts=config.size("num_experts"),
+        num_experts=config.size("num_local_experts", default=config.value("num_experts")),
         intermediate_size=config.size("moe_intermediate_size"),
         router=RouterOptions(
             kind="softmax",

@@ -54,6 +54,12 @@ FAMILIES = {
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,
     },
+    "glm4_moe_sigmoid": {
+        "model_type": "glm4_moe",
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+    },
     "ernie4_5_moe_shared_experts": {
         "model_type": "ernie4_5_moe",
         "moe_num_experts": 6,

@@ -43,6 +43,8 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({**LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2 .* only 1 is"),
         ({**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types .* for 2 layers"),
         ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
+        ({"model_type": "glm4_moe", "n_group": 3}, "1 of 3 groups of 128 experts"),
+        ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token, but a layer has 8"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
     ],
@@ -125,6 +127,7 @@ def test_from_dict_phi3_reads_former_names_of_longrope():
         ({"model_type": "qwen3_moe", "mlp_only_layers": [2]}, (True, True, False, True)),
         ({"model_type": "qwen2_moe", "decoder_sparse_step": 2, "mlp_only_layers": [1]}, (False, False, False, True)),
         ({"model_type": "ernie4_5_moe"}, (False, True, True, True)),
+        ({"model_type": "glm4_moe", "first_k_dense_replace": 2}, (False, False, True, True)),
         (
             {"model_type": "ernie4_5_moe", "moe_layer_end_index": 2, "moe_layer_interval": 2},
             (False, True, False, False),
@@ -134,6 +137,12 @@ def test_from_dict_phi3_reads_former_names_of_longrope():
 def test_from_dict_layers_with_experts_follow_the_family(config, sparse):
     experts = DecoderConfig.from_dict({**TINY, "num_hidden_layers": 4, **config}).experts
     assert tuple(shape is not None for shape in experts) == sparse
+
+
+def test_from_dict_qwen3_moe_reads_both_names_of_the_number_of_experts():
+    for name in ("num_experts", "num_local_experts"):
+        shapes = DecoderConfig.from_dict({**TINY, "model_type": "qwen3_moe", name: 9}).experts
+        assert {shape.num_experts for shape in shapes} == {9}
 
 
 def test_from_dict_router_loss_needs_output_router_logits():
