@@ -14,6 +14,8 @@ from tests.models.tiny_model import TINY, make_model, make_model_with_sinks
 LENGTHS = [17, 5, 30, 26, 1, 40]
 WINDOWED = {"model_type": "mistral", "sliding_window": 9}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 5}
+PARTIAL = {"model_type": "glm4", "head_dim": 12}
+"""Half of the channels are rotated."""
 
 
 def random_ids(*shape: int, seed: int = 0) -> paddle.Tensor:
@@ -32,7 +34,7 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
 
 
 @pytest.mark.parametrize("make", [make_model, make_model_with_sinks])
-@pytest.mark.parametrize("changes", [{}, WINDOWED, EXPERTS], ids=["full", "window", "experts"])
+@pytest.mark.parametrize("changes", [{}, WINDOWED, EXPERTS, PARTIAL], ids=["full", "window", "experts", "partial"])
 def test_decoder_pack_matches_loss_and_gradients_of_documents(changes, make):
     model = make(**changes)
     ids, labels = random_ids(1, sum(LENGTHS)), random_ids(1, sum(LENGTHS), seed=1)
@@ -52,7 +54,7 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(changes, make):
         assert difference <= 2e-6 * np.linalg.norm(gradient), name
 
 
-@pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["full", "window"])
+@pytest.mark.parametrize("changes", [{}, WINDOWED, PARTIAL], ids=["full", "window", "partial"])
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model(**changes)
     ids = random_ids(1, sum(LENGTHS))
