@@ -61,31 +61,32 @@ def part_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
 class SplitWeights(WeightSource):
     """Weights of a file with fused layers, under the names of their parts.
 
+    The tensors of a quantized weight keep their names; quantization/weight_source.py splits them.
+
     Args:
         source: the stored tensors.
         layers: the family's fused layers.
 
+    Attributes:
+        layers: the family's fused layers.
+
     Raises:
-        ValueError: a fused layer is stored quantized, or has another size than its parts.
+        ValueError: a fused layer has another size than its parts.
     """
 
     def __init__(self, source: WeightSource, layers: FusedLayers) -> None:
-        self.path, self._source = source.path, source
+        self.path, self._source, self.layers = source.path, source, layers
         self._parts: dict[str, tuple[str, slice]] = {}
         self._names: list[str] = []
-        for stored in source.names():
-            found = locate(stored, layers)
-            if found is None or found.part is not None:
+        located = {name: locate(name, layers) for name in source.names()}
+        quantized = {found.fused for found in located.values() if found is not None and found.leaf not in _STACKED}
+        for stored, found in located.items():
+            is_packed = found is not None and found.leaf != "bias" and found.fused in quantized
+            if found is None or found.part is not None or is_packed:
                 self._names.append(stored)
                 continue
             rows = part_rows(found.fused, layers)
             size = list(rows.values())[-1].stop
-            if found.leaf not in _STACKED or source.dtype(stored) in ("uint8", "int8"):
-                raise ValueError(
-                    f"{self.path}: {found.fused} is stored quantized, but the decoder has its parts "
-                    f"({', '.join(rows)}), which cannot be read from it; start from the original model, or dequantize "
-                    "this one (llm/merge_lora_params.py --model_name_or_path MODEL --output_path COPY)"
-                )
             if source.shape(stored)[0] != size:
                 raise ValueError(
                     f"{self.path}: {stored} has {source.shape(stored)[0]} rows, but its parts ({', '.join(rows)}) have "

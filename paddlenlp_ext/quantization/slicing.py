@@ -1,4 +1,4 @@
-"""Slice a quantized weight into shards, one for each tensor-parallel rank, without changing any weight's value.
+"""Slice a quantized weight, without changing any weight's value: tensor-parallel shards, parts of a fused layer.
 
 | shard along | content |
 | --- | --- |
@@ -27,7 +27,7 @@ _SMALLEST_BLOCK = 16
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
-    """Return a shard of a weight [out, in]; all shards, along axis 0 or 1, have the same size.
+    """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have the same size.
 
     Raises:
         ValueError: see `sharded_block_size`.
@@ -51,14 +51,14 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
 
 
 def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard: Shard) -> int:
-    """Return the number of weights that share a scale in the shards of a weight [out, in], which have the same size.
+    """Return the number of weights that share a scale in a shard of a weight [out, in].
 
     Raises:
         ValueError: the blocks would be so small that the scales outweigh the codes, or a shard boundary would be inside
             a byte.
     """
     size = shard.stop - shard.start
-    run = size * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
+    run = math.gcd(size, shard.start) * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
     block = math.gcd(block_size, run)
     splits_byte = algo != "weight_only_int8" and run % 2
     if splits_byte or block < min(block_size, _SMALLEST_BLOCK):

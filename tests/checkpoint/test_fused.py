@@ -71,13 +71,11 @@ def test_save_pretrained_writes_fused_layers_that_from_pretrained_splits(tmp_pat
         assert all(np.array_equal(parameter.numpy(), values[name]) for name, parameter in read.named_parameters())
 
 
-def test_split_weights_of_another_size_or_quantized_raise():
+def test_split_weights_of_another_size_raise():
     with pytest.raises(
         ValueError, match=r"a.qkv_proj.weight has 9 rows, but its parts \(q_proj, k_proj, v_proj\) have 10"
     ):
         parts_of(a__qkv_proj__weight=QKV[:9])
-    with pytest.raises(ValueError, match=r"a.qkv_proj is stored quantized.*start from the original model"):
-        parts_of(a__qkv_proj__weight__absmax=QKV[0])
 
 
 def test_quantized_model_with_fused_layers_loads_from_full_precision_and_is_not_saved(tmp_path):

@@ -173,7 +173,7 @@ def test_load_codes_of_wrong_dtype_raises(folder: Path, tmp_path: Path, part: st
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["nf4_double", "fp4"])
+@pytest.mark.parametrize("name", ["nf4_double", "fp4", "nf4_double_fused"])
 def test_load_bitsandbytes_folder_matches_reference(name: str):
     """Compare with bitsandbytes (tests/golden/generators/make_quantized_model_golden.py)."""
     path = DATA / "quantized_model" / name

@@ -10,31 +10,37 @@ import tempfile
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 from tests.golden import DATA
 
 FOLDER = DATA / "quantized_model"
-CASES = {"nf4_double": ("nf4", True), "fp4": ("fp4", False)}
+CASES = {
+    "nf4_double": ("llama", "nf4", True),
+    "fp4": ("llama", "fp4", False),
+    "nf4_double_fused": ("phi3", "nf4", True),
+}
 
 
 def main() -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=64,  # rows of full blocks: bitsandbytes 0.50.2 dequantizes other rows incorrectly on a CPU
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-    )
-    plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    input_ids = torch.randint(0, 61, (2, 11))
-    with tempfile.TemporaryDirectory() as folder:
-        plain.save_pretrained(folder)
-        for name, (algo, double) in CASES.items():
+    for name, (model_type, algo, double) in CASES.items():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(
+            model_type,
+            vocab_size=61,
+            hidden_size=64,  # rows of full blocks: bitsandbytes 0.50.2 dequantizes other rows incorrectly on a CPU
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            initializer_range=0.2,
+            tie_word_embeddings=False,
+            pad_token_id=None,
+        )
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        input_ids = torch.randint(0, 61, (2, 11))
+        with tempfile.TemporaryDirectory() as folder:
+            plain.save_pretrained(folder)
             how = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type=algo,
