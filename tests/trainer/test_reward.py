@@ -17,10 +17,11 @@ from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.forward_backward import SequentialSchedule, hidden_states
 from paddlenlp_ext.trainer.reward import RewardObjective, answer_scores
 from paddlenlp_ext.trainer.trainer import Trainer
+from tests.common.golden import set_golden_weights
 from tests.common.models import TINY_LLAMA
 from tests.common.training import KillAfter, KilledError, RewardRows, Tokenizer, assert_same_bits, make_config, weights
 from tests.golden import DATA
-from tests.golden.cases.model_cases import CASES, make_weight
+from tests.golden.cases.model_cases import CASES
 from tests.golden.cases.preference_training_cases import MODEL, make_pairs
 from tests.golden.cases.reward_cases import FAMILIES, LOSSES, PAD_TOKEN_ID
 
@@ -35,8 +36,7 @@ def classifier(config: dict) -> SequenceClassifier:
 
 def golden_model(case: str = MODEL) -> SequenceClassifier:
     model = classifier({**CASES[case], "pad_token_id": PAD_TOKEN_ID})
-    for name, parameter in model.named_parameters():
-        parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+    set_golden_weights(model, case)
     return model
 
 
