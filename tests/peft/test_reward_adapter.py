@@ -60,6 +60,14 @@ def test_lora_of_a_reward_model_has_the_keys_of_peft(base, tmp_path):
     assert set(names) == {*layers, "base_model.model.score.weight"}
 
 
+def test_embedding_of_a_reward_model_is_tied_to_no_head(base, tmp_path):
+    """Train the embedding over a model that ties it to lm_head, which a reward model does not have."""
+    moved(base, LoRAConfig(rank=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])).save_pretrained(tmp_path)
+    names = open_weights(tmp_path / "adapter_model.safetensors").names()
+    replaced = {name for name in names if "lora" not in name}
+    assert replaced == {"base_model.model.score.weight", "base_model.model.model.embed_tokens.weight"}
+
+
 def test_modules_of_peft_that_no_model_has_are_left_out(base, tmp_path):
     """Load a file of Hugging Face PEFT, which lists the heads of all classifiers."""
     model = moved(base, LoRAConfig(rank=2))
