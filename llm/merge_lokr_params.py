@@ -12,9 +12,7 @@ from paddlenlp_ext.utils.process import run_command
 def main(argv: Sequence[str]) -> None:
     """Merge the adapter, compare logits before and after, and print a summary."""
     arguments = merge_arguments(argv, __doc__, "--lokr_path", ("--merge_lokr_model_path",))
-    from paddlenlp_ext import AutoModelForCausalLM
-
-    print(run_merge(arguments, AutoModelForCausalLM.from_pretrained))
+    print(run_merge(arguments))
 
 
 if __name__ == "__main__":

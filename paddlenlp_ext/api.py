@@ -9,7 +9,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data import dataset
-from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
+from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification, load_for_task
 from paddlenlp_ext.peft.merge import merge_adapter as merge
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import read_adapter
@@ -82,7 +82,7 @@ def merge_adapter(
     Raises:
         ValueError: see `peft.merge.merge_adapter.merge_adapter`; no partial output is left behind.
     """
-    return merge.merge_adapter(adapter, output, AutoModelForCausalLM.from_pretrained, base, **options)
+    return merge.merge_adapter(adapter, output, load_for_task, base, **options)
 
 
 def load_dataset(

@@ -9,6 +9,8 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 SCORE_WEIGHT = "score.weight"
+TASK_KEYS = ("architectures", "id2label", "label2id")
+"""Keys of config.json in which a classifier differs from its language model."""
 _LM_HEAD = "lm_head.weight"
 
 

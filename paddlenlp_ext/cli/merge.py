@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
 from paddlenlp_ext.utils.logging import get_logger
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.nn.trainable_model import TrainableModel
 
 _COMPAT = (
     CompatKey("low_gpu_mem", (False,), "tensors are always merged one at a time", bool, "no effect"),
@@ -82,16 +79,16 @@ def merge_arguments(
     return MergeArguments(**values)
 
 
-def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableModel]) -> str:
+def run_merge(arguments: MergeArguments) -> str:
     """Merge and compare the logits, or copy the base if there is no adapter; return a line that describes the result.
 
     Args:
         arguments: result of `merge_arguments`.
-        load_model: as in `merge_adapter`.
 
     Raises:
         ValueError: see `choose_device_or_cpu` and `merge_adapter`; no partial output is left behind.
     """
+    from paddlenlp_ext.models.auto import load_for_task
     from paddlenlp_ext.peft.merge.copy_model import copy_model
     from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 
@@ -105,7 +102,7 @@ def run_merge(arguments: MergeArguments, load_model: Callable[..., TrainableMode
     report = merge_adapter(
         arguments.adapter_path,
         arguments.output_path,
-        load_model,
+        load_for_task,
         base=arguments.model_name_or_path,
         dtype=arguments.dtype,
         overwrite=arguments.overwrite,

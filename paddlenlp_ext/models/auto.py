@@ -110,6 +110,14 @@ class AutoModelForSequenceClassification:
         return model
 
 
+def load_for_task(
+    name_or_path: str | os.PathLike[str] | ModelSource, *, task_type: str = "CAUSAL_LM", **options: Any
+) -> CausalLM:
+    """Load a language model, or a reward model for the task SEQ_CLS; options are those of `from_pretrained`."""
+    auto = AutoModelForSequenceClassification if task_type == SequenceClassifier.task_type else AutoModelForCausalLM
+    return auto.from_pretrained(name_or_path, **options)
+
+
 def _source_of(
     name_or_path: str | os.PathLike[str] | ModelSource,
     quantization: QuantizationConfig | None,

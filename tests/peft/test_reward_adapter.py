@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.api import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification
+from paddlenlp_ext.api import AutoPeftModelForCausalLM, AutoPeftModelForSequenceClassification, merge_adapter
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
@@ -16,6 +16,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.models import TINY_LLAMA
 
 IDS = paddle.to_tensor(np.random.default_rng(0).integers(0, 61, (2, 9)))
@@ -27,9 +28,10 @@ def base(tmp_path):
     return str(tmp_path / "base")
 
 
-def moved(base, config):
+def moved(base, config, quantization=None):
     """Return an adapted reward model whose trained parameters have been changed."""
-    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config)
+    reward = AutoModelForSequenceClassification.from_pretrained(base, quantization_config=quantization)
+    model = get_peft_model(reward, config)
     paddle.seed(0)
     for parameter in model.parameters():
         if not parameter.stop_gradient:
@@ -62,7 +64,9 @@ def test_lora_of_a_reward_model_has_the_keys_of_peft(base, tmp_path):
 
 def test_embedding_of_a_reward_model_is_tied_to_no_head(base, tmp_path):
     """Train the embedding over a model that ties it to lm_head, which a reward model does not have."""
-    moved(base, LoRAConfig(rank=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])).save_pretrained(tmp_path)
+    moved(base, LoRAConfig(rank=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"])).save_pretrained(
+        tmp_path
+    )
     names = open_weights(tmp_path / "adapter_model.safetensors").names()
     replaced = {name for name in names if "lora" not in name}
     assert replaced == {"base_model.model.score.weight", "base_model.model.model.embed_tokens.weight"}
@@ -98,3 +102,16 @@ def test_run_from_a_reward_adapter_continues_its_head(base, tmp_path):
     again = get_peft_model(other, LoRAConfig(rank=2, path=str(tmp_path)))
     np.testing.assert_array_equal(again.base_model.score.weight.numpy(), first.base_model.score.weight.numpy())
     assert not again.base_model.score.weight.stop_gradient
+
+
+@pytest.mark.parametrize("quantization", [None, QuantizationConfig(algo="nf4")], ids=["plain", "nf4"])
+def test_merged_adapter_of_a_reward_model_has_its_scores(base, tmp_path, quantization):
+    model = moved(base, LoRAConfig(rank=2), quantization)
+    model.save_pretrained(tmp_path / "adapter")
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(merged(IDS).numpy(), model(IDS).numpy(), rtol=0, atol=1e-5)
+    config = json.loads((tmp_path / "merged" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"] and config["id2label"] == {"0": "LABEL_0"}
+    names = open_weights(tmp_path / "merged").names()
+    assert "score.weight" in names and "lm_head.weight" not in names

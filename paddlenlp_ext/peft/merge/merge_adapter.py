@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
+from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, TASK_KEYS, ClassifierWeights
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.merge.files import (
     round_to_stored,
@@ -98,8 +100,8 @@ def merge_adapter(
         adapter: adapter folder.
         output: folder to create.
         load_model: returns the float32 model of a folder or file, as `AutoModelForCausalLM.from_pretrained` does; it
-            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base, and
-            `config_overrides` for one over a base with a changed config.
+            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base,
+            `config_overrides` for one over a base with a changed config, and `task_type` for that of a reward model.
         base: base model; None for the one that the adapter names.
         dtype: dtype of the merged weights; None for that of each tensor of the base.
         overwrite: replace an existing model at `output`.
@@ -113,6 +115,9 @@ def merge_adapter(
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
+    is_reward_model = SCORE_WEIGHT in stored.tensors
+    if is_reward_model:
+        load_model = partial(load_model, task_type="SEQ_CLS")
     base_name = _base_name(base, stored)
     base_path = resolve_model(base) if base else resolve_base(base_name, stored.folder, "--model_name_or_path BASE")
     output = Path(output).expanduser()
@@ -135,7 +140,8 @@ def merge_adapter(
         copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
         layers = target.fused_layers
         write_merged_weights(draft, target.source, target.stored, target.modules, dtype, layers, left_out=copies)
-        write_companions(draft, base_path, stored.folder, dtype, overrides)
+        task = {key: merged.config.source[key] for key in TASK_KEYS} if is_reward_model else {}
+        write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
         round_to_stored(merged, split_fused(open_weights(draft), target.fused_layers))
         expected = _logits(merged, input_ids)
         del merged  # one model at a time
@@ -191,6 +197,8 @@ def _load_adapted(
     model = load_model(base, **options)
     layers, fused_layers = [*quantizable_linears(model), *quantized_linears(model)], model.config.fused_layers
     weights = with_vocab_size(split_fused(open_weights(base), fused_layers), overrides.get("vocab_size"))
+    if SCORE_WEIGHT in stored.tensors:
+        weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])
     source = QuantizedWeights(weights, quantization, layers, before)
     stored = stored.for_layers(fused_layers)
     modules = tensors_by_module(stored, source)

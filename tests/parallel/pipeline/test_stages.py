@@ -18,6 +18,7 @@ def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamesp
         num_hidden_layers=layers,
         hidden_size=32,
         intermediate_size=48,
+        active_size=48,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -87,6 +88,7 @@ def test_plan_stages_with_few_target_tokens_gives_the_last_stage_more_layers():
         ("base_model.model.layers.3.self_attn.q_proj.lora_A.weight", (0,)),
         ("model.norm.weight", (2,)),
         ("lm_head.weight", (2,)),
+        ("base_model.score.weight", (2,)),
         ("prefix_encoder.weight", (0, 1, 2)),
     ],
 )
