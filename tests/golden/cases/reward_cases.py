@@ -14,7 +14,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 """Name of a case -> options of TRL's RewardTrainer, and margins of the pairs."""
 FAMILIES = (
     *(MODEL, "mistral_window", "qwen2", "qwen3", "smollm3", "olmo2", "olmo3_yarn", "hunyuan_alpha", "gemma3_text"),
-    *("phi3_partial_longrope_short", "glm4_share_of_channels", "deepseek_v3_dense", "minicpm3"),
+    *("phi3_partial_longrope_short", "glm4_share_of_channels", "deepseek_v3_dense", "minicpm3", "gemma2", "mixtral"),
 )
 """Cases of model_cases.py whose families have a sequence classifier in transformers, with the case of the losses."""
 PAD_TOKEN_ID = int(make_pairs()[0][1][-1])
