@@ -21,9 +21,12 @@ ALLOWED = 1e-4  # of a logit, relative to the largest (at least 1)
 def main() -> None:
     worst = 0.0
     for folder in map(Path, sys.argv[1:]):
-        base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+        fields = json.loads((folder / "adapter_config.json").read_text())
         stored = np.load(folder / "logits.npz")
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(fields["base_model_name_or_path"], dtype=torch.float32)
+        num_rows = fields.get("base_config_overrides", {}).get("vocab_size")
+        if num_rows is not None:
+            model.resize_token_embeddings(num_rows)
         input_ids = torch.from_numpy(stored["input_ids"])
         with torch.no_grad():
             plain = model(input_ids).logits.numpy()

@@ -101,6 +101,10 @@ EVERYWHERE = ("all_linear",)
 FUSED = ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")
 """Adapters of models whose files have fused layers; PEFT adapts those."""
 
+NUM_ROWS = 101
+"""Rows of embedding and lm_head of the base with added tokens, whose new rows the adapter trains."""
+NEW_TOKENS = tuple(range(96, NUM_ROWS))
+
 QUANTIZED = {
     "over_nf4": QuantizationConfig(algo="nf4", double_quant=True),
     "over_int8": QuantizationConfig(algo="weight_only_int8"),
@@ -125,15 +129,28 @@ def main() -> None:
         names = EVERYWHERE if not model.config.fused_layers else (*EVERYWHERE, *FUSED)
         chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {name: ADAPTERS[name] for name in names}
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
+        if chosen is ADAPTERS:
+            tables = ("embed_tokens",) if model.config.tie_word_embeddings else ("embed_tokens", "lm_head")
+            added = LoRAConfig(rank=4, trainable_token_indices=dict.fromkeys(tables, NEW_TOKENS))
+            input_ids = make_inputs(case)[0].copy()
+            input_ids[0, : len(NEW_TOKENS)] = NEW_TOKENS
+            export(arguments.out / case, model, input_ids, {"added_tokens": added}, {"vocab_size": NUM_ROWS})
         export_quantized(arguments.out / case, make_inputs(case)[0])
 
 
-def export(folder: Path, model: CausalLM, input_ids: np.ndarray, adapters: dict[str, PeftConfig]) -> None:
+def export(
+    folder: Path,
+    model: CausalLM,
+    input_ids: np.ndarray,
+    adapters: dict[str, PeftConfig],
+    overrides: dict[str, int] | None = None,
+) -> None:
     base = (folder / "base").resolve()
     model.save_pretrained(base)
-    write_logits(base, model, input_ids)
+    if overrides is None:
+        write_logits(base, model, input_ids)
     for name, config in adapters.items():
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base, config_overrides=overrides), config)
         adapted.eval()
         paddle.seed(0)
         for key, tensor in adapted.adapter_state().items():
