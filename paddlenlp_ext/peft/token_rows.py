@@ -5,8 +5,10 @@
 They are an adapter of their own (methods/trainable_tokens.py), or an option next to another adapter
 (`trainable_token_indices` of Hugging Face PEFT). A tied lm_head shares the rows of the embedding.
 
-The embedding looks the replaced rows up. An lm_head needs the full table, so each of its uses copies the table, and the
-backward pass computes a gradient for all of it.
+The embedding looks the replaced rows up. The logits of an lm_head are those of the base with an update of rank K:
+neither a copy of the table nor its gradient is computed.
+
+    h E'^T = h E^T + u B^T        u = h (delta - E[t])^T, [.., K]        B [V, K]: B[v, k] = 1 if v is the k-th token
 
 Shapes: V vocabulary, U this rank's rows of it, D hidden, K trained tokens.
 """
@@ -20,6 +22,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import paddle
 
+from paddlenlp_ext.nn.causal_lm import AdaptedHead
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import new_parameter
@@ -135,7 +138,7 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
         raise ValueError(f"{key}: {max(ids)} is not below the model's vocab_size {vocab_size}; use ids of its tokens")
 
 
-class TrainableTokens(WeightAdapter):
+class TrainableTokens(WeightAdapter, AdaptedHead):
     """Embedding or lm_head with trained rows in place of some of the base's.
 
     Args:
@@ -161,26 +164,36 @@ class TrainableTokens(WeightAdapter):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Table [U, D] with the trained rows, for an lm_head; the base's while the adapter is disabled."""
-        if not self.enabled or not has_values(self.base):
-            return self.base.weight
-        table_UD, delta_KD, shard = self.base.weight, self.trainable_tokens_delta, shard_of(self.base.weight)
+        """Table [U, D] of the base, without the trained rows."""
+        return self.base.weight
+
+    def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
+        """Return the factors of the update of an lm_head's logits: h (delta - W[t])^T and the one-hot columns of t."""
+        if not self.enabled:
+            return []
+        difference_KD = self.trainable_tokens_delta - self._base_rows().astype(self.trainable_tokens_delta.dtype)
+        inner = paddle.matmul(hidden, difference_KD.astype(hidden.dtype), transpose_y=True)
+        shard = shard_of(self.base.weight)
+        rows_U = paddle.arange(self.base.weight.shape[0]) + (0 if shard is None else shard.start)
+        return [(inner, (rows_U.unsqueeze(1) == self.indices.unsqueeze(0)).astype(inner.dtype))]
+
+    @paddle.no_grad()
+    def _base_rows(self) -> paddle.Tensor:
+        """Return the base's rows of the trained tokens, float32 [K, D]; collective if the table is sharded."""
+        table_UD, shard = self.base.weight, shard_of(self.base.weight)
         if shard is None:
-            return _with_rows(table_UD, self.indices, delta_KD)
-        # Every rank replaces only its own rows; the others go to a row that is dropped, so that all ranks have the same
-        # graph. Each rank computes the gradient of its own rows.
+            return paddle.gather(table_UD, self.indices).astype("float32")
         assert self.shard_group is not None, "a shard belongs to a group"
-        delta_KD = self.shard_group.copy(delta_KD)
-        is_own = (self.indices >= shard.start) & (self.indices < shard.stop)
-        num_rows = table_UD.shape[0]
-        rows = paddle.where(is_own, self.indices - shard.start, paddle.full_like(self.indices, num_rows))
-        padded = paddle.concat([table_UD, paddle.zeros([1, table_UD.shape[1]], table_UD.dtype)])
-        return _with_rows(padded, rows, delta_KD)[:num_rows]
+        is_own_K = (self.indices >= shard.start) & (self.indices < shard.stop)
+        own_K = paddle.where(is_own_K, self.indices - shard.start, paddle.zeros_like(self.indices))
+        rows_KD = paddle.gather(table_UD, own_K).astype("float32") * is_own_K.unsqueeze(1).astype("float32")
+        return self.shard_group.all_reduce(rows_KD)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to embeddings [..., D], or hidden states [..., D] to logits [..., V]."""
+        """Map ids [...] to embeddings [..., D], or hidden states [..., D] to logits [..., U]."""
         if isinstance(self.base, Linear):
-            return linear(x, self.weight)
+            logits = linear(x, self.weight)
+            return logits + paddle.add_n([linear(*update) for update in self.logit_updates(x)])
         vectors = self.base(x)
         rows = paddle.gather(self.row_of_token, x.flatten())
         trained = paddle.gather(self.trainable_tokens_delta, paddle.clip(rows, min=0)).astype(vectors.dtype)
@@ -190,11 +203,3 @@ class TrainableTokens(WeightAdapter):
         """Return the table with the trained rows, float32 [V, D]."""
         table_VD = self.base.weight.astype("float32")
         return paddle.scatter(table_VD, self.indices, self.trainable_tokens_delta.astype("float32"))
-
-
-def _with_rows(table_UD: paddle.Tensor, rows: paddle.Tensor, values_KD: paddle.Tensor) -> paddle.Tensor:
-    """Return a copy of a table with other values in some rows, in the table's dtype."""
-    dtype = table_UD.dtype
-    if dtype == paddle.bfloat16 and table_UD.place.is_cpu_place():  # for which Paddle's scatter has no kernel
-        return paddle.scatter(table_UD.astype("float32"), rows, values_KD.astype("float32")).astype(dtype)
-    return paddle.scatter(table_UD, rows, values_KD.astype(dtype))

@@ -34,6 +34,7 @@ FIRST_TWO = [
 TWO = [
     Case("sequence-drawn", {**DRAWN, **TENSOR, "sequence_parallel": True}, {"tie_word_embeddings": False}),
     Case("sequence-latent", {**ANSWERS, **TENSOR, "sequence_parallel": True}, {**TINY_LATENT, "q_lora_rank": 12}),
+    Case("tensor-lora-tables", {**ANSWERS, **TENSOR}, {}, "lora", {"target_modules": ("embed_tokens",)}),
     Case("stages", {**ANSWERS, **STAGES}),
     Case("virtual-prefix", {**ANSWERS, **VIRTUAL}, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
     Case("stages-prompt", {**ANSWERS, **STAGES}, {}, "prompt_tuning", {"num_tokens": 3}),

@@ -13,6 +13,9 @@ DPO, KTO = {**KEYS, "loss_type": "sigmoid"}, {**KEYS, "loss_type": "kto", "sft_l
 CASES = {
     1: [
         Case("dpo-tensor", {**DPO, "tensor_parallel_degree": 2}),
+        Case(
+            "dpo-lora-tables", {**DPO, "tensor_parallel_degree": 2}, {}, "lora", {"target_modules": ("embed_tokens",)}
+        ),
         Case("dpo-lora-stages", {**DPO, "pipeline_parallel_degree": 2}, {"num_hidden_layers": 4}, "lora", {"rank": 4}),
         Case("kto-lora-stages", {**KTO, "pipeline_parallel_degree": 2}, {}, "lora", {"rank": 4}),
     ],
