@@ -13,6 +13,7 @@ from tests.models.tiny_model import TINY, make_model, make_model_with_sinks
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
 WINDOWED = {"model_type": "mistral", "sliding_window": 9}
+CAPPED = {"model_type": "gemma2", "head_dim": 12, "sliding_window": 9, "attn_logit_softcapping": 0.5}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 5}
 PARTIAL = {"model_type": "glm4", "head_dim": 12}
 """Half of the channels are rotated."""
@@ -33,9 +34,19 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
     return linear_cross_entropy(hidden, model.head_weight(), labels.flatten(), chunk=16)[0]
 
 
-@pytest.mark.parametrize("make", [make_model, make_model_with_sinks])
-@pytest.mark.parametrize("changes", [{}, WINDOWED, EXPERTS, PARTIAL], ids=["full", "window", "experts", "partial"])
-def test_decoder_pack_matches_loss_and_gradients_of_documents(changes, make):
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (make_model, {}),
+        (make_model, WINDOWED),
+        (make_model, EXPERTS),
+        (make_model, PARTIAL),
+        (make_model, CAPPED),
+        (make_model_with_sinks, WINDOWED),
+    ],
+    ids=["full", "window", "experts", "partial", "softcap", "sinks"],
+)
+def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
     model = make(**changes)
     ids, labels = random_ids(1, sum(LENGTHS)), random_ids(1, sum(LENGTHS), seed=1)
     packed = loss_sum(model, ids, labels, [LENGTHS])

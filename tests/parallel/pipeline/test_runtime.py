@@ -10,6 +10,13 @@ DEEP = {"num_hidden_layers": 4}
 UNTIED = {**DEEP, "tie_word_embeddings": False}
 PIPELINE = {"pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
 VIRTUAL = {**PIPELINE, "virtual_pp_degree": 2}
+SOFT_CAPS = {
+    **DEEP,
+    "model_type": "gemma2",
+    "head_dim": 8,
+    "attn_logit_softcapping": 1.0,
+    "final_logit_softcapping": 2.0,
+}
 BOTH_TABLES = ("embed_tokens", "lm_head")
 
 TWO = [
@@ -52,6 +59,7 @@ MORE_ADAPTERS = [
     Case("tokens-tied", VIRTUAL, DEEP, "trainable_tokens", {"indices": (5, 40, 7)}),
     Case("tokens-untied", PIPELINE, UNTIED, "trainable_tokens", {"indices": (5, 7), "target_modules": BOTH_TABLES}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
+    Case("sft-softcaps", VIRTUAL, SOFT_CAPS),
     Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
     Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
 ]
