@@ -74,7 +74,7 @@ def write_model(case: Case, folder: Path) -> Path:
     if not path.is_dir():
         model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
         for name, parameter in model.named_parameters():
-            if name.endswith(".bias"):  # from zero, Adam would amplify rounding only
+            if name.endswith("bias"):  # from zero, Adam would amplify rounding only
                 parameter.set_value(random_weight(name, tuple(parameter.shape), 1, 0.2))
         model.save_pretrained(path)
     return path
