@@ -155,6 +155,7 @@ class AttentionLayer(nn.Layer):
 
     Attributes:
         input_names: names of the linear layers that read the hidden states.
+        latent_names: names of the linear layers that read latents; empty without latent attention.
         prefix_shape: shape of a learned prefix at one position: everything that a cache stores of it.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op, None for the fastest available one.
@@ -164,6 +165,7 @@ class AttentionLayer(nn.Layer):
     """
 
     input_names: tuple[str, ...]
+    latent_names: tuple[str, ...] = ()
     prefix_shape: tuple[int, ...]
     prefix_head_axis: int | None = None
     o_proj: Linear

@@ -66,6 +66,7 @@ class LatentAttention(AttentionLayer):
         self.prefix_shape = (latent.kv_rank + latent.rotated_dim,)
         hidden_size, num_heads, rank = shape.hidden_size, shape.num_heads, latent.query_rank
         self.input_names = ("q_proj" if rank is None else "q_a_proj", "kv_a_proj_with_mqa")
+        self.latent_names = ("kv_b_proj",) if rank is None else ("q_b_proj", "kv_b_proj")
         if rank is None:
             self.q_proj = Linear(hidden_size, num_heads * shape.head_dim)
         else:

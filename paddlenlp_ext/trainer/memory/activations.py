@@ -68,6 +68,7 @@ class SavedInputs:
         result: bytes per element of the input of o_proj, in addition to attention's own copy.
         feed_forward: bytes per element of the input of gate and up.
         gated: bytes per element of the input of down_proj.
+        latents: bytes per element of the latents, the input of their linear layers.
         adapters: bytes per token that the layer's adapters save themselves.
     """
 
@@ -75,6 +76,7 @@ class SavedInputs:
     result: float
     feed_forward: float
     gated: float
+    latents: float = 0.0
     adapters: float = 0.0
 
 
@@ -82,7 +84,7 @@ def all_inputs(numerics: Numerics) -> SavedInputs:
     """Return the saved inputs of a layer whose linears all train."""
     attention, feed_forward = (3, 2) if numerics.autocast else (1, 1)
     product = numerics.product
-    return SavedInputs(attention * product, numerics.result, feed_forward * product, numerics.gated)
+    return SavedInputs(attention * product, numerics.result, feed_forward * product, numerics.gated, product)
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class ActivationModel:
         inputs = self.inputs or all_inputs(self.numerics)
         hidden = self.config.hidden_size  # the input of a linear is gathered, even if the hidden states are sharded
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
+        linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
         return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters
 

@@ -205,6 +205,7 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
     attention = next(part for part in parts if isinstance(part, AttentionLayer))
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
     into_attention = [getattr(attention, name) for name in attention.input_names]
+    of_latents = [getattr(attention, name) for name in attention.latent_names]
     experts = next((part for part in parts if isinstance(part, Experts)), None)
     feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
     into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
@@ -214,6 +215,7 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
     return SavedInputs(
         attention=_bytes_of_normed(into_attention, numerics),
         result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
+        latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
         gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
         adapters=sum(_bytes_of_adapter(adapter, numerics) for adapter in adapters),

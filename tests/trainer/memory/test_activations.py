@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
 from paddlenlp_ext.trainer.memory.estimate import saved_inputs
 from tests.common.adapters import default_config
-from tests.common.models import TINY_LLAMA
+from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
@@ -92,6 +92,14 @@ def predicted(method: PeftConfig | None, numerics: Numerics, plan: RecomputePlan
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig | None, monkeypatch):
+    changes = {**TINY_LATENT, "q_lora_rank": 24, "kv_lora_rank": 32, "first_k_dense_replace": 3}
+    monkeypatch.setattr("tests.trainer.memory.test_activations.SHAPE", {**SHAPE, **changes})
+    scales = 2 * 4 * (OPS is CPU_NATIVE)  # of the norms of the latents
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
 
 
 @needs_bf16
