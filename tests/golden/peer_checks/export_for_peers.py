@@ -57,6 +57,7 @@ from tests.golden.cases.model_cases import CASES, make_inputs
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
     "rslora_some": LoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
+    "attention": LoRAConfig(rank=4, target_modules=[".*self_attn.*"]),
     "one_layer": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj"]),
     "lokr": LoKrConfig(),
     "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
@@ -98,6 +99,8 @@ ADAPTERS = {
 }
 
 EVERYWHERE = ("all_linear",)
+OF_ATTENTION = ("attention",)
+"""Adapters of DeepSeek's models: PEFT takes `gate_proj` for a part of the experts, also in dense layers."""
 FUSED = ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")
 """Adapters of models whose files have fused layers; PEFT adapts those."""
 
@@ -127,6 +130,8 @@ def main() -> None:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
         names = EVERYWHERE if not model.config.fused_layers else (*EVERYWHERE, *FUSED)
+        if model.config.latent is not None and model.config.experts is not None:
+            names = OF_ATTENTION
         chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {name: ADAPTERS[name] for name in names}
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
         if chosen is ADAPTERS:
