@@ -12,6 +12,7 @@ Shapes: k rank of a layer's update, in/out features of the layer.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +23,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
-from paddlenlp_ext.peft.replaced_parameters import replaced_parameters
+from paddlenlp_ext.peft.token_rows import ROWS
 
 COMBINATIONS = ("cat", "linear")
 
@@ -36,6 +37,8 @@ class AdaptedModel(Protocol):
     def peft_config(self) -> PeftConfig: ...
 
     def adapter_state(self) -> dict[str, paddle.Tensor]: ...
+
+    def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]: ...
 
     def write_files(
         self,
@@ -61,13 +64,15 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
 
     Args:
         model: model with the adapter.
-        without_replaced: leave out the base parameters that the adapter replaces, instead of refusing them.
+        without_replaced: leave out the base parameters and rows of tokens that the adapter replaces, instead of
+            refusing them.
 
     Raises:
         ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was
             quantized for this adapter.
     """
-    replaced = list(model.base_model.set_aside)
+    names = model.adapter_state().keys()
+    replaced = [*model.base_model.set_aside, *(name for name in names if name.endswith(f".{ROWS}"))]
     if replaced and not without_replaced:
         raise ValueError(
             f"the adapter also has parameters of the base ({', '.join(replaced[:4])}), which a sum of low-rank updates "
@@ -86,8 +91,8 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
             is_plain = type(model.peft_config) is LoRAConfig and isinstance(layer, LoRALinear)
             factors[name] = Factors(*pair, layer.scaling if is_plain else None)
     shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
-    state = model.adapter_state().keys() - shared - set(replaced)
-    others = [key for key in state if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
+    own = names - shared - set(replaced)
+    others = [key for key in own if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
     config = model.peft_config
     if others and factors:
         raise ValueError(
@@ -167,14 +172,15 @@ def save_as_lora(
         model: model with the adapter.
         folder: folder to write.
         factors: factors of the unsharded layers; None: `factors_of(model)`.
-        replaced: unsharded tensors that replace parameters of the base; None: those of the model.
+        replaced: unsharded tensors that replace parameters of the base, or rows of tokens; None: those of the model.
 
     Raises:
         ValueError: the update is not low-rank.
     """
     factors = factors_of(model, without_replaced=True) if factors is None else factors
-    replaced = replaced_parameters(model.base_model) if replaced is None else replaced
-    config = lora_config_for(factors)
+    replaced = model.replaced_of(model.adapter_state()) if replaced is None else replaced
+    tokens = model.peft_config.trainable_token_indices
+    config = dataclasses.replace(lora_config_for(factors), trainable_token_indices=tokens)
     tensors = {**lora_tensors(factors), **replaced}
     model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), tensors)
 

@@ -24,6 +24,7 @@ from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
+from paddlenlp_ext.peft.token_rows import ROWS
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -291,8 +292,8 @@ class PeftModel(TrainableModel):
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `full_state` that replace parameters of the base."""
-        return {name: state[name] for name in self.base_model.set_aside if name in state}
+        """Return the tensors of `full_state` that replace parameters of the base, or rows of its tables."""
+        return {name: each for name, each in state.items() if name in self.base_model.set_aside or name.endswith(ROWS)}
 
     def write_files(
         self,

@@ -123,9 +123,10 @@ def _trained_with_lora(
             adapted.append(table)
         else:
             tokens[table] = tuple(dict.fromkeys((*tokens.get(table, ()), *new_ids)))
-    changes = {"trainable_token_indices": tokens or None, "saved_embeddings": tuple(adapted)}
-    now = {"trainable_token_indices": tokens_by_table(peft.trainable_token_indices) or None}
-    return {} if {**now, "saved_embeddings": peft.saved_embeddings} == changes else changes
+    if tokens == tokens_by_table(peft.trainable_token_indices) and peft.saved_embeddings == tuple(adapted):
+        return {}
+    by_leaf = {table.rpartition(".")[2]: ids for table, ids in tokens.items()}
+    return {"trainable_token_indices": by_leaf or None, "saved_embeddings": tuple(adapted)}
 
 
 def _shown(ids: Sequence[int]) -> str:

@@ -164,17 +164,28 @@ def test_finetune_adapter_with_added_tokens_trains_their_rows_and_merges(folders
         assert (changed.max(axis=1) > 1e-7).all()
 
 
+def test_finetune_adapter_with_added_tokens_resumes_to_the_same_rows(folders: Path):
+    untie(folders / "model")
+    keys = run_keys(folders, **ADDED, lora=True, save_strategy="steps", save_steps=2)
+    finetune(keys)
+    tensors = (folders / "out" / "adapter_model.safetensors").read_bytes()
+    fields = json.loads((folders / "out" / "adapter_config.json").read_text())
+    assert fields["trainable_token_indices"] == {"embed_tokens": [61, 62, 63], "lm_head": [61, 62, 63]}
+    finetune({**keys, "resume_from_checkpoint": str(folders / "out" / "checkpoint-2"), "overwrite_output_dir": True})
+    assert (folders / "out" / "adapter_model.safetensors").read_bytes() == tensors
+
+
 @pytest.mark.parametrize(
     ("config", "is_tied", "changes"),
     [
-        (LoRAConfig(), True, {"trainable_token_indices": {"model.embed_tokens": (61, 62)}}),
+        (LoRAConfig(), True, {"trainable_token_indices": {"embed_tokens": (61, 62)}}),
         (
             LoRAConfig(trainable_token_indices=[5, 62]),
             False,
-            {"trainable_token_indices": {"model.embed_tokens": (5, 62, 61), "lm_head": (61, 62)}},
+            {"trainable_token_indices": {"embed_tokens": (5, 62, 61), "lm_head": (61, 62)}},
         ),
         (LoRAConfig(modules_to_save=["lm_head"]), True, {}),
-        (LoRAConfig(modules_to_save=["lm_head"]), False, {"trainable_token_indices": {"model.embed_tokens": (61, 62)}}),
+        (LoRAConfig(modules_to_save=["lm_head"]), False, {"trainable_token_indices": {"embed_tokens": (61, 62)}}),
         (LoRAConfig(target_modules=["lm_head"]), True, {"saved_embeddings": ("model.embed_tokens",)}),
         (IA3Config(modules_to_save=["embed_tokens"]), True, {}),
         (TrainableTokensConfig(indices=[4]), True, {"indices": (4, 61, 62)}),

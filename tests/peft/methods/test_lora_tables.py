@@ -17,10 +17,13 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.factors import factors_of, save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
@@ -200,6 +203,19 @@ def test_from_pretrained_copy_of_tied_factors_that_differs_is_refused(key: str, 
     write_safetensors(tmp_path / "adapter_model.safetensors", tensors)
     with pytest.raises(ValueError, match=rf"{key.replace('base_layer.', '')} differs from model.embed_tokens"):
         PeftModel.from_pretrained(shared.base_model("qwen2"), tmp_path)
+
+
+@pytest.mark.parametrize("config", [PiSSAConfig, MoSLoRAConfig])
+def test_rows_of_tokens_next_to_a_variant_are_kept_by_its_plain_lora(config: type, tmp_path: Path):
+    options = {"mixer_to_lora": True} if config is MoSLoRAConfig else {}
+    model = get_peft_model(tiny_model("qwen2"), config(rank=3, trainable_token_indices=[TOKEN], **options))
+    train(model, steps=2)
+    with pytest.raises(ValueError, match=r"parameters of the base \(model.embed_tokens.trainable_tokens_delta\)"):
+        factors_of(model)
+    model.save_finished(tmp_path) if options else save_as_lora(model, tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_model("qwen2"), tmp_path)
+    assert type(loaded.peft_config) is LoRAConfig
+    np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=2e-5)
 
 
 def test_lora_tables_switch_with_another_adapter():
