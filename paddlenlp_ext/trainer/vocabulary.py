@@ -43,6 +43,9 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
         ValueError: a token is empty or has a comma.
     """
     requested = {"add_tokens": options.add_tokens or (), "add_special_tokens": options.add_special_tokens or ()}
+    is_resized = options.resize_vocab or options.resize_to_multiple_of is not None
+    if not (is_resized or any(requested.values())):
+        return source
     before = tokenizer.get_vocab()
     for key, tokens in requested.items():
         wrong = next((token for token in tokens if not token or "," in token), None)
@@ -54,7 +57,7 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
         tokenizer.add_tokens(list(tokens), special_tokens=key == "add_special_tokens")
     vocabulary, num_rows = tokenizer.get_vocab(), source.config["vocab_size"]
     added = vocabulary.keys() - before.keys()
-    if not (added or options.resize_vocab or options.resize_to_multiple_of):
+    if not (added or is_resized):
         return source
     unit = options.resize_to_multiple_of or 1
     vocab_size = -(-max(num_rows, max(vocabulary.values()) + 1) // unit) * unit
@@ -79,12 +82,15 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     saved = structure.modules_to_save
     tables = [table for table in tables if not (covers(saved, table) or (is_tied and covers(saved, HEAD)))]
     changes = _trained_tokens(structure, tables, new_ids, is_tied)
-    if peft.path is not None and changes:
+    if peft.path is not None and changes.keys() - {"saved_embeddings"}:
         raise ValueError(
             f"{peft.path}: this adapter does not train the rows of the new tokens {_shown(new_ids)}; start a new "
             "adapter, or leave add_tokens and add_special_tokens out"
         )
-    return dataclasses.replace(config, peft=dataclasses.replace(peft, **changes)) if changes else config
+    if not changes or peft.path is not None:
+        return config
+    logger.info("the adapter trains the rows of the new tokens too (trainable_token_indices)")
+    return dataclasses.replace(config, peft=dataclasses.replace(peft, **changes))
 
 
 def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool) -> dict[str, Any]:
@@ -123,10 +129,12 @@ def _trained_with_lora(
             adapted.append(table)
         else:
             tokens[table] = tuple(dict.fromkeys((*tokens.get(table, ()), *new_ids)))
-    if tokens == tokens_by_table(peft.trainable_token_indices) and peft.saved_embeddings == tuple(adapted):
-        return {}
-    by_leaf = {table.rpartition(".")[2]: ids for table, ids in tokens.items()}
-    return {"trainable_token_indices": by_leaf or None, "saved_embeddings": tuple(adapted)}
+    changes: dict[str, Any] = {}
+    if tokens != tokens_by_table(peft.trainable_token_indices):
+        changes["trainable_token_indices"] = {table.rpartition(".")[2]: ids for table, ids in tokens.items()}
+    if tuple(adapted) != peft.saved_embeddings:
+        changes["saved_embeddings"] = tuple(adapted)
+    return changes
 
 
 def _shown(ids: Sequence[int]) -> str:

@@ -128,22 +128,21 @@ def test_finetune_with_added_tokens_saves_rows_config_and_tokenizer(folders: Pat
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "is_tied"),
     [
-        {"lora": True},
-        {"lora": True, "lora_target_modules": ["q_proj", "embed_tokens"]},
-        {"lora": True, "lora_modules_to_save": ["embed_tokens", "lm_head"]},
-        {"lora": True, "weight_quantize_algo": "weight_only_int8", "trainable_token_indices": [5, 62]},
-        {"trainable_tokens": True},
+        ({"lora": True}, True),
+        ({"lora": True}, False),
+        ({"lora": True, "lora_target_modules": ["q_proj", "embed_tokens"]}, False),
+        ({"lora": True, "lora_modules_to_save": ["embed_tokens", "lm_head"]}, True),
+        ({"lora": True, "weight_quantize_algo": "weight_only_int8", "trainable_token_indices": [5, 62]}, False),
+        ({"trainable_tokens": True, "trainable_tokens_target_modules": ["embed_tokens", "lm_head"]}, False),
+        ({"trainable_tokens": True}, True),
     ],
-    ids=["rows", "target", "saved", "quantized", "trainable-tokens"],
+    ids=["rows-tied", "rows", "target", "saved-tied", "quantized", "trainable-tokens", "trainable-tokens-tied"],
 )
-@pytest.mark.parametrize("is_tied", [True, False])
 def test_finetune_adapter_with_added_tokens_trains_their_rows_and_merges(folders: Path, keys: dict, is_tied: bool):
     if not is_tied:
         untie(folders / "model")
-        if "trainable_tokens" in keys:
-            keys = {**keys, "trainable_tokens_target_modules": ["embed_tokens", "lm_head"]}
     model = finetune(run_keys(folders, **ADDED, **keys)).model
     ids = paddle.to_tensor([[5, 61, 62, 63, 6]])
     model.eval()
@@ -219,10 +218,13 @@ def test_with_trained_tokens_of_a_method_without_rows_raises(folders: Path, conf
         with_trained_tokens(dataclasses.replace(make_config(folders / "out"), peft=config), source)
 
 
-def test_finetune_from_an_adapter_without_the_new_rows_raises(folders: Path):
-    finetune(run_keys(folders, lora=True, **{**ADDED, "add_special_tokens": None}))
-    keys = run_keys(folders, lora=True, lora_path=str(folders / "out"), overwrite_output_dir=True)
-    keys["output_dir"] = str(folders / "second")
-    with pytest.raises(ValueError, match="out: this adapter does not train the rows of the new tokens 61, 62, 63"):
-        finetune({**keys, **ADDED})
+@pytest.mark.parametrize("targets", [["q_proj"], ["q_proj", "embed_tokens"]], ids=["rows", "target"])
+def test_finetune_from_an_adapter_has_its_tokens_or_raises(folders: Path, targets: list[str]):
+    keys = run_keys(folders, lora=True, lora_target_modules=targets)
     finetune({**keys, "add_tokens": ADDED["add_tokens"]})
+    keys |= {"lora_path": str(folders / "out"), "output_dir": str(folders / "second")}
+    if targets == ["q_proj"]:
+        with pytest.raises(ValueError, match="out: this adapter does not train the rows of the new tokens 61, 62, 63"):
+            finetune({**keys, **ADDED})
+    finetune({**keys, "add_tokens": ADDED["add_tokens"]})
+    assert AutoPeftModelForCausalLM.from_pretrained(folders / "second").config.vocab_size == 63

@@ -117,7 +117,7 @@ def test_lora_of_tables_of_a_bf16_base_trains_near_the_float32_one(case: str):
 
 
 def test_lora_head_dropout_changes_the_training_loss_only():
-    model = adapted("tied-tables", dropout=0.5)
+    model = adapted("tied-head", dropout=0.5)
     model.train()
     losses = {float(loss_of(model)) for _ in range(3)}
     model.eval()
