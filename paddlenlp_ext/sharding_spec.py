@@ -32,12 +32,15 @@ class Shard:
         axis: the sharded axis.
         start, stop: indices held, counted in the full tensor.
         size: length of the full tensor along `axis`.
+        by_experts: whether the slice is one of experts, which the expert-parallel ranks hold, and the tensor-parallel
+            ranks too if there are several; otherwise the tensor-parallel ranks alone hold the slices.
     """
 
     axis: int
     start: int
     stop: int
     size: int
+    by_experts: bool = False
 
     def full_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the full tensor's shape, given the shard's."""
@@ -54,7 +57,7 @@ class Placement:
     """Placement of one tensor over the processes of a run; the defaults are those of a single process.
 
     Attributes:
-        shard: slice that this tensor-parallel rank holds; None for a full tensor.
+        shard: slice that this tensor-parallel or expert-parallel rank holds; None for a full tensor.
         stages: pipeline stages that hold the tensor, in ascending order; empty without a pipeline.
         is_on_stage: False if this process's pipeline stage does not hold the tensor's values, only its shape.
         owner: sharding rank that updates the parameter (ZeRO); None if it is not assigned.
@@ -93,6 +96,12 @@ def set_placement(tensor: Any, **changes: Any) -> None:
 def shard_of(tensor: Any) -> Shard | None:
     """Return the shard that this process holds; None for a full tensor."""
     return placement_of(tensor).shard
+
+
+def is_expert_parallel(tensor: Any) -> bool:
+    """Return whether the tensor holds experts of this expert-parallel rank, and other ranks hold other experts."""
+    shard = shard_of(tensor)
+    return shard is not None and shard.by_experts
 
 
 def full_shape(tensor: Any) -> tuple[int, ...]:

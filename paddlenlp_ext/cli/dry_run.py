@@ -22,6 +22,7 @@ from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -94,6 +95,7 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
     degrees = degrees or Degrees()
     base = build_skeleton(source)
     check_tensor_plan(base, degrees.tensor, source.quantization)
+    check_experts(base.config, degrees.expert, degrees.tensor)
     if degrees.pipeline > 1:
         plan_stages(base.config, degrees.pipeline, config.parallel.virtual_pp_degree)
     num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())

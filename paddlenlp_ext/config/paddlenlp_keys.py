@@ -24,13 +24,13 @@ def _keys(
 
 _DEGREES = (-1, 0, 1)
 _SEQUENCES = "sequences are sharded over tensor-parallel devices only: set sequence_parallel"
+_CAPACITY = "an expert takes any number of tokens"
 _KERNELS = "the fastest kernel is selected automatically"
 _LAUNCHER = "the launcher decides"
 _AUTO_PARALLEL = "layouts are set by the parallel degrees"
 _CHECKPOINTS = "checkpoints are unsharded safetensors, which every layout reads"
 _UPLOAD = "nothing is uploaded"
 _FILES = "rows are read from files of known formats (docs/data.md)"
-_EXPERTS = "no model here has experts"
 
 SECTION_KEYS = (
     *_keys("no effect", None, False, "tensor_parallel_output", "the loss is computed in chunks, without full logits"),
@@ -39,7 +39,6 @@ SECTION_KEYS = (
     *_keys("no effect", None, 1, "pp_recompute_interval", "recompute: true recomputes every layer"),
     *_keys("not yet", None, ("adamw", "adamw_mini", "adamw_8bit", "muon"), "optim", "the optimizer is not implemented"),
     *_keys("not yet", None, _DEGREES, "sep_parallel_degree context_parallel_degree", _SEQUENCES),
-    *_keys("not yet", None, _DEGREES, "expert_parallel_degree", _EXPERTS),
 )
 
 _ADAPTERS = (*_keys("no effect", bool, False, "use_quick_lora", _KERNELS),)
@@ -164,10 +163,12 @@ _LAYOUT_STAYS = (
     ),
     *_keys("no effect", str, None, "refined_ops_patterns", "set refined_recompute"),
     *_keys("no effect", str, None, "model_type", "the model's config.json names its family"),
-    *_keys("no effect", bool, False, "use_expert_parallel", _EXPERTS),
-    *_keys("no effect", int, 2**32, "expert_max_capacity", _EXPERTS),
-    *_keys("no effect", int, 1, "expert_min_capacity", _EXPERTS),
-    *_keys("no effect", int, _DEGREES, "expert_tensor_parallel_degree", _EXPERTS),
+    *_keys("no effect", bool, False, "use_expert_parallel", "expert_parallel_degree switches it on"),
+    *_keys("no effect", int, 2**32, "expert_max_capacity", _CAPACITY),
+    *_keys("no effect", int, 1, "expert_min_capacity", _CAPACITY),
+    *_keys(
+        *("no effect", int, _DEGREES, "expert_tensor_parallel_degree"), "tensor_parallel_degree divides experts too"
+    ),
 )
 
 _PREFERENCE = "it is for preference training, llm/run_dpo.py"

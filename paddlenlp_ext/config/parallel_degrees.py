@@ -11,19 +11,21 @@ from paddlenlp_ext.config.sections import ParallelConfig
 
 @dataclass(frozen=True)
 class Degrees:
-    """Processes along each axis; the product is the world size.
+    """Processes along each axis; the product of the first four is the world size.
 
     Attributes:
         data: replicas with their own micro-batches.
         sharding: replicas that also shard optimizer state (and gradients, and weights).
         pipeline: stages, each with some of the layers.
         tensor: shards of every layer.
+        expert: data and sharding ranks among which the experts of a layer are divided.
     """
 
     data: int = 1
     sharding: int = 1
     pipeline: int = 1
     tensor: int = 1
+    expert: int = 1
 
     def __str__(self) -> str:
         return (
@@ -36,10 +38,12 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """Return the degrees of all axes.
 
     -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 stands for
-    all remaining processes. Processes that remain after sharding are data-parallel.
+    all remaining processes. Processes that remain after sharding are data-parallel. The data and sharding ranks form
+    the groups that divide the experts, so the expert degree is no factor of the product.
 
     Raises:
-        ValueError: the product of the degrees does not divide `processes`; the message names the nearest valid degrees.
+        ValueError: the product of the degrees does not divide `processes`, or the expert degree the data and sharding
+            ranks; the message names the nearest valid degrees.
     """
     tensor, pipeline = max(1, options.tensor_parallel_degree), max(1, options.pipeline_parallel_degree)
     requested_sharding = options.sharding_parallel_degree if options.sharding else 1
@@ -55,7 +59,15 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
             f"(python -m paddle.distributed.launch --nproc_per_node {product} ...); "
             f"nearest with {processes}: {nearest_degrees(requested, processes)}"
         )
-    return Degrees(processes // product, sharding, pipeline, tensor)
+    replicas, expert = processes // (tensor * pipeline), max(1, options.expert_parallel_degree)
+    if replicas % expert:
+        works = max(degree for degree in range(1, replicas + 1) if replicas % degree == 0 and degree <= expert)
+        raise ValueError(
+            f"expert_parallel_degree {expert} does not divide the {replicas} data-parallel and sharding ranks "
+            f"({Degrees(processes // product, sharding, pipeline, tensor)}); the largest degree below it that does is "
+            f"{works}"
+        )
+    return Degrees(processes // product, sharding, pipeline, tensor, expert)
 
 
 def describe_degrees(degrees: Degrees) -> str:

@@ -264,7 +264,9 @@ class ParallelConfig(OptionGroup):
     context_parallel_degree: int = option(
         -1, minimum=-1, help="devices that each sequence is sharded over (ring); -1: off"
     )
-    expert_parallel_degree: int = option(-1, minimum=-1, help="devices that the experts are sharded over; -1: off")
+    expert_parallel_degree: int = option(
+        -1, minimum=-1, help="data-parallel and sharding devices that divide the experts of each layer; -1: off"
+    )
     hybrid_parallel_topo_order: str = option(
         "pp_first",
         choices=("pp_first", "sharding_first"),

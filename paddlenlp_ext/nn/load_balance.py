@@ -32,6 +32,7 @@ class _Pass:
     """One forward pass: what each layer's router did, and the gradient of the loss once it is known."""
 
     token_mask: paddle.Tensor | None
+    is_counted: bool = True
     choices: dict[int, paddle.Tensor] = field(default_factory=dict)
     probabilities: dict[int, paddle.Tensor] = field(default_factory=dict)
     num_tokens: float = 0.0
@@ -61,22 +62,29 @@ class LoadBalance:
         self.loss: paddle.Tensor | None = None
         self.share = 1.0
         self._token_mask: np.ndarray | None = None
+        self._is_counted = True
         self._counts = np.zeros((num_layers, num_experts))
         self._pass = _Pass(None)
 
     @contextmanager
-    def without_padding(self, token_mask: np.ndarray | None) -> Iterator[None]:
-        """Ignore padding in the forward passes of a `with` block: `token_mask` [B, S] is 0 there; None: no padding."""
+    def without_padding(self, token_mask: np.ndarray | None, is_counted: bool = True) -> Iterator[None]:
+        """Ignore padding in the forward passes of a `with` block.
+
+        Args:
+            token_mask: [B, S], 0 for padding; None: there is none.
+            is_counted: whether the tokens count in the load.
+        """
         self._token_mask = None if token_mask is None or token_mask.all() else token_mask
+        self._is_counted = is_counted
         try:
             yield
         finally:
-            self._token_mask = None
+            self._token_mask, self._is_counted = None, True
 
     def begin(self) -> None:
         """Begin a forward pass."""
         mask = None if self._token_mask is None else paddle.to_tensor(self._token_mask.reshape(-1).astype(np.float32))
-        self._pass, self.loss = _Pass(mask), None
+        self._pass, self.loss = _Pass(mask, self._is_counted), None
 
     def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
         """Record the logits of a layer's router and return them, with the gradient of the auxiliary loss.
@@ -101,7 +109,8 @@ class LoadBalance:
             current.num_tokens = float(logits_TE.shape[0] if current.token_mask is None else current.token_mask.sum())
         if not paddle.is_grad_enabled():  # evaluation, or the first pass of a recomputed layer
             return logits_TE
-        self._counts[layer] += current.choices[layer].numpy()
+        if current.is_counted:
+            self._counts[layer] += current.choices[layer].numpy()
         if not self.coefficient or logits_TE.stop_gradient:
             return logits_TE
         return _Observe.apply(logits_TE, self, current)

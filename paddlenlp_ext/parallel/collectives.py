@@ -1,10 +1,12 @@
-"""Differentiable collectives of tensor parallelism, and gradient sums in buckets.
+"""Differentiable collectives of tensor and expert parallelism, and gradient sums in buckets.
 
 `copy_to_group` and `reduce_from_group` are Megatron's conjugate pair f and g (arXiv:1909.08053):
 
     function             forward       backward
     copy_to_group        identity      all-reduce
     reduce_from_group    all-reduce    identity
+
+`exchange_rows`, an all-to-all of rows, has the transposed all-to-all as its backward pass.
 
 All ranks of a group must call them in the same order, in the forward and in the backward pass.
 Gradients and parameter values are sent in buckets of 64 MiB.
@@ -73,6 +75,35 @@ def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
     return _ReduceFromGroup.apply(x, group)
 
 
+def exchange_rows(x_ND: paddle.Tensor, sent: list[int], received: list[int], group: Any) -> paddle.Tensor:
+    """Send consecutive rows to the ranks and return the rows that they send; differentiable.
+
+    Args:
+        x_ND: rows, those for the first rank first.
+        sent: number of rows for each rank.
+        received: number of rows from each rank.
+        group: the ranks.
+    """
+    return _ExchangeRows.apply(x_ND, sent, received, group)
+
+
+@paddle.no_grad()
+def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int] | None, group: Any) -> paddle.Tensor:
+    """Send consecutive rows to the ranks and return theirs; not differentiable.
+
+    Args:
+        x: rows, those for the first rank first.
+        sent: number of rows for each rank; None for equal numbers in both directions.
+        received: number of rows from each rank; None as for `sent`.
+        group: the ranks.
+    """
+    result = paddle.empty([x.shape[0] if received is None else sum(received), *x.shape[1:]], x.dtype)
+    dist.alltoall_single(
+        out_tensor=result, in_tensor=x.contiguous(), out_split_sizes=received, in_split_sizes=sent, group=group
+    )
+    return result
+
+
 @paddle.no_grad()
 def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any) -> paddle.Tensor:
     """Gather shards of different lengths and concatenate them; not differentiable.
@@ -118,3 +149,14 @@ class _ReduceFromGroup(PyLayer):
     @staticmethod
     def backward(ctx, gradient):
         return gradient.clone()
+
+
+class _ExchangeRows(PyLayer):
+    @staticmethod
+    def forward(ctx, x, sent, received, group):
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return all_to_all_rows(x, sent, received, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_to_all_rows(gradient, ctx.received, ctx.sent, ctx.group)

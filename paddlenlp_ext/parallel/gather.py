@@ -68,7 +68,7 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
-    """Return the source of each tensor: the first process, or first tensor-parallel rank, that holds it."""
+    """Return the source of each tensor: the first process, or first of the ranks with its shards, that holds it."""
     local = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
         local = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
@@ -92,9 +92,8 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
     """Take part in gathering one tensor, on a process that is not the main one."""
-    full = None
-    if source.holder in mesh.tensor.ranks:
-        shard = shard_of(own)
+    full, shard = None, shard_of(own)
+    if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)
     if source.holder != _MAIN:
         _broadcast(mesh, source, full if source.holder == mesh.world.index else None)
@@ -112,8 +111,12 @@ def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) ->
 
 
 def gather_shards(mesh: Mesh, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-    """Return the full tensor from the shards of the tensor-parallel ranks; collective, not differentiable."""
-    return all_gather_cat(part.detach(), shard.axis, shard_sizes(shard.size, mesh.tensor.size), mesh.tensor.group)
+    """Return the full tensor from the shards of all ranks in `mesh.holders(shard)`; collective, not differentiable."""
+    part, sizes = part.detach(), shard_sizes(shard.size, mesh.tensor.size)
+    if shard.by_experts:
+        own = sizes[mesh.tensor.index]
+        part = all_gather_cat(part, shard.axis, shard_sizes(own, mesh.experts.size), mesh.experts.group)
+    return part if mesh.tensor.size == 1 else all_gather_cat(part, shard.axis, sizes, mesh.tensor.group)
 
 
 def _broadcast_number(mesh: Mesh, number: int) -> int:

@@ -115,6 +115,7 @@ def install_gloo_collectives() -> None:
         ("reduce_scatter", _reduce_scatter),
         ("all_to_all", _all_to_all),
         ("all_to_all_tensor", _all_to_all_tensor),
+        ("all_to_all_single", _all_to_all_single),
     ):
         setattr(group_class, name, _with_sync_flag(function))
         setattr(group_class, f"{name}_on_calc_stream", function)
@@ -171,6 +172,29 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
     parts = [paddle.empty_like(part) for part in sent.split(group.size())]
     _all_to_all(group, parts, sent.split(group.size()))
     received.set_value(paddle.concat(parts))
+    return _Done()
+
+
+def _all_to_all_single(
+    group: Any, received: paddle.Tensor, sent: paddle.Tensor, received_sizes: list[int], sent_sizes: list[int]
+) -> _Done:
+    """Send `sent_sizes[i]` rows to rank i, by an all-gather of all ranks' rows; without sizes, equally many to each."""
+    num_ranks, shape = group.size(), sent.shape[1:]
+    own_sizes = sent_sizes or [sent.shape[0] // num_ranks] * num_ranks
+    gathered_sizes = paddle.empty([num_ranks * num_ranks], "int64")
+    group.all_gather_into_tensor(gathered_sizes, paddle.to_tensor(own_sizes, "int64"), True).wait()
+    sizes = gathered_sizes.numpy().reshape(num_ranks, num_ranks)  # sizes[i, j]: rows from rank i to rank j
+    largest = int(sizes.sum(axis=1).max())
+    if not largest:
+        return _Done()
+    padding = paddle.zeros([largest - sent.shape[0], *shape], sent.dtype)
+    gathered = paddle.empty([num_ranks * largest, *shape], sent.dtype)
+    group.all_gather_into_tensor(gathered, paddle.concat([sent.detach(), padding]), True).wait()
+    starts = [source * largest + int(sizes[source, : group.rank()].sum()) for source in range(num_ranks)]
+    parts = [gathered[start : start + int(sizes[source, group.rank()])] for source, start in enumerate(starts)]
+    assert not received_sizes or [part.shape[0] for part in parts] == received_sizes, "ranks disagree about sizes"
+    if received.shape[0]:
+        received.set_value(paddle.concat(parts))
     return _Done()
 
 

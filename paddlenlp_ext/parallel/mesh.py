@@ -7,8 +7,8 @@ Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, 
     replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
 
 The replicas are the product of the data and the sharding axis. Replicas along the sharding axis (ZeRO) also divide
-optimizer state, gradients or parameters among themselves. Paddle's `fleet` creates the groups. With a single process no
-group is created.
+optimizer state, gradients or parameters among themselves. Consecutive replicas may form expert groups, which divide the
+experts of every layer among themselves. Paddle's `fleet` creates the groups. With a single process no group is created.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.paddle_compat import forget_hybrid_groups
 from paddlenlp_ext.parallel.gloo import install_gloo_collectives
+from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 
 _ORDER = {  # outermost axis first
@@ -60,6 +61,8 @@ class Mesh:
         degrees: sizes of the axes.
         data, sharding, pipeline, tensor: one axis each.
         replicas: product of the data and the sharding axis; each replica has its own micro-batches.
+        experts: consecutive replicas, each with some of the experts of every layer.
+        expert_replicas: the replicas of other expert groups that hold the same experts.
         world: all processes.
     """
 
@@ -69,6 +72,8 @@ class Mesh:
     pipeline: ProcessAxis = field(default_factory=ProcessAxis)
     tensor: ProcessAxis = field(default_factory=ProcessAxis)
     replicas: ProcessAxis = field(default_factory=ProcessAxis)
+    experts: ProcessAxis = field(default_factory=ProcessAxis)
+    expert_replicas: ProcessAxis = field(default_factory=ProcessAxis)
     world: ProcessAxis = field(default_factory=ProcessAxis)
 
     @classmethod
@@ -87,6 +92,15 @@ class Mesh:
     def is_main(self) -> bool:
         """True on the process that logs and writes."""
         return self.world.index == 0
+
+    def holders(self, shard: Shard | None) -> frozenset[int]:
+        """Return the global ranks that together hold a tensor of which this process has `shard`, None for all of it."""
+        if shard is None or not shard.by_experts:
+            return frozenset(self.tensor.ranks)
+        # Ranks are linear in the coordinates, so the steps along two axes add up.
+        return frozenset(
+            replica + tensor - self.world.index for replica in self.experts.ranks for tensor in self.tensor.ranks
+        )
 
 
 @lru_cache
@@ -109,6 +123,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
     forget_hybrid_groups()  # a second mesh of the same process needs its own groups
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     groups = fleet.get_hybrid_communicate_group()
+    experts, expert_replicas = _expert_axes(groups, degrees.expert)
     return Mesh(
         degrees,
         data=_axis(groups.get_data_parallel_group()),
@@ -116,6 +131,8 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         pipeline=_pipeline(groups),
         tensor=_axis(groups.get_model_parallel_group()),
         replicas=_replicas(groups),
+        experts=experts,
+        expert_replicas=expert_replicas,
         world=ProcessAxis(rank(), world_size(), dist.get_group(0), tuple(range(world_size()))),
     )
 
@@ -146,6 +163,25 @@ def _replicas(groups: Any) -> ProcessAxis:
         return _axis(groups.get_data_parallel_group())
     if groups.get_data_parallel_world_size() == 1:
         return _axis(groups.get_sharding_parallel_group())
-    members = sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
-    replica_groups = [dist.new_group(ranks) for ranks in members]
-    return _axis(next(group for group in replica_groups if rank() in group.ranks))
+    return _new_axis(_replica_ranks(groups))
+
+
+def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
+    """Return the axis of `degree` consecutive replicas, and that of the replicas at the same place of such groups."""
+    if degree == 1:
+        return ProcessAxis(), ProcessAxis()
+    replicas = _replica_ranks(groups)
+    experts = [ranks[start : start + degree] for ranks in replicas for start in range(0, len(ranks), degree)]
+    same = [ranks[place::degree] for ranks in replicas for place in range(degree)]
+    return _new_axis(experts), _new_axis(same) if len(same[0]) > 1 else ProcessAxis(ranks=(rank(),))
+
+
+def _replica_ranks(groups: Any) -> list[list[int]]:
+    """Return the replicas' ranks for every pipeline stage and tensor rank, data being the outer axis."""
+    return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
+
+
+def _new_axis(members: list[list[int]]) -> ProcessAxis:
+    """Create a group for each list of ranks and return the axis of this process's own."""
+    new_groups = [dist.new_group(ranks) for ranks in members]
+    return _axis(next(group for group in new_groups if rank() in group.ranks))

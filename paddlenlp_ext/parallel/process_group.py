@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import paddle
@@ -12,12 +12,13 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
+from paddlenlp_ext.parallel.expert_parallel import ExpertShards
 from paddlenlp_ext.parallel.gather import gather_shards, save_gathered
 from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.stages import is_counted_here, sum_shared_gradients
 from paddlenlp_ext.parallel.zero import Sharding
-from paddlenlp_ext.sharding_spec import Shard, placement_of
+from paddlenlp_ext.sharding_spec import Shard, is_expert_parallel, placement_of
 
 
 class DistributedProcesses:
@@ -29,11 +30,12 @@ class DistributedProcesses:
     Args:
         mesh: the run's mesh.
         sharding: ZeRO over the sharding axis; None without ZeRO.
+        experts: experts that the replicas divide; None without expert parallelism.
     """
 
-    def __init__(self, mesh: Mesh, sharding: Sharding | None = None) -> None:
-        self.mesh, self.sharding = mesh, sharding
-        self.forward_is_collective = sharding is not None and sharding.forward_is_collective
+    def __init__(self, mesh: Mesh, sharding: Sharding | None = None, experts: ExpertShards | None = None) -> None:
+        self.mesh, self.sharding, self.experts = mesh, sharding, experts
+        self.forward_is_collective = experts is not None or (sharding is not None and sharding.forward_is_collective)
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
@@ -46,14 +48,18 @@ class DistributedProcesses:
         """Return the Euclidean norm of all gradients, each counted once.
 
         Under ZeRO, the owner of a parameter counts its gradient. The squares are summed over the sharding ranks, those
-        of sharded parameters (Paddle's flag `is_distributed`) also over the tensor ranks, and all over the pipeline
-        stages.
+        of experts over the expert ranks instead, those of sharded parameters (Paddle's flag `is_distributed`) also over
+        the tensor ranks, and all over the pipeline stages.
         """
+        parameters, experts = _split_experts(parameters)
         counted = [(p, p.grad) for p in parameters if p.grad is not None and self._counts(p)]
         sharded = sum_of_squares(gradient for p, gradient in counted if p.is_distributed)
         full = sum_of_squares(gradient for p, gradient in counted if not p.is_distributed)
         if self.sharding is not None:
             sharded, full = _reduced([sharded, full], self.mesh.sharding.group, dist.ReduceOp.SUM)
+        if self.experts is not None:
+            of_experts = sum_of_squares(p.grad for p in experts if p.grad is not None)
+            sharded += _reduced([of_experts], self.mesh.experts.group, dist.ReduceOp.SUM)[0]
         if self.mesh.tensor.size > 1:
             sharded = _reduced([sharded], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
         total = sharded + full
@@ -98,7 +104,7 @@ class DistributedProcesses:
         return values[0]
 
     def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-        """Return the full tensor from the shards of the tensor-parallel ranks."""
+        """Return the full tensor from the shards of the tensor-parallel or expert-parallel ranks."""
         return gather_shards(self.mesh, part, shard)
 
     def barrier(self) -> None:
@@ -107,11 +113,17 @@ class DistributedProcesses:
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """All-reduce gradients over the replicas, in place; a gradient that no replica has stays None."""
+        """All-reduce gradients over the replicas, in place; a gradient that no replica has stays None.
+
+        The gradients of experts contain the tokens of all expert ranks: they are summed over the other expert groups.
+        """
+        parameters, experts = _split_experts(parameters)
         if self.sharding is not None:
-            self.sharding.sum_gradients(list(parameters))
+            self.sharding.sum_gradients(parameters)
         elif self.size > 1:
-            sum_gradients(list(parameters), self.mesh.replicas.group)
+            sum_gradients(parameters, self.mesh.replicas.group)
+        if self.mesh.expert_replicas.size > 1:
+            sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
         """Reduce gradients to their owners, if sharding does so after each micro-batch."""
@@ -123,9 +135,15 @@ class DistributedProcesses:
         if self.sharding is not None:
             self.sharding.broadcast_updated()
 
-    def gathered_parameters(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def gathered_parameters(self) -> Iterator[None]:
         """Return a context in which this process holds all parameter values of its replica."""
-        return nullcontext() if self.sharding is None else self.sharding.gathered_parameters()
+        with ExitStack() as stack:
+            if self.sharding is not None:
+                stack.enter_context(self.sharding.gathered_parameters())
+            if self.experts is not None:
+                stack.enter_context(self.experts.gathered())
+            yield
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
         """Sum gradients of which each process has computed only a part, in place.
@@ -142,6 +160,12 @@ class DistributedProcesses:
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
         """Call `write` on the main process with all tensors, unsharded (gather.py)."""
         save_gathered(self.mesh, tensors, write)
+
+
+def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
+    """Return the parameters of which every replica holds the same part, and the experts that the replicas divide."""
+    every = list(parameters)
+    return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 
 
 def _reduced(values: list[float], group: Any, op: Any) -> list[float]:

@@ -1,4 +1,4 @@
-"""Shard one parameter or buffer over the tensor-parallel ranks; the only file that knows which axis a style shards."""
+"""Shard one parameter or buffer over tensor or expert ranks; the only file that knows which axis a style shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paddle import nn
 
 from paddlenlp_ext.paddle_compat import free_storage, has_storage, own_buffers, own_parameters
 from paddlenlp_ext.parallel.mesh import ProcessAxis
-from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement
+from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement, shard_of
 
 AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
@@ -27,8 +27,7 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
         ValueError: `even` is set, and the number of ranks does not divide the axis.
     """
     full = own_parameters(layer).get(name)
-    is_parameter = full is not None
-    full = full if is_parameter else own_buffers(layer)[name]
+    full = own_buffers(layer)[name] if full is None else full
     size = full.shape[shard_axis]
     if even and size % axis.size:
         raise ValueError(
@@ -36,11 +35,36 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
             f"along its axis {shard_axis}; choose a degree or an adapter size that divides {size}"
         )
     shard = local_shard(size, shard_axis, axis)
+    _keep_slice(layer, name, shard, shard)
+    return shard
+
+
+def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
+    """Replace a stacked parameter of experts, or of a tensor-parallel rank's experts, by this expert rank's slice.
+
+    Args:
+        layer: the layer that owns the parameter.
+        name: the parameter's name in the layer; its first axis is that of the experts.
+        axis: the expert-parallel ranks; their number divides the experts.
+    """
+    held = own_parameters(layer)[name]
+    number = held.shape[0]
+    kept, outer = local_shard(number, 0, axis), shard_of(held) or Shard(0, 0, number, number)
+    shard = Shard(0, outer.start + kept.start, outer.start + kept.stop, outer.size, by_experts=True)
+    _keep_slice(layer, name, kept, shard)
+    return shard
+
+
+def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
+    """Replace a parameter or buffer by its slice `kept`, which is the slice `shard` of the unsharded tensor."""
+    full = own_parameters(layer).get(name)
+    is_parameter = full is not None
+    full = full if is_parameter else own_buffers(layer)[name]
     if not has_storage(full):  # built without values; the shard's values are loaded later
-        shape = [*full.shape[:shard_axis], shard.stop - shard.start, *full.shape[shard_axis + 1 :]]
+        shape = [*full.shape[: kept.axis], kept.stop - kept.start, *full.shape[kept.axis + 1 :]]
         part = paddle.zeros(shape, full.dtype)
     else:
-        part = full[shard.index].clone()
+        part = full[kept.index].clone()
     if not is_parameter:
         part.stop_gradient = True
         own_buffers(layer)[name] = part
@@ -55,7 +79,6 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
     set_placement(part, shard=shard, is_on_stage=is_on_stage(full))
     if not is_on_stage(full):
         free_storage(part)
-    return shard
 
 
 def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:

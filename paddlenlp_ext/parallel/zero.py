@@ -7,7 +7,8 @@
 
 Each parameter is assigned to one owner as a whole tensor. It is not sliced, so any optimizer works as on one process.
 An adapter has few parameters. All ranks keep their gradients and values, because methods that choose ranks read them;
-stage 3 then shards only the frozen base.
+stage 3 then shards only the frozen base. Experts that expert parallelism divides have no owner: every rank that holds
+them updates them.
 
 Order in stage 3: a decoder layer's parameters are gathered before its forward pass and released after it. They are
 gathered again before its backward pass, and released when its gradients are reduced, after the layer below has finished
@@ -31,7 +32,14 @@ from paddlenlp_ext.paddle_compat import free_storage, has_storage, share_storage
 from paddlenlp_ext.parallel.collectives import buckets, fill_missing_gradients, sum_gradients
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, set_placement, shard_of
+from paddlenlp_ext.sharding_spec import (
+    full_shape,
+    is_expert_parallel,
+    is_on_stage,
+    placement_of,
+    set_placement,
+    shard_of,
+)
 
 Reduce = Callable[[list[paddle.Tensor]], None]
 
@@ -195,9 +203,11 @@ class Sharding:
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
+        # Ranks that divide the experts hold different ones: nothing to assign, reduce or gather.
+        shared = [p for p in model.parameters() if not is_expert_parallel(p)]
         # A layer that AdaLoRA pruned to rank 0 has empty parameters: nothing to assign.
-        trained = [p for p in model.parameters() if not p.stop_gradient and is_on_stage(p) and p.size]
-        gathered = [p for p in model.parameters() if not is_adapter or p.stop_gradient] if stage == 3 else []
+        trained = [p for p in shared if not p.stop_gradient and is_on_stage(p) and p.size]
+        gathered = [p for p in shared if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in gathered if parameter.stop_gradient]
         self._assign_owners(trained, stays_with_all=is_adapter or stage == 1)
         _choose_owners(frozen, self.axis.size)

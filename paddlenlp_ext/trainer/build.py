@@ -26,6 +26,7 @@ from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.parallel.expert_parallel import ExpertShards, check_experts
 from paddlenlp_ext.parallel.load import load_shards
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
@@ -140,11 +141,13 @@ class BuiltModel:
         model: the model, with the parameters of this process.
         sharding: ZeRO sharding over the mesh; None without ZeRO.
         pipeline: stage of this process; None if every process has all layers.
+        experts: experts that the replicas divide; None without expert parallelism.
     """
 
     model: CausalLM | PeftModel
     sharding: Sharding | None = None
     pipeline: Pipeline | None = None
+    experts: ExpertShards | None = None
 
 
 def build_model(
@@ -169,6 +172,7 @@ def build_model(
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
     if mesh.tensor.size > 1:
         check_tensor_plan(model, mesh.tensor.size, source.quantization)
+    check_experts(model.config, mesh.experts.size, mesh.tensor.size)
     pipeline = _build_pipeline(model, config, mesh, rows)
     _place_stage(model, pipeline)
 
@@ -178,14 +182,19 @@ def build_model(
     adapted = adapt_model(model, config)
     _place_stage(adapted, pipeline)  # the adapter's parameters too
 
+    sequence = None
     if mesh.tensor.size > 1:
         sequence = SequenceShards(mesh.tensor) if config.parallel.sequence_parallel else None
         apply_tensor_plan(adapted, mesh.tensor, sequence)
         _place_stage(adapted, pipeline, sequence)  # sharding replaced parameters
+    experts = None
+    if mesh.experts.size > 1:
+        experts = ExpertShards(adapted, mesh.experts)
+        _place_stage(adapted, pipeline, sequence)
     sharding = build_sharding(adapted, mesh, config.parallel.sharding)
     if fills_slices:
         load_shards(adapted, source.open_weights())
-    return BuiltModel(adapted, sharding, pipeline)
+    return BuiltModel(adapted, sharding, pipeline, experts)
 
 
 def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TrainingRows | None) -> Pipeline | None:
@@ -221,7 +230,9 @@ def _place_stage(
 
 def _can_fill_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
     """Return whether ranks can read only their slices: floating-point weights, and no adapter computed from them."""
-    if mesh.pipeline.size > 1 or mesh.tensor.size * mesh.sharding.size == 1 or not config.model.continue_training:
+    if mesh.pipeline.size > 1 or not config.model.continue_training:
+        return False
+    if mesh.tensor.size * mesh.sharding.size * mesh.experts.size == 1:
         return False
     starts_from_weights = config.peft is not None and config.peft.starts_from_weights
     return source.quantization is None and not starts_from_weights
@@ -297,7 +308,9 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Callback
     mesh = Mesh.from_config(config.parallel)
     built = build_model(data.source, config, mesh, data.any_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
-    process_group = SingleProcess() if mesh.world.size == 1 else DistributedProcesses(mesh, built.sharding)
+    process_group: ProcessGroup = SingleProcess()
+    if mesh.world.size > 1:
+        process_group = DistributedProcesses(mesh, built.sharding, built.experts)
     forward_backward = build_forward_backward(built.model, built.pipeline)
     objective = _build_objective(config, built.model, forward_backward, process_group)
     rows = (data.train_rows, data.eval_rows)

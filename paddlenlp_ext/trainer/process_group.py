@@ -24,7 +24,8 @@ class ProcessGroup(Protocol):
         size: number of replicas.
         is_main: whether this process writes files and logs.
         forward_is_collective: whether a forward pass is a collective operation of all replicas (ZeRO-3 gathers
-            parameters in it). All replicas then have to run equally many forward passes.
+            parameters in it, expert parallelism exchanges rows). All replicas then have to run equally many forward
+            passes.
     """
 
     index: int
@@ -57,7 +58,7 @@ class ProcessGroup(Protocol):
         ...
 
     def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-        """Return the full tensor from the shards of the tensor-parallel ranks; collective, not differentiable."""
+        """Return the full tensor from the shards of all ranks that divide it; collective, not differentiable."""
         ...
 
     def barrier(self) -> None:

@@ -172,8 +172,9 @@ class OptimizerStep:
     ) -> tuple[float, list[float]]:
         """Accumulate the gradients of the local micro-batches; return the sums of loss and metrics on this process.
 
-        With ZeRO-3 every forward and backward pass gathers parameters, so all ranks must run equally many. A rank with
-        fewer micro-batches runs a dummy micro-batch of scale 0: the collectives match, and its gradients do not count.
+        With ZeRO-3 every forward and backward pass gathers parameters, and with expert parallelism it exchanges rows of
+        tokens, so all ranks must run equally many. A rank with fewer micro-batches runs a dummy micro-batch of scale 0:
+        the collectives match, and its gradients do not count.
         """
         scale = 1.0 / num_units
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
@@ -224,14 +225,14 @@ class OptimizerStep:
 
     def _scaled(self, batch: PackedBatch, scale: float, step: int, micro_batch: int) -> ScaledBatch:
         """Return a micro-batch with its loss scale and the context of its forward pass."""
-        return ScaledBatch(batch, scale, partial(self._micro_batch_context, batch, step, micro_batch))
+        return ScaledBatch(batch, scale, partial(self._micro_batch_context, batch, step, micro_batch, scale > 0.0))
 
     @contextmanager
-    def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int) -> Iterator[None]:
+    def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int, is_counted: bool) -> Iterator[None]:
         """Run the block, a forward pass, with the micro-batch's random seed, number format and noise."""
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
         balance = self.model.load_balance
-        ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask)
+        ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask, is_counted)
         with self.options.autocast(), self._noise_of(batch), ignoring:
             yield
 

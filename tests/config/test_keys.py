@@ -53,7 +53,7 @@ def test_known_keys_have_one_line_of_help():
 
 def test_known_keys_are_all_read_or_listed_as_compat():
     """Check that every key of a section is read by a package or the launcher, or is in the table of compat keys."""
-    degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding")}
+    degrees = {f"{axis}_parallel_degree" for axis in ("tensor", "pipeline", "sharding", "expert")}
     # by the parser, adjustments, compute_dtype, complete_degrees, `patience`, `dev_sets` and the validation of flags
     read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS, "metric_for_best_model", "flash_mask"}
     read_in_config |= {"rslora_plus", "early_stopping", "early_stopping_patience", "eval_dataset_path", "strategy_type"}

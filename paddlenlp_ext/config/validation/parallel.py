@@ -10,7 +10,10 @@ from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 from paddlenlp_ext.utils.distributed_env import world_size
 
 rules = Rules()
-_DEGREES = ("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree")
+_DEGREES = (
+    *("tensor_parallel_degree", "pipeline_parallel_degree", "sharding_parallel_degree"),
+    "expert_parallel_degree",
+)
 
 
 @rules("sharding", "optim", *_DEGREES)
@@ -31,13 +34,14 @@ def _layout_fits_processes(
             "sharding_parallel_degree",
         )
     _check_adapter(parallel, adapter, degrees, processes, report)
-    if degrees.tensor > 1 and optim.optim not in ("adamw", "muon"):
-        report.error(
-            f"optim {optim.optim} needs unsharded parameters, and tensor_parallel_degree {degrees.tensor} shards them; "
-            "use optim adamw or muon, or sharding in place of tensor parallelism",
-            "optim",
-            "tensor_parallel_degree",
-        )
+    for key, degree in (("tensor_parallel_degree", degrees.tensor), ("expert_parallel_degree", degrees.expert)):
+        if degree > 1 and optim.optim not in ("adamw", "muon"):
+            report.error(
+                f"optim {optim.optim} needs unsharded parameters, and {key} {degree} shards them; use optim adamw or "
+                f"muon, or sharding in place of {key}",
+                "optim",
+                key,
+            )
 
 
 def _check_adapter(

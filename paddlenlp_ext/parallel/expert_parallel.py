@@ -1,0 +1,160 @@
+r"""Expert parallelism: replicas, which have different micro-batches, divide the experts of a layer (arXiv:2006.16668).
+
+    rank 0                              rank 1
+    tokens a, b                         tokens c, d
+    rows a0 a2 | b1 b3                  rows c0 c1 | d0 d3          number: the chosen expert
+         \__________________ all-to-all ___________________/
+    experts 0, 1: a0 c0 d0 b1 c1        experts 2, 3: a2 b3 d3
+         \__________________ all-to-all ___________________/
+    a = a0 + a2, b = b1 + b3            c = c0 + c1, d = d0 + d3
+
+Rows travel to the rank that holds their expert, and the weighted results travel back. The numbers of rows are exchanged
+first, so that any load is possible and no row is dropped. The backward pass sends the gradients the opposite way.
+
+Forward hooks on the experts (or on their outermost adapter) issue the collectives. Under tensor parallelism the tensor
+ranks divide the experts first, and each divides its own among the expert ranks with the same tensor index. The gradient
+of an expert contains all tokens of its expert group, so it is summed over the other expert groups only. Everything
+else, routers and shared experts included, is a replica's.
+
+Shapes: T tokens, K chosen experts, D hidden, N rows of the own tokens, M received rows, P expert ranks, E experts that
+a rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
+from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
+from paddlenlp_ext.paddle_compat import own_parameters
+from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
+from paddlenlp_ext.parallel.mesh import ProcessAxis
+from paddlenlp_ext.parallel.shard_parameters import shard_experts
+from paddlenlp_ext.sharding_spec import is_on_stage
+
+
+class ExpertShards:
+    """Experts of a model, of which this process keeps its own.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`, equal on all expert ranks, and already sharded over the tensor ranks.
+        axis: the expert-parallel ranks.
+
+    Raises:
+        ValueError: the model has no experts, the ranks cannot divide them, or they have an adapter.
+    """
+
+    def __init__(self, model: nn.Layer, axis: ProcessAxis) -> None:
+        decoder = getattr(model, "base_model", model)
+        assert isinstance(decoder, CausalLM)
+        check_experts(decoder.config, axis.size)
+        self._layers = []
+        for name, mixture in decoder.named_sublayers():
+            if not isinstance(mixture, MixtureOfExperts):
+                continue
+            if not isinstance(mixture.experts, Experts):
+                raise ValueError(
+                    f"an adapter on {name}.experts is not available with expert_parallel_degree {axis.size}; leave it "
+                    "out, or set the degree to 1"
+                )
+            self._layers.append(ExpertExchange(mixture.experts, axis))
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Return a context in which every rank holds all experts, and no rows are exchanged; collective."""
+        for layer in self._layers:
+            layer.gather()
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.release()
+
+
+def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) -> None:
+    """Check that `degree` ranks can divide the experts of each tensor-parallel rank; no weights are needed.
+
+    Raises:
+        ValueError: the model has no experts, or their number is not a multiple.
+    """
+    numbers = {shape.num_experts for shape in config.experts or () if shape is not None}
+    if degree > 1 and not numbers:
+        raise ValueError(f"expert_parallel_degree {degree}: the model has no experts; leave the key out")
+    for number in numbers:
+        if number % (degree * tensor_degree):
+            works = [d for d in range(1, degree) if number % (d * tensor_degree) == 0]
+            with_tensor = f" times tensor_parallel_degree {tensor_degree}" if tensor_degree > 1 else ""
+            raise ValueError(
+                f"expert_parallel_degree {degree}{with_tensor} does not divide the {number} experts of a layer; the "
+                f"largest degree below it that does is {max(works, default=1)}"
+            )
+
+
+class ExpertExchange:
+    """Exchange of rows around the experts of one layer, of which this process keeps its own.
+
+    Args:
+        experts: the experts.
+        axis: the expert-parallel ranks.
+    """
+
+    def __init__(self, experts: Experts, axis: ProcessAxis) -> None:
+        self._experts, self._axis, self._first_of_group = experts, axis, experts.first
+        for name in list(own_parameters(experts)):
+            experts.first = shard_experts(experts, name, axis).start
+        self._first, self._own = experts.first, dict(own_parameters(experts))
+        self._is_gathered = False
+        self._sent: tuple[ExpertRows, list[int], list[int]] | None = None
+        experts.register_forward_pre_hook(self._dispatch)
+        experts.register_forward_post_hook(self._combine)
+
+    def _dispatch(self, layer: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> tuple[paddle.Tensor, ...]:
+        """Replace the tokens, weights and experts of this rank by the rows of the experts that it holds."""
+        if self._is_gathered:
+            return inputs
+        x_TD, weights_TK, experts_TK = inputs
+        num_local = self._own["down_proj"].shape[0]
+        rows = ExpertRows.sort(experts_TK.numpy(), num_local * self._axis.size, self._first_of_group)
+        sent_PE = np.diff(rows.starts).reshape(self._axis.size, num_local)
+        received_PE = all_to_all_rows(paddle.to_tensor(sent_PE), None, None, self._axis.group).numpy()
+        sent, received = sent_PE.sum(axis=1).tolist(), received_PE.sum(axis=1).tolist()
+        self._sent = rows, sent, received
+
+        def exchange(x: paddle.Tensor) -> paddle.Tensor:
+            return exchange_rows(x, sent, received, self._axis.group)
+
+        choices_N = paddle.to_tensor(rows.choices, place=x_TD.place)
+        weights_M1 = exchange(paddle.gather(weights_TK.flatten(), choices_N).unsqueeze(-1))
+        experts_PE = np.tile(np.arange(num_local) + self._first, (self._axis.size, 1))
+        experts_M1 = paddle.to_tensor(np.repeat(experts_PE, received_PE.ravel()).reshape(-1, 1), place=x_TD.place)
+        return exchange(gather_rows(x_TD, rows)), weights_M1, experts_M1
+
+    def _combine(self, layer: nn.Layer, inputs: Any, output_MD: paddle.Tensor) -> paddle.Tensor:
+        """Return the sums [T, D] of the results of this rank's tokens, which come back from all ranks."""
+        if self._is_gathered:
+            return output_MD
+        assert self._sent is not None, "rows are dispatched before the experts run"
+        (rows, sent, received), self._sent = self._sent, None
+        return sum_rows(exchange_rows(output_MD, received, sent, self._axis.group), rows)
+
+    def gather(self) -> None:
+        """Receive all experts of the group."""
+        self._is_gathered, self._experts.first = True, self._first_of_group
+        for name, own in self._own.items():
+            if is_on_stage(own):
+                full = all_gather_cat(own.detach(), 0, [own.shape[0]] * self._axis.size, self._axis.group)
+                full.stop_gradient = own.stop_gradient
+                own_parameters(self._experts)[name] = full
+
+    def release(self) -> None:
+        """Free the experts of other ranks."""
+        self._is_gathered, self._experts.first = False, self._first
+        own_parameters(self._experts).update(self._own)

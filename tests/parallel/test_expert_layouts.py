@@ -1,0 +1,118 @@
+"""Processes that divide the experts of a model, compared with one process: losses, norms, evaluation, weights."""
+
+from __future__ import annotations
+
+import paddle
+import pytest
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases, write_model
+
+pytestmark = pytest.mark.layouts
+
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+AUXILIARY = {**MIXTRAL, "output_router_logits": True, "router_aux_loss_coef": 0.1}
+MANY = {**MIXTRAL, "num_local_experts": 12, "num_experts_per_tok": 1}
+SHARED = {
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 12,
+    "norm_topk_prob": True,
+}
+SKEWED = {
+    "model_type": "ernie4_5_moe",
+    "moe_num_experts": 4,
+    "moe_k": 2,
+    "moe_intermediate_size": 20,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+}
+"""Every token chooses the last two experts (`skew`): the first half of the expert ranks receives no rows."""
+LORA = ("lora", {"rank": 4, "dropout": 0.3})
+EXPERTS = {"expert_parallel_degree": 2}
+FOUR_EXPERTS = {"expert_parallel_degree": 4}
+ACCUMULATED = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}
+TENSOR = {**EXPERTS, "tensor_parallel_degree": 2}
+STAGES = {**EXPERTS, "pipeline_parallel_degree": 2, "gradient_accumulation_steps": 3}
+
+# number of replicas -> runs
+TWO = {
+    2: [
+        Case("sft-uneven", {**EXPERTS, **ACCUMULATED}, AUXILIARY),
+        Case("sft-skewed-recomputed", {**EXPERTS, "recompute": True}, SKEWED),
+        Case("sft-idle-stage1", {**EXPERTS, "sharding": "stage1"}, MANY),
+        Case("sft-shared-stage3", {**EXPERTS, "sharding": "stage3", "max_grad_norm": 0.5}, SHARED),
+        Case("lora-shared", {**EXPERTS, "recompute": True}, SHARED, *LORA),
+        Case("lora-stage3", {**EXPERTS, "sharding": "stage3"}, AUXILIARY, *LORA),
+        Case("dpo", {**EXPERTS, "loss_type": "sigmoid", "beta": 0.5}, MIXTRAL),
+    ]
+}
+FOUR = {
+    4: [
+        Case("sft-four", {**FOUR_EXPERTS, **ACCUMULATED}, AUXILIARY),
+        Case("sft-four-idle", FOUR_EXPERTS, MANY),
+        Case("sft-data", {**EXPERTS, "max_grad_norm": 0.5}, SHARED),
+        Case("sft-data-stage2", {**EXPERTS, "sharding": "stage2", "sharding_parallel_degree": 2}, AUXILIARY),
+        Case("sft-four-data-stage1", {**FOUR_EXPERTS, "sharding": "stage1", "sharding_parallel_degree": 2}, MIXTRAL),
+    ],
+    2: [
+        Case("sft-tensor", TENSOR, {**AUXILIARY, "num_local_experts": 8}),
+        Case("sft-tensor-shared-sequence", {**TENSOR, "sequence_parallel": True, "recompute": True}, SHARED),
+        Case("lora-tensor-stage3", {**TENSOR, "sharding": "stage3"}, SKEWED, *LORA),
+        Case("sft-stages", STAGES, SHARED),
+        Case("sft-stages-uneven", {**STAGES, **ACCUMULATED, "virtual_pp_degree": 2}, {**MANY, "num_hidden_layers": 4}),
+        Case("lora-stages-stage1", {**STAGES, "sharding": "stage1", "recompute": True}, SKEWED, *LORA),
+    ],
+}
+
+
+def skew(case: Case, folder) -> None:
+    """Write the model of `SKEWED`: corrections that exceed all scores choose the last two experts."""
+    path = write_model(case, folder)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    for name, parameter in model.named_parameters():
+        if name.endswith("e_score_correction_bias"):
+            parameter.set_value(paddle.to_tensor([[0.0, 0.0, 5.0, 5.0]]))
+    model.save_pretrained(path)
+
+
+def case_parameters(runs: dict[int, list[Case]]) -> list:
+    """Return (replicas, case) parameters for pytest."""
+    return [pytest.param(replicas, case, id=case.name) for replicas, cases in runs.items() for case in cases]
+
+
+def runs_of(processes: int, request, folder) -> tuple:
+    cases = selected_cases(request)
+    for case in cases:
+        if case.model == SKEWED:
+            skew(case, folder)
+    return folder, launch(processes, cases, folder, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def two(request, tmp_path_factory):
+    return runs_of(2, request, tmp_path_factory.mktemp("two_expert_ranks"))
+
+
+@pytest.fixture(scope="module")
+def four(request, tmp_path_factory):
+    return runs_of(4, request, tmp_path_factory.mktemp("four_processes"))
+
+
+def assert_matches_one_process(runs: tuple, replicas: int, case: Case) -> None:
+    folder, outcomes = runs
+    single = case.on_one_process(replicas)
+    run_case(single, folder)
+    assert_same_run(outcomes[case.name], outcome(single, folder))
+
+
+@pytest.mark.parametrize("replicas, case", case_parameters(TWO))
+def test_expert_parallel_on_two_processes_matches_one_process(two, replicas, case):
+    assert_matches_one_process(two, replicas, case)
+
+
+@pytest.mark.parametrize("replicas, case", case_parameters(FOUR))
+def test_expert_parallel_on_four_processes_matches_one_process(four, replicas, case):
+    assert_matches_one_process(four, replicas, case)
