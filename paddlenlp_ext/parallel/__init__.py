@@ -1,4 +1,4 @@
-"""Data, tensor, sequence, pipeline and sharded (ZeRO) parallelism of one model over several processes.
+"""Data, tensor, sequence, pipeline, expert and sharded (ZeRO) parallelism of one model over several processes.
 
 Models and adapters do not depend on it. `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer.
 
@@ -13,6 +13,7 @@ Models and adapters do not depend on it. `trainer/build.py` fixes the order: mes
     stages         consecutive layers, same micro-batch: hidden states and their gradients are sent
     sharding       different micro-batches: gradients are summed, and each rank owns a part of the state (ZeRO)
     replicas       different micro-batches: gradients are summed
+    experts        consecutive replicas and sharding ranks that divide the experts: tokens are sent to their experts
 
 | module | contents |
 | --- | --- |
@@ -23,6 +24,7 @@ Models and adapters do not depend on it. `trainer/build.py` fixes the order: mes
 | `vocab_parallel` | embedding, lm_head and cross entropy over sharded rows |
 | `sequence_parallel` | splits positions between the sharded layers |
 | `pipeline/` | stages, schedule, runtime, and the cost model that balances stages |
+| `expert_parallel` | divides the experts of each layer among replicas, with hooks that exchange rows of tokens |
 | `zero` | sharding of optimizer state, gradients and parameters by owners (ZeRO stages 1 to 3) |
 | `collectives` | differentiable collectives, and gradient sums in buckets |
 | `gloo` | collectives that Paddle's gloo groups lack, rendezvous, barrier without a timeout |

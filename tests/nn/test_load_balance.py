@@ -122,6 +122,16 @@ def test_counts_are_those_of_passes_with_gradients_and_begin_again_after_they_ar
     assert not model.load_balance.pop_counts().any()
 
 
+def test_counts_of_a_pass_that_is_not_counted_are_zero_even_if_it_is_recomputed():
+    model = build()
+    model.train()
+    model.enable_recompute(RecomputePlan())
+    with model.load_balance.without_padding(None, is_counted=False):
+        hidden = model.hidden_states(paddle.to_tensor(IDS))
+    hidden.sum().backward()
+    assert not model.load_balance.pop_counts().any()
+
+
 def test_imbalance_is_the_largest_load_over_the_mean_averaged_over_layers_with_experts():
     assert imbalance(np.array([[6, 2, 1, 3], [0, 0, 0, 0], [2, 2, 2, 2]])) == 1.5
     assert imbalance(np.zeros((2, 3))) == 0.0

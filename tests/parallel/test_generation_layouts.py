@@ -36,6 +36,7 @@ TWO = [
     Case("sequence-latent", {**ANSWERS, **TENSOR, "sequence_parallel": True}, {**TINY_LATENT, "q_lora_rank": 12}),
     Case("tensor-lora-tables", {**ANSWERS, **TENSOR}, {}, "lora", {"target_modules": ("embed_tokens",)}),
     Case("stages", {**ANSWERS, **STAGES}),
+    Case("experts", {**ANSWERS, "expert_parallel_degree": 2}, {"model_type": "mixtral", "num_local_experts": 4}),
     Case("virtual-prefix", {**ANSWERS, **VIRTUAL}, DEEP, "prefix_tuning", {"num_tokens": 3, "projection": True}),
     Case("stages-prompt", {**ANSWERS, **STAGES}, {}, "prompt_tuning", {"num_tokens": 3}),
     Case("stages-reft", {**ANSWERS, **STAGES}, {}, "reft", {"rank": 4}),

@@ -24,6 +24,10 @@ LAYOUTS = {
     "tp2": {"tensor_parallel_degree": 2, **KEYS},
     "pp2": {"pipeline_parallel_degree": 2, **KEYS},
 }
+EXPERT_LAYOUTS = {
+    "ep2": {"expert_parallel_degree": 2},
+    "ep2-sharding1": {"expert_parallel_degree": 2, "sharding": "stage1"},
+}
 MIXED = {
     "tp2-dp2": {"tensor_parallel_degree": 2},
     "pp2-sharding1": {"pipeline_parallel_degree": 2, "sharding": "stage1"},
@@ -33,7 +37,7 @@ HALF = {"save_strategy": "steps", "save_steps": 10}
 
 
 def laid_out(case: Case, layout: str, **keys) -> Case:
-    options = {**LAYOUTS, **MIXED, "one": KEYS}[layout]
+    options = {**LAYOUTS, **EXPERT_LAYOUTS, **MIXED, "one": KEYS}[layout]
     return dataclasses.replace(case, name=f"{case.name}-{layout}", keys={**case.keys, **options, **keys})
 
 
@@ -46,15 +50,18 @@ def resumed(case: Case, before: str, after: str, folder) -> Case:
 CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
 CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # sufficient to test a method's own state
 TENSOR = [("one", "tp2"), ("tp2", "tp2"), ("tp2", "one")]  # sufficient to test sharded parameters
+EXPERTS = [("one", "ep2"), ("ep2", "tp2"), ("tp2", "ep2-sharding1"), ("ep2-sharding1", "one")]
 RUNS = [
     (Case("sft", ONCE, {"attention_bias": True}), CROSS),
     (Case("adalora", ONCE, {}, "adalora", {"tinit": 2, "tfinal": 4}), CHAIN),
     (Case("untied", ONCE, {"attention_bias": True, "tie_word_embeddings": False}), TENSOR),
     (Case("lora", ONCE, {}, "lora", {"rank": 4, "dropout": 0.2}), TENSOR),
+    (Case("experts", ONCE, {"model_type": "mixtral", "num_local_experts": 4}), EXPERTS),
 ]
 WAYS = [(case, way) for case, ways in RUNS for way in ways]
-LAID_OUT = [(case, layout) for case, ways in RUNS for layout in LAYOUTS if any(layout in way for way in ways)]
-RUNS_OF_4 = [case for case, ways in RUNS if ways is not TENSOR]
+ON_2 = (*LAYOUTS, *EXPERT_LAYOUTS)
+LAID_OUT = [(case, layout) for case, ways in RUNS for layout in ON_2 if any(layout in way for way in ways)]
+RUNS_OF_4 = [case for case, ways in RUNS if ways not in (TENSOR, EXPERTS)]
 WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *MIXED)]
 WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "pp2-sharding1"), ("tp2-dp2", "pp2-sharding1")]
 WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-sharding3", "tp2-dp2")]

@@ -17,6 +17,16 @@ from tests.config.config_cases import SMALLEST, load, problems, write
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
+        (
+            2,
+            {"expert_parallel_degree": 2, "optim": "adamw_mini"},
+            "and expert_parallel_degree 2 shards them; use optim",
+        ),
+        (
+            8,
+            {"expert_parallel_degree": 3, "tensor_parallel_degree": 2},
+            "expert_parallel_degree 3 does not divide the 4",
+        ),
     ],
 )
 def test_layout_rule_with_unfitting_degrees_names_the_nearest(tmp_path, monkeypatch, processes, values, words):
