@@ -11,10 +11,10 @@ r"""Expert parallelism: replicas, which have different micro-batches, divide the
 Rows travel to the rank that holds their expert, and the weighted results travel back. The numbers of rows are exchanged
 first, so that any load is possible and no row is dropped. The backward pass sends the gradients the opposite way.
 
-Forward hooks on the experts (or on their outermost adapter) issue the collectives. Under tensor parallelism the tensor
-ranks divide the experts first, and each divides its own among the expert ranks with the same tensor index. The gradient
-of an expert contains all tokens of its expert group, so it is summed over the other expert groups only. Everything
-else, routers and shared experts included, is a replica's.
+Forward hooks on the experts issue the collectives, so adapters within them see the received rows. Under tensor
+parallelism the tensor ranks divide the experts first, and each divides its own among the expert ranks with the same
+tensor index. The gradient of an expert contains all tokens of its expert group, so it is summed over the other expert
+groups only. Everything else, routers and shared experts included, is a replica's.
 
 Shapes: T tokens, K chosen experts, D hidden, N rows of the own tokens, M received rows, P expert ranks, E experts that
 a rank holds.
@@ -33,12 +33,18 @@ from paddle import nn
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import shard_experts
+from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.sharding_spec import is_on_stage
+
+_STACKS = (Experts, GroupedLinear)
+"""Layers all of whose own parameters are stacked: a slice for each expert."""
 
 
 class ExpertShards:
@@ -58,14 +64,9 @@ class ExpertShards:
         check_experts(decoder.config, axis.size)
         self._layers = []
         for name, mixture in decoder.named_sublayers():
-            if not isinstance(mixture, MixtureOfExperts):
-                continue
-            if not isinstance(mixture.experts, Experts):
-                raise ValueError(
-                    f"an adapter on {name}.experts is not available with expert_parallel_degree {axis.size}; leave it "
-                    "out, or set the degree to 1"
-                )
-            self._layers.append(ExpertExchange(mixture.experts, axis))
+            if isinstance(mixture, MixtureOfExperts):
+                _check_adapters(mixture.experts, f"{name}.experts", axis.size)
+                self._layers.append(ExpertExchange(mixture.experts, axis))
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -98,6 +99,29 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
             )
 
 
+def _check_adapters(experts: Experts, name: str, degree: int) -> None:
+    for path, adapter in experts.named_sublayers():
+        if isinstance(adapter, AdapterLayer) and set(adapter.sharding_axes("experts").values()) != {0}:
+            raise ValueError(
+                f"an adapter of this kind on {name}.{path} is not available with expert_parallel_degree {degree}: it "
+                "does not have tensors for each expert; leave it out, or set the degree to 1"
+            )
+
+
+def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
+    """Return the parameters of experts and their adapters, each as its layer and its name in the layer.
+
+    The first axis of each is that of the experts.
+    """
+    layers = [experts, *experts.sublayers()]
+    found = [(layer, name) for layer in layers if isinstance(layer, _STACKS) for name in own_parameters(layer)]
+    for adapter in layers:
+        for name in adapter.sharding_axes("experts") if isinstance(adapter, AdapterLayer) else ():
+            parent, _, leaf = name.rpartition(".")
+            found.append((layer_at(adapter, parent), leaf))
+    return found
+
+
 class ExpertExchange:
     """Exchange of rows around the experts of one layer, of which this process keeps its own.
 
@@ -108,9 +132,12 @@ class ExpertExchange:
 
     def __init__(self, experts: Experts, axis: ProcessAxis) -> None:
         self._experts, self._axis, self._first_of_group = experts, axis, experts.first
-        for name in list(own_parameters(experts)):
-            experts.first = shard_experts(experts, name, axis).start
-        self._first, self._own = experts.first, dict(own_parameters(experts))
+        stacked = _stacked_parameters(experts)
+        for layer, name in stacked:
+            shard = shard_experts(layer, name, axis)
+            experts.first, experts.num_local = shard.start, shard.stop - shard.start
+        self._first, self._num_local = experts.first, experts.num_local
+        self._own = [(layer, name, own_parameters(layer)[name]) for layer, name in stacked]
         self._is_gathered = False
         self._sent: tuple[ExpertRows, list[int], list[int]] | None = None
         experts.register_forward_pre_hook(self._dispatch)
@@ -121,9 +148,8 @@ class ExpertExchange:
         if self._is_gathered:
             return inputs
         x_TD, weights_TK, experts_TK = inputs
-        num_local = self._own["down_proj"].shape[0]
-        rows = ExpertRows.sort(experts_TK.numpy(), num_local * self._axis.size, self._first_of_group)
-        sent_PE = np.diff(rows.starts).reshape(self._axis.size, num_local)
+        rows = ExpertRows.sort(experts_TK.numpy(), self._num_local * self._axis.size, self._first_of_group)
+        sent_PE = np.diff(rows.starts).reshape(self._axis.size, self._num_local)
         received_PE = all_to_all_rows(paddle.to_tensor(sent_PE), None, None, self._axis.group).numpy()
         sent, received = sent_PE.sum(axis=1).tolist(), received_PE.sum(axis=1).tolist()
         self._sent = rows, sent, received
@@ -133,7 +159,7 @@ class ExpertExchange:
 
         choices_N = paddle.to_tensor(rows.choices, place=x_TD.place)
         weights_M1 = exchange(paddle.gather(weights_TK.flatten(), choices_N).unsqueeze(-1))
-        experts_PE = np.tile(np.arange(num_local) + self._first, (self._axis.size, 1))
+        experts_PE = np.tile(np.arange(self._num_local) + self._first, (self._axis.size, 1))
         experts_M1 = paddle.to_tensor(np.repeat(experts_PE, received_PE.ravel()).reshape(-1, 1), place=x_TD.place)
         return exchange(gather_rows(x_TD, rows)), weights_M1, experts_M1
 
@@ -147,14 +173,18 @@ class ExpertExchange:
 
     def gather(self) -> None:
         """Receive all experts of the group."""
-        self._is_gathered, self._experts.first = True, self._first_of_group
-        for name, own in self._own.items():
+        self._set_gathered(True, self._first_of_group, self._num_local * self._axis.size)
+        for layer, name, own in self._own:
             if is_on_stage(own):
                 full = all_gather_cat(own.detach(), 0, [own.shape[0]] * self._axis.size, self._axis.group)
                 full.stop_gradient = own.stop_gradient
-                own_parameters(self._experts)[name] = full
+                own_parameters(layer)[name] = full
 
     def release(self) -> None:
         """Free the experts of other ranks."""
-        self._is_gathered, self._experts.first = False, self._first
-        own_parameters(self._experts).update(self._own)
+        self._set_gathered(False, self._first, self._num_local)
+        for layer, name, own in self._own:
+            own_parameters(layer)[name] = own
+
+    def _set_gathered(self, is_gathered: bool, first: int, number: int) -> None:
+        self._is_gathered, self._experts.first, self._experts.num_local = is_gathered, first, number

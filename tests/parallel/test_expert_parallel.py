@@ -17,6 +17,7 @@ from paddlenlp_ext.parallel import collectives, expert_parallel, gloo
 from paddlenlp_ext.parallel.expert_parallel import ExpertExchange, ExpertShards, check_experts
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import shard_experts, shard_parameter
+from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_expert_parallel, shard_of
 from tests.common.models import TINY_SIZES
 
@@ -151,7 +152,7 @@ def test_expert_exchange_matches_all_experts_on_one_process(monkeypatch, choices
 
     assert_close(backward(on_ranks(2, run), tokens), want)
     for name, parameter in full.named_parameters():
-        got = np.concatenate([getattr(experts, name).grad.numpy() for experts in held])
+        got = np.concatenate([dict(experts.named_parameters())[name].grad.numpy() for experts in held])
         np.testing.assert_allclose(got, parameter.grad.numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -162,8 +163,9 @@ def test_expert_exchange_of_three_ranks_within_a_tensor_shard_skips_the_experts_
     tensor = ProcessAxis(1, 2, None, (0, 1))
 
     def keep_tensor_shard(experts):
-        for name in ("gate_up_proj", "down_proj"):
-            experts.first = shard_parameter(experts, name, 0, tensor).start
+        for linear in (experts.gate_up_proj, experts.down_proj):
+            shard = shard_parameter(linear, "weight", 0, tensor)
+            experts.first, experts.num_local = shard.start, shard.stop - shard.start
 
     keep_tensor_shard(full)
     want = on_one_process(full, tokens)
@@ -200,26 +202,26 @@ def test_gathered_experts_process_all_tokens_without_an_exchange(monkeypatch):
     def run(axis):
         experts = build_experts()
         exchange = ExpertExchange(experts, axis)
-        own = experts.down_proj
+        own = experts.down_proj.weight
         exchange.gather()
         if axis.index == 0:  # a rank alone: an exchange would wait for the other one
             np.testing.assert_allclose(
                 experts(*(paddle.to_tensor(values) for values in (x, weights, choices))).numpy(), want, rtol=1e-6
             )
         exchange.release()
-        assert experts.down_proj is own and experts.first == 3 * axis.index
+        assert experts.down_proj.weight is own and (experts.first, experts.num_local) == (3 * axis.index, 3)
 
     on_ranks(2, run)
 
 
 def test_shard_experts_of_a_tensor_shard_are_a_slice_of_the_unsharded_experts():
-    experts = build_experts()
-    full = experts.down_proj.numpy()
-    shard_parameter(experts, "down_proj", 0, ProcessAxis(1, 2))
-    shard_experts(experts, "down_proj", ProcessAxis(2, 3))
-    assert shard_of(experts.down_proj) == Shard(0, 5, 6, 6, by_experts=True)
-    assert is_expert_parallel(experts.down_proj) and full_shape(experts.down_proj) == full.shape
-    np.testing.assert_array_equal(experts.down_proj.numpy(), full[5:])
+    linear = build_experts().down_proj
+    full = linear.weight.numpy()
+    shard_parameter(linear, "weight", 0, ProcessAxis(1, 2))
+    shard_experts(linear, "weight", ProcessAxis(2, 3))
+    assert shard_of(linear.weight) == Shard(0, 5, 6, 6, by_experts=True)
+    assert is_expert_parallel(linear.weight) and full_shape(linear.weight) == full.shape
+    np.testing.assert_array_equal(linear.weight.numpy(), full[5:])
 
 
 def test_mesh_holders_of_an_expert_shard_are_its_expert_group_times_the_tensor_ranks():
@@ -251,8 +253,10 @@ def test_check_experts_that_ranks_cannot_divide_names_what_works(model, degrees,
         check_experts(config, *degrees)
 
 
-def test_expert_shards_with_an_adapter_on_experts_are_refused():
+def test_expert_shards_with_an_adapter_that_experts_share_are_refused():
     model = AutoModelForCausalLM.from_config({**TINY_SIZES, "model_type": "mixtral", "num_local_experts": 4})
-    model.model.layers[1].mlp.experts = paddle.nn.Identity()
-    with pytest.raises(ValueError, match=r"an adapter on model\.layers\.1\.mlp\.experts is not available"):
+    experts = model.model.layers[1].mlp.experts
+    experts.down_proj = AdapterLayer(experts.down_proj)
+    experts.down_proj.scale = paddle.create_parameter([3], "float32")
+    with pytest.raises(ValueError, match=r"on model\.layers\.1\.mlp\.experts\.down_proj is not available"):
         ExpertShards(model, ProcessAxis(0, 2))
