@@ -113,8 +113,11 @@ def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
 
     The first axis of each is that of the experts.
     """
-    layers = [experts, *experts.sublayers()]
-    found = [(layer, name) for layer in layers if isinstance(layer, _STACKS) for name in own_parameters(layer)]
+    layers: list[nn.Layer] = [experts, *experts.sublayers()]
+    found: list[tuple[nn.Layer, str]] = []
+    for stacked in layers:
+        if isinstance(stacked, _STACKS):
+            found += [(stacked, name) for name in own_parameters(stacked)]
     for adapter in layers:
         for name in adapter.sharding_axes("experts") if isinstance(adapter, AdapterLayer) else ():
             parent, _, leaf = name.rpartition(".")
