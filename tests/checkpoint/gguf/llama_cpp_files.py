@@ -11,6 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from paddlenlp_ext.checkpoint.fused import join_fused
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from tests.common.arrays import normal
@@ -33,6 +35,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "phi3": {"partial_rotary_factor": 0.75, "tie_word_embeddings": False},
+    "glm4": {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": False},
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,
@@ -60,7 +64,7 @@ def make_model(architecture: str) -> CausalLM:
     """Build a model of random weights, norms around 1 included."""
     model = AutoModelForCausalLM.from_config({**_SIZES, "model_type": architecture, **MODELS[architecture]}, seed=5)
     for number, (name, parameter) in enumerate(model.named_parameters()):
-        if "norm" in name:
+        if "norm" in name or "bias" in name:
             parameter.set_value((1 + 0.3 * normal(number, *parameter.shape)).astype(np.float32))
     model.eval()
     return model
@@ -93,6 +97,8 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
     writer.add_rope_freq_base(theta)
+    if architecture in ("phi3", "glm4"):
+        writer.add_rope_dimension_count(config.ropes[0].rotary_dim)
     for key, add in (
         ("attention_multiplier", writer.add_attention_scale),
         ("embedding_multiplier", writer.add_embedding_scale),
@@ -127,8 +133,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     config = model.config
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, parameter in model.named_parameters():
-        values = parameter.numpy()
+    for name, tensor in join_fused(dict(model.named_parameters()), config.fused_layers).items():
+        values = as_lazy(tensor).read()
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             half = len(values) // heads // 2
