@@ -59,7 +59,7 @@ class StackedExperts(FileLayout):
         """Return the tensors with those of each expert as tensors of their own."""
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
-            prefix, own = _split_layer(name)
+            prefix, own = split_layer(name)
             if own not in self.stacks:
                 written[prefix + self.renamed.get(own, own)] = tensor
                 continue
@@ -76,7 +76,7 @@ class StackedExperts(FileLayout):
 
     def locate(self, name: str) -> tuple[str, int, int] | None:
         """Return name in memory, expert and number of the part of a tensor in a file; None for a tensor of no stack."""
-        prefix, own = _split_layer(name)
+        prefix, own = split_layer(name)
         for stacked, files in self.stacks.items():
             for part, file in enumerate(files):
                 found = re.fullmatch(re.escape(file).replace(r"\{\}", r"(\d+)"), own)
@@ -86,11 +86,11 @@ class StackedExperts(FileLayout):
 
     def name_in_memory(self, name: str) -> str:
         """Return the name in memory of a tensor of no stack."""
-        prefix, own = _split_layer(name)
+        prefix, own = split_layer(name)
         return prefix + {file: memory for memory, file in self.renamed.items()}.get(own, own)
 
 
-def _split_layer(name: str) -> tuple[str, str]:
+def split_layer(name: str) -> tuple[str, str]:
     """Split a name after "model.layers.N."; the first part is empty for tensors outside the layers."""
     found = re.match(r"model\.layers\.\d+\.", name)
     return (found[0], name[found.end() :]) if found else ("", name)
@@ -138,7 +138,7 @@ class _StackedWeights(WeightSource):
                 self._parts.setdefault(memory, {})[expert, part] = name
             self._names[memory] = None
         for memory, parts in self._parts.items():
-            self._check(memory, parts, len(layout.stacks[_split_layer(memory)[1]]))
+            self._check(memory, parts, len(layout.stacks[split_layer(memory)[1]]))
 
     def _check(self, memory: str, parts: Mapping[tuple[int, int], str], num_parts: int) -> None:
         experts = 1 + max(expert for expert, _ in parts)

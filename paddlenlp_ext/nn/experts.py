@@ -23,7 +23,26 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.routers import Router, RouterOptions
-from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, scale_rows, sum_rows
+from paddlenlp_ext.ops.clamped_swiglu import clamped_swiglu
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """Clamped gate of experts (ops/clamped_swiglu.py).
+
+    Attributes:
+        alpha: factor inside the sigmoid.
+        limit: bound of gate and up.
+    """
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+        """Compute the gate of two tensors of the same shape."""
+        return clamped_swiglu(gate, up, self.alpha, self.limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +57,8 @@ class ExpertShape:
         shared_name: name of the shared expert in files.
         gates_shared: whether the shared expert's output is multiplied by the sigmoid of a linear layer.
         activation: activation of the gates, as in `FeedForward`.
+        clamp: clamped gate in place of `activation`; None: there is none.
+        bias: whether the experts' linear layers have biases.
     """
 
     num_experts: int
@@ -47,6 +68,8 @@ class ExpertShape:
     shared_name: str = "shared_experts"
     gates_shared: bool = False
     activation: str = "silu"
+    clamp: ClampedGate | None = None
+    bias: bool = False
 
     @property
     def active_size(self) -> int:
@@ -58,7 +81,8 @@ class Experts(nn.Layer):
     """Gated feed-forward blocks of all experts.
 
     The weights of all experts are stacked, as in transformers, with the gate's rows before those of up:
-    gate_up_proj.weight [E, 2F, D] and down_proj.weight [E, D, F].
+    gate_up_proj.weight [E, 2F, D] and down_proj.weight [E, D, F]. So are their biases, gate_up_proj_bias [E, 2F] and
+    down_proj_bias [E, D], if there are any.
 
     Attributes:
         first: index of the first expert that this process holds.
@@ -67,10 +91,16 @@ class Experts(nn.Layer):
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()
-        self.first, self.gate = 0, GATES[shape.activation]
+        self.first, self.gate = 0, shape.clamp or GATES[shape.activation]
         self.num_local = shape.num_experts
         self.gate_up_proj = GroupedLinear(shape.num_experts, hidden_size, 2 * shape.intermediate_size)
         self.down_proj = GroupedLinear(shape.num_experts, shape.intermediate_size, hidden_size)
+        self.gate_up_proj_bias = self._create_bias(2 * shape.intermediate_size) if shape.bias else None
+        self.down_proj_bias = self._create_bias(hidden_size) if shape.bias else None
+
+    def _create_bias(self, size: int) -> paddle.Tensor:
+        dtype = activation_dtype(paddle.get_default_dtype())
+        return self.create_parameter([self.num_local, size], dtype=dtype, is_bias=True)
 
     def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
         """Return the weighted sum [T, D] of the outputs of each token's experts that this process holds."""
@@ -79,13 +109,21 @@ class Experts(nn.Layer):
         weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
 
         def gate_and_up(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-            return self.gate_up_proj(gather_rows(x_TD, rows), rows.starts, parts=2)
+            parts = self.gate_up_proj(gather_rows(x_TD, rows), rows.starts, parts=2)
+            if self.gate_up_proj_bias is None:
+                return parts
+            biases = paddle.chunk(self.gate_up_proj_bias, 2, axis=-1)
+            return tuple(add_bias(part_NF, bias, rows) for part_NF, bias in zip(parts, biases, strict=True))
 
-        def down(inner_NF: paddle.Tensor) -> paddle.Tensor:
-            return sum_rows(self.down_proj(inner_NF, rows.starts)[0], rows)
+        def down(inner_NF: paddle.Tensor, weights_N: paddle.Tensor) -> paddle.Tensor:
+            (rows_ND,) = self.down_proj(inner_NF, rows.starts)
+            if self.down_proj_bias is not None:
+                rows_ND = add_bias(rows_ND, self.down_proj_bias, rows, weights_N)
+            return sum_rows(rows_ND, rows)
 
         gate_NF, up_NF = recompute_region("mlp_column_ln", gate_and_up, x_TD)
-        return recompute_region("mlp_row_ln", down, scale_rows(self.gate(gate_NF, up_NF), weights_N))
+        inner_NF = scale_rows(self.gate(gate_NF, up_NF), weights_N)
+        return recompute_region("mlp_row_ln", down, inner_NF, weights_N)
 
 
 class MixtureOfExperts(nn.Layer):

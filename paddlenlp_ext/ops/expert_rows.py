@@ -11,6 +11,7 @@ Shapes: T tokens, K choices of a token, N rows, E experts, D features.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,3 +147,37 @@ class _ScaleRows(PyLayer):
         (scale,) = ctx.saved_tensor()
         x_gradient = gradient * scale.unsqueeze(-1) if ctx.needs_grad[0] else None
         return x_gradient, (gradient * ctx.make_x()).sum(-1) if ctx.needs_grad[1] else None
+
+
+def add_bias(
+    x_NO: paddle.Tensor, bias_EO: paddle.Tensor, rows: ExpertRows, scale_N: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Add to each row the bias of its expert, multiplied by a number of the row if `scale_N` is given."""
+    return _AddBias.apply(x_NO, bias_EO, scale_N, rows)
+
+
+class _AddBias(PyLayer):
+    @staticmethod
+    def forward(ctx, x, bias, scale, rows):
+        ctx.rows, ctx.has_scale = rows, scale is not None
+        ctx.needs_grad = [each is not None and not each.stop_gradient for each in (x, bias, scale)]
+        ctx.save_for_backward(bias, *([] if scale is None else [scale]))
+        added = _rows_of_bias(bias, rows)
+        return x + (added if scale is None else added * scale.unsqueeze(-1)).astype(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        bias, *scale = ctx.saved_tensor()
+        gradients = [gradient if ctx.needs_grad[0] else None, None, None]
+        if ctx.needs_grad[1]:
+            weighted, starts = gradient * scale[0].unsqueeze(-1) if scale else gradient, ctx.rows.starts
+            sums = [weighted[a:b].sum(0) for a, b in itertools.pairwise(starts.tolist())]
+            gradients[1] = paddle.stack(sums).astype(bias.dtype)
+        if ctx.needs_grad[2]:
+            gradients[2] = (gradient * _rows_of_bias(bias, ctx.rows)).sum(-1).astype(scale[0].dtype)
+        return tuple(gradients[: 3 if ctx.has_scale else 2])
+
+
+def _rows_of_bias(bias_EO: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
+    experts_N = np.repeat(np.arange(len(rows.starts) - 1), np.diff(rows.starts))
+    return paddle.gather(bias_EO, paddle.to_tensor(experts_N, place=bias_EO.place))

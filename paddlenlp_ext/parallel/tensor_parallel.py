@@ -349,6 +349,8 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     for linear in (experts.gate_up_proj, experts.down_proj):
         shard = shard_parameter(linear, "weight", 0, axis)
         experts.first, experts.num_local = shard.start, shard.stop - shard.start
+    for bias in list(own_parameters(experts)):
+        shard_parameter(experts, bias, 0, axis)
     balance = model.load_balance
     assert balance is not None, "a model with experts counts their tokens"
     balance.share = 1.0 / axis.size

@@ -54,10 +54,12 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
     """Return the quantization that a config.json describes; None for a model in full precision.
 
+    Experts in MXFP4 are dequantized while they are read (checkpoint/interleaved_experts.py).
+
     Raises:
         ValueError: the quantization method is not supported.
     """
-    if not config:
+    if not config or config.get("quant_method") == "mxfp4":
         return None
     if _OURS in config:
         return options_from_dict(config[_OURS])

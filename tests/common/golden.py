@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.fused import join_fused, split_fused
+from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -43,9 +45,16 @@ def name_in_transformers(name: str) -> str:
     return re.sub(r"(\.experts\.\w+)\.weight$", r"\1", name)
 
 
+def as_in_transformers(model: CausalLM, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors of the parameters' names in the shapes of transformers' parameters, which stack experts too."""
+    joined, layout = join_fused(tensors, model.config.fused_layers), model.config.file_layout
+    return layout.to_files(joined) if isinstance(layout, InterleavedExperts) else joined
+
+
 def set_golden_weights(model: CausalLM, case: str) -> None:
     """Set each parameter to `make_weight`; parts of a fused layer get their rows of its weight."""
-    parameters, layers = dict(model.named_parameters()), model.config.fused_layers
-    shapes = {name: as_lazy(tensor).shape for name, tensor in join_fused(parameters, layers).items()}
+    parameters, layout = dict(model.named_parameters()), model.config.file_layout
+    shapes = {name: as_lazy(tensor).shape for name, tensor in as_in_transformers(model, parameters).items()}
     arrays = {name: make_weight(case, name_in_transformers(name), shape) for name, shape in shapes.items()}
-    load_parameters(parameters, split_fused(ArrayWeights(arrays), layers))
+    source = split_fused(ArrayWeights(arrays), model.config.fused_layers)
+    load_parameters(parameters, layout.open(source) if isinstance(layout, InterleavedExperts) else source)

@@ -66,7 +66,7 @@ def test_shipped_files_exist_for_every_family():
     )
     expected |= {f"{family}/{method}" for family in newer for method in ("sft", "lora", "qlora")}
     experts = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe")
-    experts += ("qwen3_moe",)
+    experts += ("gpt_oss", "qwen3_moe")
     expected |= {f"{family}/{method}" for family in experts for method in ("sft", "lora")}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected

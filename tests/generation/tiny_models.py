@@ -60,6 +60,7 @@ FAMILIES = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 20,
     },
+    "gpt_oss_sinks": {"model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 5, "sliding_window": 8},
     "ernie4_5_moe_shared_experts": {
         "model_type": "ernie4_5_moe",
         "moe_num_experts": 6,

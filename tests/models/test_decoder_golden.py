@@ -9,12 +9,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.fused import join_fused
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.registry import FAMILIES
-from tests.common.golden import name_in_transformers, set_golden_weights
+from tests.common.golden import as_in_transformers, name_in_transformers, set_golden_weights
 from tests.golden import DATA
 from tests.golden.cases.model_cases import CASES, make_inputs
 
@@ -49,8 +48,7 @@ def test_decoder_logits_loss_and_gradients_match_transformers(case: str):
     assert float(loss) == pytest.approx(float(golden["loss"]), rel=1e-6)
 
     parts = {name: parameter.grad for name, parameter in model.named_parameters() if not parameter.stop_gradient}
-    joined = join_fused(parts, model.config.fused_layers).items()
-    gradients = {name_in_transformers(name): as_lazy(tensor).read() for name, tensor in joined}
+    gradients = {name_in_transformers(n): as_lazy(t).read() for n, t in as_in_transformers(model, parts).items()}
     expected = {name.removeprefix("gradient:") for name in golden.files if name.startswith("gradient:")}
     assert set(gradients) == expected
     assert len(expected) >= 14

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import expert_rows as module
-from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, scale_rows, sum_rows
+from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
 from paddlenlp_ext.ops.saved_tensors import recompute_function, with_recompute_function
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
@@ -71,3 +71,22 @@ def test_scale_rows_matches_the_formula(recomputes):
     expected = x * scale[:, None], gradient * scale[:, None], (gradient * x).sum(1)
     for actual, correct in zip((y, tensors[0].grad, tensors[1].grad), expected, strict=True):
         np.testing.assert_allclose(actual.numpy(), correct, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_add_bias_matches_loops(scaled):
+    rows = ExpertRows.sort(EXPERTS_TK, 4)
+    experts = np.sort(EXPERTS_TK.reshape(-1))
+    arrays = normal(1, 10, 5), normal(2, 4, 5), normal(3, 10), normal(4, 10, 5)
+    x, bias, scale = (paddle.to_tensor(each, stop_gradient=False) for each in arrays[:3])
+    y = add_bias(x, bias, rows, scale if scaled else None)
+    (y * paddle.to_tensor(arrays[3])).sum().backward()
+    factors = arrays[2][:, None] if scaled else 1.0
+    np.testing.assert_allclose(y.numpy(), arrays[0] + arrays[1][experts] * factors, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(x.grad.numpy(), arrays[3])
+    expected = np.zeros_like(arrays[1])
+    np.add.at(expected, experts, arrays[3] * factors)
+    np.testing.assert_allclose(bias.grad.numpy(), expected, rtol=0, atol=1e-5)
+    assert not bias.grad.numpy()[1].any()
+    if scaled:
+        np.testing.assert_allclose(scale.grad.numpy(), (arrays[3] * arrays[1][experts]).sum(1), rtol=0, atol=1e-5)

@@ -113,9 +113,11 @@ QWEN_MOE = {
     "shared_expert_intermediate_size": 28,
     "mlp_only_layers": [0],
 }
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8, "swiglu_limit": 0.5}
 EXPERTS = [
     Case("sft-mixtral-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, MIXTRAL),
     Case("sft-qwen2-moe", TENSOR, QWEN_MOE),
+    Case("sft-gpt-oss", TENSOR, {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **GPT_OSS}),
     Case("sp-sft-mixtral-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, MIXTRAL),
     Case("sp-lora-qwen2-moe", {**TENSOR, "sequence_parallel": True}, QWEN_MOE, "lora", {"rank": 4}),
 ]

@@ -242,6 +242,18 @@ CASES: dict[str, dict[str, Any]] = {
         "n_shared_experts": 2,
         "routed_scaling_factor": 1.7,
     },
+    "gpt_oss": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "gpt_oss",
+        "head_dim": 12,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "swiglu_limit": 0.6,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
     "ernie4_5_moe_idle_expert": {
         **_SMALL,
         **_NO_PADDING,
