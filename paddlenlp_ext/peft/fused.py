@@ -11,6 +11,7 @@ B is dense: each part gets its rows of B and a copy of A, which computes the sam
 | method | layers in files |
 | --- | --- |
 | LoRA, variants with its files (rsLoRA, PiSSA, ...), DoRA of all parts | fused |
+| modules to save that are all parts of a layer | fused |
 | others | parts, which only this package reads |
 """
 
@@ -35,9 +36,10 @@ logger = get_logger("paddlenlp_ext.peft")
 
 _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector"
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
-_OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern")
+_FULL = frozenset({"weight", "bias"})
+_OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
 """Fields of adapter_config.json that name parts, which the fused form replaces."""
-_NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "modules_to_save", "feedforward_modules")
+_NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
 """Part of a fused layer -> name within the part's adapter -> tensor."""
@@ -117,35 +119,44 @@ def join_adapter(
             groups.setdefault(found.fused, {}).setdefault(found.part, {})[found.leaf] = tensor
     if not groups:
         return dict(fields), joined
-    if fields["peft_type"] != "LORA" or not all(_has_fused_form(*group, layers) for group in groups.items()):
+    if not all(_has_fused_form(fields["peft_type"], *group, layers) for group in groups.items()):
         _warn_of_parts(fields["peft_type"], ", ".join(layers))
         return dict(fields), dict(tensors)
     ranks, alphas = {}, {}
     for fused, parts in groups.items():
+        ordered = [parts[part] for part in part_rows(fused, layers) if part in parts]
+        if ordered[0].keys() <= _FULL:
+            joined |= {f"{fused}.{leaf}": paddle.concat([each[leaf] for each in ordered]) for leaf in ordered[0]}
+            continue
         blocks = _blocks(fused, {part: each[_A].shape[0] for part, each in parts.items()}, fields, layers)
         rank = ranks[fused] = blocks[-1].columns.stop
         alphas[fused] = blocks[0].scaling * (rank**0.5 if fields["use_rslora"] else rank)
         joined |= {f"{fused}.{leaf}": tensor for leaf, tensor in _joined(fused, parts, blocks, layers).items()}
+    of_parts = {name: fields[name] for name in _OF_PARTS if fields.get(name)}
+    of_fused: dict[str, Any] = {
+        name: list(dict.fromkeys(_fused_target(each, layers) for each in entries))
+        for name, entries in of_parts.items()
+        if name in ("target_modules", "modules_to_save")
+    }
+    for name, values in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+        if values:
+            of_fused[name] = {**_as_pattern(values), **fields[name]}
+            of_parts[name] = fields[name]
     sizes = {fused: dict(parts) for fused, parts in layers.items()}
-    return {
-        **fields,
-        "target_modules": list(dict.fromkeys(_fused_target(each, layers) for each in fields["target_modules"])),
-        "rank_pattern": {**_as_pattern(ranks), **fields["rank_pattern"]},
-        "alpha_pattern": {**_as_pattern(alphas), **fields["alpha_pattern"]},
-        SPLIT_FIELD: {"sizes": sizes, "fields": {name: fields[name] for name in _OF_PARTS}},
-    }, joined
+    return {**fields, **of_fused, SPLIT_FIELD: {"sizes": sizes, "fields": of_parts}}, joined
 
 
-def _has_fused_form(fused: str, parts: Parts, layers: FusedLayers) -> bool:
-    """Return whether the adapters of the parts are a LoRA or DoRA of the fused layer.
+def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayers) -> bool:
+    """Return whether the parts' tensors are a LoRA or DoRA of the fused layer, or all of its weights.
 
     A DoRA of some parts is not: the magnitudes of the others are norms of the base's rows.
     """
-    magnitudes = sum(_MAGNITUDE in adapter for adapter in parts.values())
-    return all(adapter.keys() <= _LORA for adapter in parts.values()) and magnitudes in (
-        0,
-        len(layers[fused.rpartition(".")[2]]),
-    )
+    is_complete = parts.keys() == layers[fused.rpartition(".")[2]].keys()
+    if all(each.keys() <= _FULL for each in parts.values()):
+        return is_complete
+    is_lora = peft_type == "LORA" and all(each.keys() <= _LORA for each in parts.values())
+    has_magnitudes = {_MAGNITUDE in each for each in parts.values()}
+    return is_lora and (has_magnitudes == {False} or (has_magnitudes == {True} and is_complete))
 
 
 @functools.cache
@@ -216,6 +227,10 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
             groups.setdefault(found.fused, {})[found.leaf] = value
     for fused, stored in groups.items():
         names = {part: part_name(fused, part) for part in layers[fused.rpartition(".")[2]]}
+        if stored.keys() <= _FULL:
+            for part, rows in part_rows(fused, layers).items():
+                split |= {f"{names[part]}.{leaf}": value[rows] for leaf, value in stored.items()}
+            continue
         ranks = {
             part: int(by_pattern(fields["rank_pattern"], name, fields["r"]))
             for part, name in names.items()
@@ -262,7 +277,7 @@ def split_dense(
             split[name] = value
             continue
         rows = part_rows(found.fused, layers)
-        if found.leaf not in ("weight", "bias") and not (config.peft_type == "LORA" and found.leaf in _LORA):
+        if found.leaf not in _FULL and not (config.peft_type == "LORA" and found.leaf in _LORA):
             raise ValueError(
                 f"{where}: an adapter of type {config.peft_type} for {found.fused}, which the decoder has as "
                 f"{', '.join(rows)}; merge it in Hugging Face PEFT (merge_and_unload), and use the merged model"

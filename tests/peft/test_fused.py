@@ -37,6 +37,7 @@ CONFIGS: dict[str, PeftConfig] = {
     "some_layers": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj", "o_proj"]),
     "patterns": LoRAConfig(rank=4, rank_pattern={"k_proj": 2, "layers.0.mlp.up_proj": 2}, alpha_pattern={"q_proj": 4}),
     "uneven_scales": LoRAConfig(rank=4, alpha=6, alpha_pattern={"k_proj": 5, "gate_proj": 7}),
+    "modules_to_save": LoRAConfig(rank=2, target_modules=["q_proj"], modules_to_save=["gate_up_proj"]),
     "biases": LoRAConfig(rank=2, lora_bias=True, target_modules=["qkv_proj"]),
     "pissa": PiSSAConfig(rank=2),
     "dora": DoRAConfig(rank=2),
@@ -66,7 +67,7 @@ def deltas_of(model: PeftModel) -> dict[str, np.ndarray]:
     return {name: as_lazy(tensor).read() for name, tensor in joined.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "dora"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("dora", "modules_to_save")])
 def test_saved_lora_of_parts_is_the_same_update_of_fused_layers(name: str, tmp_path: Path):
     model = trained(CONFIGS[name])
     model.save_pretrained(tmp_path)
@@ -87,6 +88,16 @@ def test_saved_lora_of_parts_is_the_same_update_of_fused_layers(name: str, tmp_p
         assert a.shape[0] == rank == b.shape[1]
         scaling = alpha / (rank**0.5 if fields["use_rslora"] else rank)
         np.testing.assert_allclose(scaling * b @ a, delta, atol=1e-6)
+
+
+def test_saved_modules_to_save_of_all_parts_are_a_fused_layer(tmp_path: Path):
+    model = trained(CONFIGS["modules_to_save"])
+    model.save_pretrained(tmp_path)
+    stored, mlp = SafetensorsFile(tmp_path / "adapter_model.safetensors"), "model.layers.1.mlp"
+    parts = [model.adapter_state()[f"{mlp}.{part}_proj.weight"].numpy() for part in ("gate", "up")]
+    assert np.array_equal(stored.read(f"base_model.model.{mlp}.gate_up_proj.weight"), np.concatenate(parts))
+    fields = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (fields["target_modules"], fields["modules_to_save"]) == (["qkv_proj"], ["gate_up_proj"])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -98,10 +98,13 @@ ADAPTERS = {
     "oft_series": OFTConfig(num_blocks=4, neumann_terms=5, block_share=True),
 }
 
-EVERYWHERE = ("all_linear",)
-OF_ATTENTION = ("attention",)
+EVERYWHERE = {"all_linear": ADAPTERS["all_linear"]}
+OF_ATTENTION = {"attention": ADAPTERS["attention"]}
 """Adapters of DeepSeek's models: PEFT takes `gate_proj` for a part of the experts, also in dense layers."""
-FUSED = ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")
+FUSED = {
+    **{name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")},
+    "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=["gate_up_proj"]),
+}
 """Adapters of models whose files have fused layers; PEFT adapts those."""
 
 NUM_ROWS = 101
@@ -129,10 +132,11 @@ def main() -> None:
     for case in CASES:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
-        names = EVERYWHERE if not model.config.fused_layers else (*EVERYWHERE, *FUSED)
+        chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
         if model.config.latent is not None and model.config.experts is not None:
-            names = OF_ATTENTION
-        chosen = ADAPTERS if case in ("llama_odd_sizes", "qwen2") else {name: ADAPTERS[name] for name in names}
+            chosen = OF_ATTENTION
+        if case in ("llama_odd_sizes", "qwen2"):
+            chosen = ADAPTERS
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
         if chosen is ADAPTERS:
             tables = ("embed_tokens",) if model.config.tie_word_embeddings else ("embed_tokens", "lm_head")
