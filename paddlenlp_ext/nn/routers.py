@@ -146,12 +146,19 @@ class Router(nn.Layer):
             self.e_score_correction_bias = self.create_parameter(shape, dtype="float32", default_initializer=zeros)
             self.e_score_correction_bias.stop_gradient = True
 
-    def forward(self, x_TD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the weights [T, K] of the chosen experts, float32, and their indices [T, K], int64."""
+    def forward(
+        self, x_TD: paddle.Tensor, update_TE: paddle.Tensor | None = None
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the weights [T, K] of the chosen experts, float32, and their indices [T, K], int64.
+
+        `update_TE`, float32, is added to the logits.
+        """
         with paddle.amp.auto_cast(enable=False):
             logits_TE = paddle.matmul(x_TD.astype("float32"), self.weight.astype("float32"), transpose_y=True)
             if self.bias is not None:
                 logits_TE = logits_TE + self.bias.astype("float32")
+            if update_TE is not None:
+                logits_TE = logits_TE + update_TE
             if self.observe is not None:
                 logits_TE = self.observe(logits_TE)
             return ROUTERS[self.options.kind](logits_TE, self.options, self.e_score_correction_bias)

@@ -338,17 +338,15 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
 
 
 def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:
-    """Keep this rank's experts; the expert layer around them sums the outputs of all ranks, shared expert included.
-
-    Raises:
-        ValueError: the experts have an adapter.
-    """
+    """Keep this rank's experts; the expert layer around them sums the outputs of all ranks, shared expert included."""
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
-    if not isinstance(experts, Experts):
-        raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
-    for linear in (experts.gate_up_proj, experts.down_proj):
-        shard = shard_parameter(linear, "weight", 0, axis)
+    assert isinstance(experts, Experts)
+    for outermost in (experts.gate_up_proj, experts.down_proj):
+        adapters, base = _unwrap(outermost)
+        shard = shard_parameter(base, "weight", 0, axis)
         experts.first, experts.num_local = shard.start, shard.stop - shard.start
+        for adapter in adapters:
+            _shard_adapter(adapter, "experts", axis, has_partial_gradients=False)
     for bias in list(own_parameters(experts)):
         shard_parameter(experts, bias, 0, axis)
     balance = model.load_balance

@@ -48,7 +48,7 @@ _EFFECTS = {
     "layer_replication": "repeats decoder layers",
     "megatron_config": "adapts layers of Megatron",
     "monteclora_config": "samples the adapter's weights",
-    "target_parameters": "adapts tensors that are not linear layers, such as experts",
+    "target_parameters": "adapts experts or routers; only LoRA does here",
     "trainable_token_indices": "trains rows of the embedding",
     "use_bdlora": "makes A or B block-diagonal",
     "use_qalora": "pools the inputs of quantized layers",

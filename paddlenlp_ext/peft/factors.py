@@ -94,7 +94,7 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
     own = names - shared - set(replaced)
     others = [key for key in own if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
     config = model.peft_config
-    if others and factors:
+    if others and (factors or type(config) is LoRAConfig):
         raise ValueError(
             f"the adapter also has {', '.join(others[:4])}, which are not factors of a linear layer, and cannot be "
             "combined; merge it into the base instead"

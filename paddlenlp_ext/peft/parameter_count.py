@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from paddle import nn
@@ -18,10 +19,34 @@ def count_parameters(model: nn.Layer) -> tuple[int, int]:
 
 
 def describe_parameters(model: nn.Layer) -> str:
-    """Return the numbers of trainable and of all parameters, and the adapted layers."""
+    """Return the numbers of trainable and of all parameters, the adapted layers, and what trains by kind."""
     trainable, total = count_parameters(model)
     names = (name.split(".") for name, _ in adapter_layers(model))
     leaves = Counter(next(part for part in reversed(parts) if not part.isdigit()) for parts in names)
     where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
     share = 100 * trainable / total
-    return f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}"
+    report = f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}"
+    kinds = trainable_by_kind(model)
+    return report + (" || " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else "")
+
+
+_KINDS = {
+    "experts": r"\.mlp\.experts\.",
+    "routers": r"\.mlp\.gate\.",
+    "shared experts": r"\.mlp\.shared_expert",
+    "attention": r"\.self_attn\.",
+    "feed-forward blocks": r"\.mlp\.",
+    "norms": r"norm\.",
+    "embedding": r"embed_tokens\.",
+    "lm_head": r"lm_head\.",
+}
+
+
+def trainable_by_kind(model: nn.Layer) -> dict[str, int]:
+    """Return the number of trainable parameters in each kind of layer that has any, in the order of `_KINDS`."""
+    counts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        if not parameter.stop_gradient:
+            kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "others")
+            counts[kind] += parameter.size
+    return {kind: counts[kind] for kind in (*_KINDS, "others") if counts[kind]}

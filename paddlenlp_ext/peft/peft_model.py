@@ -12,6 +12,7 @@ import paddle
 
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import replaced_parameters, resume
@@ -54,12 +55,20 @@ def get_peft_model(
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
+        _log_frozen_experts(model, config)
         peft_model = _model_class(config)(model, config)
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
             resume.warn_of_other_quantization(stored, peft_model.quantization)
     return peft_model
+
+
+def _log_frozen_experts(model: TrainableModel, config: PeftConfig) -> None:
+    """Log that the default targets exclude experts and routers, as those of Hugging Face PEFT do."""
+    is_default = getattr(config, "target_modules", ()) is None and not getattr(config, "target_parameters", None)
+    if is_default and any(isinstance(layer, GroupedLinear) for layer in model.sublayers()):
+        logger.info("experts and routers are not adapted; name them in target_parameters to adapt them with LoRA")
 
 
 def _model_class(config: PeftConfig) -> type[PeftModel]:

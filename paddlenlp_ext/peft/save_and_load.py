@@ -186,7 +186,9 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
             "Hugging Face PEFT or this package saved"
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
-    named = {re.sub(r"\.(?:token_adapter|base_layer)(?=\.)", "", name): value for name, value in named.items()}
+    # PEFT's wrappers of layers; those of experts tell apart the weights of a layer (methods/_lora_experts.py)
+    wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
+    named = {re.sub(wrapper, "", name): value for name, value in named.items()}
     if fields.get(SPLIT_FIELD):
         named = split_recorded(named, fields, str(folder))
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}
@@ -195,7 +197,8 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     if not config.adapts_tables:
         _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
     config = dataclasses.replace(config.for_tensors(layers), saved_embeddings=embeddings)
-    tensors = {**config.from_stored(layers), **replaced}
+    with in_file(folder / WEIGHTS_FILE):
+        tensors = {**config.from_stored(layers), **replaced}
     overrides = fields.get("base_config_overrides") or {}
     base_model = fields.get("base_model_name_or_path")
     return AdapterFiles(folder, config, base_model, tensors, quantization, overrides, _num_rows(named))

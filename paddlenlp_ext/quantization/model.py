@@ -10,6 +10,7 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -118,14 +119,19 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def quantization_report(model: TrainableModel) -> str:
-    """Describe the quantized layers of a model and their size in one line."""
+    """Describe the quantized layers of a model and their size in one line, and the experts, which are not quantized."""
     layers = quantized_linears(model).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)
     size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
-    return (
+    report = (
         f"quantized: {len(layers)} layers, {num_weights:,} weights in {size.num_bytes / 1e6:,.1f} MB "
         f"({size.bits:.2f} bits each): {model.quantization.describe()}"
     )
+    experts = [layer.weight for layer in model.sublayers() if isinstance(layer, GroupedLinear)]
+    if not experts:
+        return report
+    dtype = str(experts[0].dtype).removeprefix("paddle.")
+    return f"{report}; not quantized: {sum(weight.size for weight in experts):,} weights of experts, in {dtype}"
 
 
 def dequantize_linears(model: TrainableModel) -> None:

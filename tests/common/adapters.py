@@ -29,6 +29,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
     **FAMILIES,
     "latent": {**_SIZES, **TINY_LATENT, "num_key_value_heads": 6, "kv_lora_rank": 36, "v_head_dim": 8},
+    "experts": {
+        **_SIZES,
+        "model_type": "qwen2_moe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "decoder_sparse_step": 1,
+    },
 }
 """With families for which only some of the tests of every method are run."""
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))

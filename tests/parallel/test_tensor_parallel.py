@@ -114,11 +114,13 @@ QWEN_MOE = {
     "mlp_only_layers": [0],
 }
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 8, "swiglu_limit": 0.5}
+ADAPTED_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight")
 EXPERTS = [
     Case("sft-mixtral-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, MIXTRAL),
     Case("sft-qwen2-moe", TENSOR, QWEN_MOE),
     Case("sft-gpt-oss", TENSOR, {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], **GPT_OSS}),
     Case("sp-sft-mixtral-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, MIXTRAL),
+    Case("lora-experts", TENSOR, MIXTRAL, "lora", {"rank": 4, "target_parameters": ADAPTED_EXPERTS}),
     Case("sp-lora-qwen2-moe", {**TENSOR, "sequence_parallel": True}, QWEN_MOE, "lora", {"rank": 4}),
 ]
 LATENT = {**TINY_LATENT, "q_lora_rank": 12}

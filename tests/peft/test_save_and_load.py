@@ -38,7 +38,6 @@ def change(folder: Path, **fields: Any) -> None:
         {"layer_replication": [[0, 2]]},
         {"fan_in_fan_out": True},
         {"init_lora_weights": "something"},
-        {"target_parameters": ["experts.weight"]},
         {"something_new": 3},
     ],
 )

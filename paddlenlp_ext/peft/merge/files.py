@@ -14,7 +14,6 @@ import numpy as np
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
-from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused
 from paddlenlp_ext.checkpoint.model_config import (
     read_generation_config,
     read_model_config,
@@ -25,6 +24,7 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.peft.layers import WeightAdapter
@@ -75,7 +75,7 @@ def write_merged_weights(
     stored: AdapterFiles,
     modules: dict[str, dict[str, np.ndarray]],
     dtype: str | None,
-    fused_layers: FusedLayers = MappingProxyType({}),
+    to_files: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     left_out: Collection[str] = (),
 ) -> None:
     """Write every tensor of the base, dequantized, and merged where the adapter changes it.
@@ -86,7 +86,7 @@ def write_merged_weights(
         stored: adapter to merge.
         modules: result of `tensors_by_module`.
         dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
-        fused_layers: layers that the files of the base store as one.
+        to_files: conversion of the tensors to those of the base's files (`DecoderConfig.to_files`).
         left_out: names of tensors that are not written.
     """
     wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
@@ -103,7 +103,7 @@ def write_merged_weights(
         else:
             read = partial(source.read, name, written)
         tensors[name] = LazyTensor(source.shape(name), written, read)
-    save_sharded(folder, join_fused(tensors, fused_layers))
+    save_sharded(folder, to_files(tensors))
 
 
 def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
@@ -173,6 +173,8 @@ def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
     """Return a layer of the kind of the base's layer `module`, which has a weight of this shape."""
     if len(shape) == 1:
         return RMSNorm(shape[0], epsilon=0.0)
+    if len(shape) == 3:
+        return GroupedLinear(shape[0], shape[2], shape[1])
     if module == EMBEDDING:
         return Embedding(*shape)
     return Linear(shape[1], shape[0], bias=has_bias)

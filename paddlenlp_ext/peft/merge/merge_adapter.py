@@ -25,7 +25,6 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.fused import FusedLayers, split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
@@ -138,11 +137,12 @@ def merge_adapter(
     with atomic_folder(output) as draft:
         # Some files of tied models repeat the embedding.
         copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
-        layers = target.fused_layers
-        write_merged_weights(draft, target.source, target.stored, target.modules, dtype, layers, left_out=copies)
+        write_merged_weights(
+            draft, target.source, target.stored, target.modules, dtype, target.config.to_files, left_out=copies
+        )
         task = {key: merged.config.source[key] for key in TASK_KEYS} if is_reward_model else {}
         write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
-        round_to_stored(merged, split_fused(open_weights(draft), target.fused_layers))
+        round_to_stored(merged, target.config.from_files(open_weights(draft)))
         expected = _logits(merged, input_ids)
         del merged  # one model at a time
         written = _logits(load_model(draft), input_ids)
@@ -163,7 +163,7 @@ class _AdaptedBase:
         source: the weights of the base.
         stored: the adapter, by the names of the decoder's layers.
         modules: result of `tensors_by_module`.
-        fused_layers: layers that the files of the base store as one.
+        config: config of the base, which converts tensors from and to those of its files.
         base_logits, adapted_logits: logits of the prompts without and with the adapter.
     """
 
@@ -171,7 +171,7 @@ class _AdaptedBase:
     source: QuantizedWeights
     stored: AdapterFiles
     modules: dict[str, dict[str, np.ndarray]]
-    fused_layers: FusedLayers
+    config: Any
     base_logits: np.ndarray
     adapted_logits: np.ndarray
 
@@ -195,16 +195,16 @@ def _load_adapted(
     if quantization is not None:
         options |= {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
-    layers, fused_layers = [*quantizable_linears(model), *quantized_linears(model)], model.config.fused_layers
-    weights = with_vocab_size(split_fused(open_weights(base), fused_layers), overrides.get("vocab_size"))
+    layers, config = [*quantizable_linears(model), *quantized_linears(model)], model.config
+    weights = with_vocab_size(config.from_files(open_weights(base)), overrides.get("vocab_size"))
     if SCORE_WEIGHT in stored.tensors:
         weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])
     source = QuantizedWeights(weights, quantization, layers, before)
-    stored = stored.for_layers(fused_layers)
+    stored = stored.for_layers(config.fused_layers)
     modules = tensors_by_module(stored, source)
     base_logits = _logits(model, input_ids)
     adapted = PeftModel.from_files(model, stored)
-    return _AdaptedBase(adapted, source, stored, modules, fused_layers, base_logits, _logits(adapted, input_ids))
+    return _AdaptedBase(adapted, source, stored, modules, config, base_logits, _logits(adapted, input_ids))
 
 
 def _describe_target(

@@ -22,6 +22,7 @@
 | --- | --- | --- | --- |
 | rsLoRA | `rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
 | LoRA+ | `plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
+| experts, routers | `target_parameters` | layers of their own (methods/_lora_experts.py) | Hugging Face PEFT |
 | embedding, lm_head | `target_modules` | layers of their own (methods/_lora_layers.py) | Hugging Face PEFT |
 | Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start, as in Hugging Face PEFT | arXiv:2106.09685 |
 
@@ -40,6 +41,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
@@ -53,6 +56,14 @@ from paddlenlp_ext.peft.inject import (
 )
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, generator_for
 from paddlenlp_ext.peft.methods._linear_targets import LayerRanksConfig
+from paddlenlp_ext.peft.methods._lora_experts import (
+    LoRAExperts,
+    LoRARouter,
+    from_stored,
+    select_parameters,
+    shortest_parameters,
+    to_stored,
+)
 from paddlenlp_ext.peft.methods._lora_layers import LoRAEmbedding, LoRAHead, LoRALinear, LoRALinearT
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
@@ -124,6 +135,12 @@ class LoRAConfig(LayerRanksConfig):
         'a list such as [3, 7], or {"embed_tokens": [3], "lm_head": [3]}',
         key="trainable_token_indices",
     )
+    target_parameters: tuple[str, ...] | None = option(
+        None,
+        help="weights of experts and routers to adapt, by the ends of their names, such as mlp.experts.gate_up_proj, "
+        "mlp.experts.down_proj, mlp.gate.weight; unset: none",
+        key="target_parameters",
+    )
     ensure_weight_tying: bool = True
 
     def __post_init__(self) -> None:
@@ -134,8 +151,25 @@ class LoRAConfig(LayerRanksConfig):
             raise ValueError(f"init_lora_weights={self.init_a!r} is not available: {reason}; leave it out")
         if self.lora_bias and type(self) is not LoRAConfig:
             raise ValueError("lora_bias is not available for variants of LoRA; leave it out")
+        self._check_target_parameters()
         if self.alpha is None:
             self.alpha = 4 if self.rslora else 2 * self.rank
+
+    def _check_target_parameters(self) -> None:
+        """Normalise `target_parameters`.
+
+        Raises:
+            ValueError: other options exclude it, as in Hugging Face PEFT.
+        """
+        entries = self.target_parameters
+        self.target_parameters = ((entries,) if isinstance(entries, str) else tuple(entries or ())) or None
+        if self.target_parameters is None:
+            return
+        if type(self) is not LoRAConfig:
+            raise ValueError("target_parameters is not available for variants of LoRA; leave it out")
+        if self.dropout or self.lora_bias:
+            name = "lora_dropout" if self.dropout else "lora_bias"
+            raise ValueError(f"target_parameters: {name} is not available for experts and routers; leave it out")
 
     @property
     def starts_from_weights(self) -> bool:  # type: ignore[override]
@@ -148,6 +182,13 @@ class LoRAConfig(LayerRanksConfig):
         return type(self) is LoRAConfig
 
     def targets(self, model: TrainableModel) -> list[str]:
+        parameters = select_parameters(model, self.target_parameters or ())
+        if parameters and self.target_modules == ():
+            return parameters
+        return [*self._target_layers(model), *parameters]
+
+    def _target_layers(self, model: TrainableModel) -> list[str]:
+        """Return the names of the linear layers and tables to wrap."""
         if not (self.adapts_tables and self.target_modules):
             return select_targets(linear_names(model), self.target_modules, self.targets_key)
         requested = self.target_modules
@@ -161,6 +202,9 @@ class LoRAConfig(LayerRanksConfig):
         return select_targets(adaptable_names(model), requested, self.targets_key)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> WeightAdapter:
+        if isinstance(base, GroupedLinear | Router):
+            wrapper = LoRAExperts if isinstance(base, GroupedLinear) else LoRARouter
+            return wrapper(base, *self.rank_and_scaling(name), seed, name, self.init_a == "gaussian")
         arguments = (*self.rank_and_scaling(name), self.dropout, seed, name)
         if isinstance(base, Embedding):
             if self.lora_bias:
@@ -180,9 +224,12 @@ class LoRAConfig(LayerRanksConfig):
         return layer
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """Return rank r and scaling s of the layer `name`."""
-        rank = int(by_pattern(self.rank_pattern, name, self.rank))
-        alpha = by_pattern(self.alpha_pattern, name, self.alpha)
+        """Return rank r and scaling s of the layer `name`; patterns of a router name its weight."""
+
+        def value(pattern: Mapping[str, Any], default: Any) -> Any:
+            return by_pattern(pattern, name, by_pattern(pattern, f"{name}.weight", default))
+
+        rank, alpha = int(value(self.rank_pattern, self.rank)), value(self.alpha_pattern, self.alpha)
         assert alpha is not None
         return rank, alpha / rank**0.5 if self.rslora else alpha / rank
 
@@ -201,14 +248,16 @@ class LoRAConfig(LayerRanksConfig):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
+        layers = {name: layer for name, layer in adapter_layers(model) if not isinstance(layer, TrainableTokens)}
+        parameters = [name for name, layer in layers.items() if isinstance(layer, LoRAExperts | LoRARouter)]
+        modules = [name for name in layers if name not in parameters]
         return {
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
             "use_rslora": self.rslora,
-            "target_modules": shortest_targets(
-                [name for name, layer in adapter_layers(model) if not isinstance(layer, TrainableTokens)], model
-            ),
+            "target_modules": shortest_targets(modules, model),
+            "target_parameters": shortest_parameters(parameters, model) or None,
             "trainable_token_indices": self.trainable_token_indices,
             "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern,
@@ -222,7 +271,8 @@ class LoRAConfig(LayerRanksConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
         read = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
-        read |= {"lora_bias", "layers_to_transform", "layers_pattern", "trainable_token_indices", *IGNORED_PEFT_FIELDS}
+        read |= {"lora_bias", "layers_to_transform", "layers_pattern", "trainable_token_indices", "target_parameters"}
+        read |= IGNORED_PEFT_FIELDS
         init = fields.get("init_lora_weights")
         if init in _UNREADABLE_INITS:
             raise ValueError(f"init_lora_weights={init!r} {_UNREADABLE_INITS[init]}")
@@ -239,10 +289,19 @@ class LoRAConfig(LayerRanksConfig):
             rank_pattern=field_or(fields, "rank_pattern", {}),
             alpha_pattern=field_or(fields, "alpha_pattern", {}),
             trainable_token_indices=fields.get("trainable_token_indices"),
+            target_parameters=fields.get("target_parameters"),
         )
 
     def for_tensors(self, names: Collection[str]) -> LoRAConfig:
+        if self.target_parameters:
+            return self  # without target_modules, only parameters are adapted
         return dataclasses.replace(self, target_modules=resolve_targets(self.target_modules, names))
+
+    def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return to_stored(tensors)
+
+    def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return from_stored(tensors, self.target_parameters or (), lambda name: self.rank_and_scaling(name)[0])
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter
+from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts, LoRARouter
 from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.adalora import AdaLoRALinear
 from paddlenlp_ext.peft.methods.boft import BOFTLinear
@@ -49,8 +50,8 @@ class SavedActivations:
     is_fused: Callable[[Any], bool] = lambda layer: False
 
 
-def _lora_rank(layer: LoRALinear) -> int:
-    return layer.lora_A.weight.shape[0]
+def _lora_rank(layer: LoRALinear | LoRAExperts | LoRARouter) -> int:
+    return layer.lora_A.weight.shape[-2]
 
 
 def _is_fused(layer: LoRALinear) -> bool:
@@ -83,6 +84,8 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
+    LoRAExperts: SavedActivations(_lora_rank),
+    LoRARouter: SavedActivations(_lora_rank),
     LoRALinearWithInit: SavedActivations(_with_start),
     QERALinear: SavedActivations(_with_start, is_fused=_is_fused),
     # both products, which the magnitudes scale

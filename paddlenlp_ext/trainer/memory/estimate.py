@@ -23,10 +23,11 @@ from paddle import nn
 
 from paddlenlp_ext.models.layers import DecoderLayer
 from paddlenlp_ext.nn.attention import AttentionLayer
-from paddlenlp_ext.nn.experts import Experts
+from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
@@ -218,13 +219,22 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
         gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
-        adapters=sum(_bytes_of_adapter(adapter, numerics) for adapter in adapters),
+        adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
     )
+
+
+def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
+    """Return the number of rows that an adapter reads for each token: one, or one for each of its experts."""
+    if not isinstance(adapter, LoRAExperts):
+        return 1
+    return next(part for part in parts if isinstance(part, MixtureOfExperts)).shape.router.top_k
 
 
 def _bytes_of_expert_input(experts: Experts, numerics: Numerics) -> float:
     """Return the bytes that experts save per element of their input, whose sorted rows are gathered again."""
-    saves = not numerics.native or not experts.gate_up_proj.weight.stop_gradient
+    linear = experts.gate_up_proj
+    base = linear.base if isinstance(linear, AdapterLayer) else linear
+    saves = not numerics.native or not base.weight.stop_gradient
     return numerics.attention if saves else 0.0
 
 

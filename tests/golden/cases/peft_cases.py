@@ -136,6 +136,28 @@ CASES: dict[str, dict[str, Any]] = {
             "trainable_token_indices": [0, 95, 12],
         },
     },
+    "mixtral_experts": {
+        "base": "mixtral_idle_expert",
+        "lora": {
+            "r": 3,
+            "lora_alpha": 5,
+            "target_modules": [],
+            "target_parameters": ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"],
+            "rank_pattern": {"gate_up_proj": 2},
+            "alpha_pattern": {"down_proj": 7},
+        },
+    },
+    "qwen3_moe_router_and_experts": {
+        "base": "qwen3_moe_dense_layer",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "use_rslora": True,
+            "target_modules": ["q_proj"],
+            "target_parameters": ["mlp.experts.down_proj", "mlp.gate.weight"],
+            "rank_pattern": {"gate.weight": 1},
+        },
+    },
     "llama_saved_embeddings": {
         "base": "llama_odd_sizes",
         "lora": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]},

@@ -17,6 +17,7 @@ import numpy as np
 import peft
 import torch
 from peft.optimizers import create_loraplus_optimizer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens import TrainableTokensLayer
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -80,7 +81,7 @@ def build(base: str) -> torch.nn.Module:
 
 def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the adapter's parameters by their names in files, without the file's prefix."""
-    inner = r"\.(default|modules_to_save|base_layer|token_adapter)\b"
+    inner = r"\.(default|modules_to_save|(?<!experts\.)base_layer|token_adapter)\b"
     return {
         re.sub(inner, "", name.removeprefix("base_model.model.")): parameter
         for name, parameter in model.named_parameters()
@@ -117,8 +118,11 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
     )
     golden: dict[str, np.ndarray] = {}
     for step in range(STEPS):
-        logits = model(input_ids=input_ids, use_cache=False).logits
+        output = model(input_ids=input_ids, use_cache=False)
+        logits = output.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        if getattr(model.config, "output_router_logits", False):
+            loss = loss + model.config.router_aux_loss_coef * output.aux_loss
         loss.backward()
         if step == 0:
             golden |= {"logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
@@ -128,7 +132,13 @@ def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
                     table = name.removeprefix("base_model.model.").removesuffix(".token_adapter")
                     golden[f"merged:{table}.weight"] = layer.get_merged_weights(["default"]).detach().numpy()
                 is_tied_head = name.endswith("lm_head") and settings.get("ties_factors")
-                if hasattr(layer, "get_delta_weight") and ".layers.0." not in name and not is_tied_head:
+                if isinstance(layer, ParamWrapper):
+                    if ".layers.0." not in name:
+                        own = re.sub(r"\.base_layer", "", name.removeprefix("base_model.model."))
+                        weight = "weight" if layer.parameter_name == "weight" else f"{layer.parameter_name}.weight"
+                        merged = layer.get_param() + layer.get_delta_weight("default")
+                        golden[f"merged:{own}.{weight}"] = merged.detach().numpy()
+                elif hasattr(layer, "get_delta_weight") and ".layers.0." not in name and not is_tied_head:
                     merged = layer.base_layer.weight + layer.get_delta_weight("default")
                     golden[f"merged:{name.removeprefix('base_model.model.')}.weight"] = merged.detach().numpy()
                     if layer.lora_bias["default"] and layer.base_layer.bias is not None:

@@ -55,10 +55,11 @@ def ids_of(base: str) -> paddle.Tensor:
 
 
 def mean_loss(model: PeftModel, input_ids: np.ndarray, labels: np.ndarray, **inputs: Any) -> paddle.Tensor:
-    """Return the mean loss over the labels [B, S] that are not -100, with its graph."""
+    """Return the mean loss over the labels [B, S] that are not -100, plus that of routers, with its graph."""
     hidden_TD = model.hidden_states(paddle.to_tensor(input_ids), **inputs).flatten(0, 1)
     loss_sum, _ = model.cross_entropy(hidden_TD, paddle.to_tensor(labels.flatten()))
-    return loss_sum / int((labels != -100).sum())
+    balance = model.load_balance
+    return loss_sum / int((labels != -100).sum()) + (0.0 if balance is None or balance.loss is None else balance.loss)
 
 
 def loss_of(model: PeftModel, base: str, **inputs: Any) -> paddle.Tensor:

@@ -1,0 +1,239 @@
+"""LoRA on the stacked weights of experts, and on routers: the targets of `target_parameters`.
+
+    experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
+    router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
+
+Hugging Face PEFT adapts a parameter, not a layer, and joins the factors of all experts:
+
+    in memory                                 in files
+    experts.gate_up_proj.lora_A [E, r, in]    experts.base_layer.lora_A [E * r, in], one expert after the other
+    experts.gate_up_proj.lora_B [E, out, r]   experts.base_layer.lora_B [out, r * E], one rank after the other
+    experts.down_proj.lora_A, ...             experts.lora_A, ...
+
+PEFT wraps the module once for each of its adapted parameters: the last one has the shortest name.
+
+Shapes: N rows, sorted by expert, E experts, r rank, in/out features of a weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.routers import Router
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.grouped_linear import grouped_linear
+from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
+from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.registry import did_you_mean
+
+_WEIGHTS = ("gate_up_proj", "down_proj")
+"""Stacked weights of experts, in the order in which PEFT wraps them."""
+_OWN = re.compile(r"(?P<experts>.+\.experts)\.(?P<weight>\w+)\.(?P<factor>lora_[AB]\.weight)")
+_STORED = re.compile(r"(?P<experts>.+\.experts)(?P<wrappers>(\.base_layer)*)\.(?P<factor>lora_[AB]\.weight)")
+_SINGLE = re.compile(r"\.experts\.\d+\.")
+
+
+class LoRAExperts(WeightAdapter):
+    """Stacked weights of experts, each with a low-rank update.
+
+    Args:
+        base: the weights.
+        rank: r, the rank of each expert's update.
+        scaling: s, the factor of the updates.
+        seed, name: determine the initial values of A.
+        gaussian: draw A from N(0, 1/r^2); False: Kaiming-uniform.
+    """
+
+    base: GroupedLinear
+
+    def __init__(self, base: GroupedLinear, rank: int, scaling: float, seed: int, name: str, gaussian: bool) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        experts, outputs, inputs = base.weight.shape
+        a = _initial_a((experts * rank, inputs), rank, seed, name, gaussian)
+        self.lora_A = Factor(a.reshape(experts, rank, inputs), base.compute_dtype)
+        self.lora_B = Factor(np.zeros((experts, outputs, rank), np.float32), base.compute_dtype)
+
+    def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray, parts: int = 1) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs, as `GroupedLinear` does; experts without rows get zero gradients."""
+        results = self.base(x_NI, starts, parts)
+        inner_NR = grouped_linear(x_NI, self.lora_A.weight, starts)[0] * self.scaling
+        updates = grouped_linear(inner_NR, self.lora_B.weight, starts, parts)
+        return tuple(result + update.astype(result.dtype) for result, update in zip(results, updates, strict=True))
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return W + s B A of every expert, float32 [E, out, in]."""
+        a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
+        return self.base.weight_value() + paddle.matmul(b, a) * self.scaling
+
+    def sharding_axes(self, style: Style) -> dict[str, int | None]:
+        """Shard by experts."""
+        return dict.fromkeys(self.own_state(), 0 if style == "experts" else None)
+
+
+class LoRARouter(WeightAdapter):
+    """Router with a low-rank update of its weight; takes the arguments of `LoRAExperts`."""
+
+    base: Router
+
+    def __init__(self, base: Router, rank: int, scaling: float, seed: int, name: str, gaussian: bool) -> None:
+        super().__init__(base)
+        self.scaling = scaling
+        (experts, inputs), dtype = base.weight.shape, activation_dtype(base.weight.dtype)
+        self.lora_A = Factor(_initial_a((rank, inputs), rank, seed, name, gaussian), dtype)
+        self.lora_B = Factor(np.zeros((experts, rank), np.float32), dtype)
+
+    def adapter_forward(self, x_TD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return weights and experts of each token, as `Router` does; the update is computed in float32, too."""
+        with paddle.amp.auto_cast(enable=False):
+            a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
+            inner_TR = paddle.matmul(x_TD.astype("float32"), a, transpose_y=True) * self.scaling
+            return self.base(x_TD, paddle.matmul(inner_TR, b, transpose_y=True))
+
+    def merged_weight(self) -> paddle.Tensor:
+        """Return W + s B A, float32 [E, in]."""
+        a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
+        return self.base.weight.astype("float32") + paddle.matmul(b, a) * self.scaling
+
+
+def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian: bool) -> np.ndarray:
+    if gaussian:
+        return (generator_for(seed, f"{name}.lora_A.weight").standard_normal(shape) / rank).astype(np.float32)
+    return kaiming_uniform(shape, seed, f"{name}.lora_A.weight")
+
+
+# -- targets ----------------------------------------------------------------------------------------------------------
+def parameter_names(model: nn.Layer) -> dict[str, str]:
+    """Map the parameters that `target_parameters` can name to their layers, in the model's order.
+
+    Names are those of transformers and PEFT: the stacked weights of experts have the names of their layers.
+    """
+    names = {}
+    for name, layer in model.named_sublayers():
+        own = name.removesuffix(".base")
+        if isinstance(layer, GroupedLinear):
+            names[own] = own
+        elif isinstance(layer, Router):
+            names[f"{own}.weight"] = own
+    return names
+
+
+def select_parameters(model: nn.Layer, requested: Sequence[str]) -> list[str]:
+    """Return the names of the layers whose parameters `requested` names, in full or by their last components.
+
+    Raises:
+        ValueError: an entry matches nothing.
+    """
+    names = parameter_names(model)
+    chosen = set()
+    for entry in requested:
+        found = [name for name in names if f".{name}".endswith(f".{entry}")]
+        if not found:
+            known = list(dict.fromkeys(_within_layer(name) for name in names))
+            listed = f"known: {', '.join(known)}" if known else "this model has no experts"
+            raise ValueError(
+                f"target_parameters: {entry!r} matches no weight of experts or of a router"
+                f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
+                "Linear layers are named in the target modules."
+            )
+        chosen.update(found)
+    return [layer for name, layer in names.items() if name in chosen]
+
+
+def shortest_parameters(layers: Collection[str], model: nn.Layer) -> list[str]:
+    """Return short entries of `target_parameters` that match exactly the parameters of `layers`."""
+    names = parameter_names(model)
+    chosen = [name for name, layer in names.items() if layer in layers]
+    others = {_within_layer(name) for name in names if name not in chosen}
+    return sorted({name if _within_layer(name) in others else _within_layer(name) for name in chosen})
+
+
+def _within_layer(name: str) -> str:
+    """Return the name of a parameter without the decoder layer's."""
+    return re.sub(r"^model\.layers\.\d+\.", "", name)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+@paddle.no_grad()
+def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of an adapter with those of experts under PEFT's names and in PEFT's shapes."""
+    located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
+    adapted: dict[str, set[str]] = {}
+    for found in located.values():
+        adapted.setdefault(found["experts"], set()).add(found["weight"])
+    stored = {}
+    for name, tensor in tensors.items():
+        found = located.get(name)
+        if found is None:
+            stored[name] = tensor
+            continue
+        weights = [weight for weight in _WEIGHTS if weight in adapted[found["experts"]]]
+        wrappers = ".base_layer" * (len(weights) - 1 - weights.index(found["weight"]))
+        is_a = found["factor"].startswith("lora_A")
+        joined = tensor.flatten(0, 1) if is_a else tensor.transpose([1, 2, 0]).flatten(1, 2)
+        stored[f"{found['experts']}{wrappers}.{found['factor']}"] = joined.contiguous()
+    return stored
+
+
+def from_stored(
+    tensors: Mapping[str, np.ndarray], requested: Sequence[str], rank_of: Callable[[str], int]
+) -> dict[str, np.ndarray]:
+    """Return the tensors of a file of PEFT by the names and in the shapes of memory: the inverse of `to_stored`.
+
+    Args:
+        tensors: the stored tensors.
+        requested: `target_parameters` of the file.
+        rank_of: function from the name of a layer to its rank.
+
+    Raises:
+        ValueError: the file has adapters of single experts, or tensors that `target_parameters` does not explain.
+    """
+    own = {}
+    for name, value in tensors.items():
+        if _SINGLE.search(name):
+            raise ValueError(
+                f"{name} adapts a single expert, as transformers 4 has them; load the adapter in Hugging Face PEFT "
+                "with transformers 5, which stacks experts, and save it again"
+            )
+        found = _STORED.fullmatch(name)
+        if found is None:
+            own[name] = value
+            continue
+        experts, depth = found["experts"], found["wrappers"].count(".base_layer")
+        weights = [
+            weight for weight in _WEIGHTS if any(f".{experts}.{weight}".endswith(f".{entry}") for entry in requested)
+        ]
+        if depth >= len(weights):
+            raise ValueError(
+                f"{name}: target_parameters in adapter_config.json ({', '.join(requested) or 'none'}) does not name "
+                "its weight; add the entry with which the adapter was trained"
+            )
+        weight = weights[len(weights) - 1 - depth]
+        own[f"{experts}.{weight}.{found['factor']}"] = _split_by_expert(
+            name, value, rank_of(f"{experts}.{weight}"), is_a=found["factor"].startswith("lora_A")
+        )
+    return own
+
+
+def _split_by_expert(name: str, value: np.ndarray, rank: int, is_a: bool) -> np.ndarray:
+    """Return a factor [E, r, in] or [E, out, r] for [E * r, in] or [out, r * E].
+
+    Raises:
+        ValueError: the rank does not divide it.
+    """
+    joined = value.shape[0 if is_a else 1]
+    if joined % rank:
+        raise ValueError(
+            f"{name} has the shape {list(value.shape)}, and {joined} is not a multiple of the rank {rank}; correct r "
+            "or rank_pattern in adapter_config.json"
+        )
+    if is_a:
+        return value.reshape(joined // rank, rank, -1)
+    return np.ascontiguousarray(value.reshape(len(value), rank, joined // rank).transpose(2, 0, 1))
