@@ -27,7 +27,6 @@ from paddle import nn
 
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.routers import Router
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
 from paddlenlp_ext.sharding_spec import Style
@@ -86,7 +85,7 @@ class LoRARouter(WeightAdapter):
     def __init__(self, base: Router, rank: int, scaling: float, seed: int, name: str, gaussian: bool) -> None:
         super().__init__(base)
         self.scaling = scaling
-        (experts, inputs), dtype = base.weight.shape, activation_dtype(base.weight.dtype)
+        (experts, inputs), dtype = base.weight.shape, base.weight.dtype
         self.lora_A = Factor(_initial_a((rank, inputs), rank, seed, name, gaussian), dtype)
         self.lora_B = Factor(np.zeros((experts, rank), np.float32), dtype)
 

@@ -202,10 +202,12 @@ class LoRAConfig(LayerRanksConfig):
         return select_targets(adaptable_names(model), requested, self.targets_key)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> WeightAdapter:
-        if isinstance(base, GroupedLinear | Router):
-            wrapper = LoRAExperts if isinstance(base, GroupedLinear) else LoRARouter
-            return wrapper(base, *self.rank_and_scaling(name), seed, name, self.init_a == "gaussian")
-        arguments = (*self.rank_and_scaling(name), self.dropout, seed, name)
+        rank, scaling = self.rank_and_scaling(name)
+        if isinstance(base, GroupedLinear):
+            return LoRAExperts(base, rank, scaling, seed, name, self.init_a == "gaussian")
+        if isinstance(base, Router):
+            return LoRARouter(base, rank, scaling, seed, name, self.init_a == "gaussian")
+        arguments = (rank, scaling, self.dropout, seed, name)
         if isinstance(base, Embedding):
             if self.lora_bias:
                 raise ValueError("lora_bias is not available for an embedding; leave embed_tokens out of the targets")
