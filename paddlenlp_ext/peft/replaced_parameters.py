@@ -194,9 +194,8 @@ def stored_keys(model: TrainableModel, config: PeftConfig) -> dict[str, str]:
         if layer is not None:
             inner = _TOKENS if _has_token_rows(layer, config) else ""
             keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
-    for module, layer in adapted.items():
-        if _has_token_rows(layer, config):
-            keys[f"{module}.{ROWS}"] = f"base_model.model.{module}.{_TOKENS}{ROWS}"
+    if any(_has_token_rows(layer, config) for layer in adapted.values()):
+        keys |= {f"{module}.{ROWS}": f"base_model.model.{module}.{_TOKENS}{ROWS}" for module in TABLES}
     return keys
 
 
@@ -213,8 +212,12 @@ def with_tied_copies(model: TrainableModel, config: PeftConfig, tensors: Mapping
     result = dict(tensors)
     if not model.config.tie_word_embeddings:
         return result
-    if _TIED in model.set_aside and _TIED in result and (EMBEDDING not in _adapted(model) or _ties_factors(config)):
+    layer = dict(adapter_layers(model)).get(EMBEDDING)
+    is_tied = layer is None or isinstance(layer, TrainableTokens) or _ties_factors(config)
+    if _TIED in model.set_aside and _TIED in result and is_tied:
         result[_TIED_COPY] = result[_TIED]
+        if layer is not None and _has_token_rows(layer, config):
+            result[f"{HEAD}.{ROWS}"] = result[f"{EMBEDDING}.{ROWS}"]
     if _ties_factors(config):
         for name, copy in _TIED_FACTORS.items():
             if name in result:
@@ -243,10 +246,6 @@ def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray]
     return result
 
 
-def _adapted(model: TrainableModel) -> list[str]:
-    return [name for name, _ in adapter_layers(model)]
-
-
 def _ties_factors(config: PeftConfig) -> bool:
     """Return whether a tied lm_head shares the factors of an adapted embedding."""
     return config.adapts_tables and config.ensure_weight_tying
@@ -260,7 +259,8 @@ def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
         fields["bias"] = "all" if config.trainable_bias == "all" else f"{method}_only"
     if config.modules_to_save:
         fields["modules_to_save"] = list(config.modules_to_save)
-    shares_factors = EMBEDDING in _adapted(model) and _ties_factors(config) and not config.trainable_token_indices
+    is_adapted = EMBEDDING in dict(adapter_layers(model))
+    shares_factors = is_adapted and _ties_factors(config) and not config.trainable_token_indices
     if model.config.tie_word_embeddings and (shares_factors or (config.modules_to_save and _TIED in model.set_aside)):
         fields["ensure_weight_tying"] = True
     return fields

@@ -164,3 +164,49 @@ CASES: dict[str, dict[str, Any]] = {
         "save_embedding_layers": True,
     },
 }
+
+# Adapters over a base whose embedding and lm_head were resized to `num_rows`; PEFT stores both tables.
+NEW_TOKENS = [96, 97, 98, 99, 100]
+RESIZED_CASES: dict[str, dict[str, Any]] = {
+    "llama_resized_rows": {
+        "base": "llama_odd_sizes",
+        "num_rows": 101,
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "target_modules": ["q_proj"],
+            "trainable_token_indices": {"embed_tokens": NEW_TOKENS, "lm_head": NEW_TOKENS},
+        },
+        "save_embedding_layers": True,
+    },
+    "qwen2_resized_rows": {
+        "base": "qwen2",
+        "num_rows": 101,
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"], "trainable_token_indices": NEW_TOKENS},
+        "save_embedding_layers": True,
+    },
+    "qwen2_resized_embedding": {
+        "base": "qwen2",
+        "num_rows": 101,
+        "lora": {"r": 2, "lora_alpha": 3, "ensure_weight_tying": True, "target_modules": ["q_proj", "embed_tokens"]},
+        "ties_factors": True,
+    },
+    "llama_shrunk_saved": {
+        "base": "llama_odd_sizes",
+        "num_rows": 90,
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "target_modules": ["q_proj"],
+            "modules_to_save": ["embed_tokens", "lm_head"],
+        },
+    },
+}
+
+
+def resized_inputs(ids: Any, num_rows: int) -> Any:
+    """Return a copy of token ids or labels [B, S] within a resized vocabulary, with new tokens if there are any."""
+    ids = ids % num_rows * (ids >= 0) + ids * (ids < 0)  # -100 marks positions without a target
+    if num_rows > max(NEW_TOKENS):
+        ids[0, : len(NEW_TOKENS)] = NEW_TOKENS
+    return ids

@@ -24,17 +24,28 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.golden import DATA
 from tests.golden.cases.model_cases import CASES as MODELS
 from tests.golden.cases.model_cases import make_inputs, make_weight
-from tests.golden.cases.peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
+from tests.golden.cases.peft_cases import (
+    CASES,
+    EPSILON,
+    LEARNING_RATE,
+    RESIZED_CASES,
+    STEPS,
+    WEIGHT_DECAY,
+    resized_inputs,
+)
 
 FOLDER = DATA / "adapters"
 
 
 def main() -> None:
-    for case in sys.argv[1:] or CASES:
-        settings = CASES[case]
+    cases = {**CASES, **RESIZED_CASES}
+    for case in sys.argv[1:] or cases:
+        settings = cases[case]
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
         model = build(settings["base"])
+        if "num_rows" in settings:
+            model.resize_token_embeddings(settings["num_rows"], mean_resizing=False)
         model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings["lora"]))
         if settings.get("save_embedding_layers"):
             for module in (model.get_input_embeddings(), model.get_output_embeddings()):
@@ -106,7 +117,10 @@ def gradients(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
 
 
 def measure(model: torch.nn.Module, settings: dict) -> dict[str, np.ndarray]:
-    input_ids, labels = (torch.from_numpy(array) for array in make_inputs(settings["base"]))
+    input_ids, labels = make_inputs(settings["base"])
+    if "num_rows" in settings:
+        input_ids, labels = (resized_inputs(array, settings["num_rows"]) for array in (input_ids, labels))
+    input_ids, labels = torch.from_numpy(input_ids), torch.from_numpy(labels)
     optimizer = create_loraplus_optimizer(
         model,
         torch.optim.AdamW,
