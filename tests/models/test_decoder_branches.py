@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
-from tests.common.adapters import FAMILIES
+from tests.common.adapters import FAMILIES, MORE_FAMILIES
 
 PROMPT = np.random.default_rng(0).integers(0, 61, 19)
 ANSWERS = [np.random.default_rng(seed).integers(0, 61, size) for seed, size in ((1, 7), (2, 4))]
@@ -17,6 +17,7 @@ CONFIGS = {
     "llama": FAMILIES["llama"],
     "tied": FAMILIES["qwen2"],
     "window": {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 9},
+    "latent": MORE_FAMILIES["latent"],
 }
 
 

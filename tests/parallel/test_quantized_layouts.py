@@ -9,7 +9,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from tests.common.models import TINY_LLAMA
+from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
@@ -23,6 +23,16 @@ MIXED = {"weight_quantize_algo": {"q_proj": "weight_only_int8", "o_proj": "fp4",
 FIRST = {"weight_quantize_algo": {".*layers.0..*": "nf4"}}  # nothing is quantized on the second stage
 WIDE = {"intermediate_size": 64, "attention_bias": True}
 RANK = {"rank": 4}
+# Sizes of which two shards consist of complete blocks.
+LATENT = {
+    **TINY_LATENT,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "intermediate_size": 64,
+}
 
 QUANTIZED = [
     Case("tensor-lora", {**TENSOR, **DOUBLE}, WIDE, "lora", RANK),
@@ -32,6 +42,7 @@ QUANTIZED = [
     Case("tensor-pissa", {**TENSOR, **NF4}, WIDE, "pissa", RANK),
     Case("tensor-qera", {**TENSOR, **NF4}, WIDE, "qera", {**RANK, "batches": 2}),
     Case("sequence-qera", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "qera", {**RANK, "batches": 2}),
+    Case("tensor-qera-latent", {**TENSOR, **NF4}, LATENT, "qera", {**RANK, "batches": 2}),
     Case("tensor-sequence", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "lora", RANK),
     Case("stages-lora", {**STAGES, **DOUBLE}, {}, "lora", RANK),
     Case("stages-loftq", {**STAGES, **NF4}, {}, "loftq", RANK),

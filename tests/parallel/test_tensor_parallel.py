@@ -132,6 +132,7 @@ LATENTS = [
     ),
     Case("sp-lora-latent", {**TENSOR, "sequence_parallel": True}, LATENT, "lora", {"rank": 4, "dropout": 0.3}),
     Case("dora-latent", TENSOR, LATENT, "use_dora", {"rank": 4}),
+    Case("lora-ga-latent", {**TENSOR, "learning_rate": 3e-4}, LATENT, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("sp-prefix-latent", {**TENSOR, "sequence_parallel": True}, LATENT, "prefix_tuning", {"num_tokens": 3}),
     Case("prefix-projected-latent", TENSOR, LATENT, "prefix_tuning", {"num_tokens": 3, "projection": True}),
 ]

@@ -142,9 +142,11 @@ class LoRAGALinear(LoRALinearWithInit):
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Gather the gradient [out, in] of the unsharded weight from each rank's `shard`."""
+        """Return the gradient [out, in] of the unsharded weight from each rank's `shard`, or part of the sum."""
         if self.shard_group is None:
             return shard
+        if self.style == "replicated":
+            return self.shard_group.all_reduce(shard)
         return self.shard_group.all_gather(shard, 0 if self.style == "colwise" else 1)
 
 

@@ -261,7 +261,7 @@ class QERALinear(LoRALinearWithInit):
             ValueError: the weight in `source` is not the one that was quantized.
         """
         stored = self.base.weight_value()
-        if self.shard_group is not None:
+        if self.shard_group is not None and self.style != "replicated":
             stored = self.shard_group.all_gather(stored, 0 if self.style == "colwise" else 1)
         weight = paddle.to_tensor(source.read(f"{name}.weight", "float32"), place=stored.place)
         error = weight - stored

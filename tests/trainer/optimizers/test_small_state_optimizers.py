@@ -73,6 +73,7 @@ def test_adamw_mini_steps_follow_the_formula():
 def test_adamw_mini_blocks_of_a_query_projection_are_its_heads():
     assert num_blocks("model.layers.3.self_attn.q_proj.weight", [576, 576], 64) == 9
     assert num_blocks("model.layers.3.self_attn.k_proj.weight", [192, 576], 64) == 3
+    assert num_blocks("model.layers.3.self_attn.q_b_proj.weight", [960, 48], 192) == 5
     assert num_blocks("model.layers.3.self_attn.q_proj.lora_B", [576, 8], 64) == 576
 
 
