@@ -32,7 +32,6 @@ from benchmarks.measure import environment
 from paddlenlp_ext import AutoModelForCausalLM, AutoPeftModelForCausalLM, AutoTokenizer
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.ops.linear_cross_entropy import token_logprobs
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.finetune import run_training
 from paddlenlp_ext.utils.process import run_command
@@ -120,7 +119,7 @@ def perplexities(model: Any, documents: np.ndarray, bins: int) -> list[float]:
     losses = []
     for ids in documents:
         hidden = model.hidden_states(paddle.to_tensor(ids[None, :-1]))
-        logprobs = token_logprobs(hidden.flatten(0, 1), model.head_weight(), paddle.to_tensor(ids[1:]))
+        logprobs = model.token_logprobs(hidden.flatten(0, 1), paddle.to_tensor(ids[1:]))
         losses.append(-logprobs.numpy())
     by_bin = np.array_split(np.mean(losses, axis=0), bins)
     return [float(np.exp(part.mean())) for part in by_bin]

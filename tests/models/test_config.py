@@ -98,6 +98,20 @@ def test_from_dict_sliding_windows_follow_the_family(config, windows):
 
 
 @pytest.mark.parametrize(
+    ("config", "caps"),
+    [
+        ({"model_type": "gemma2"}, (50.0, 30.0)),
+        ({"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None}, (None, None)),
+        ({"model_type": "gemma3_text"}, (None, None)),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 20}, (None, 20.0)),
+    ],
+)
+def test_from_dict_soft_caps_follow_the_family(config, caps):
+    read = DecoderConfig.from_dict({**TINY, **config})
+    assert (read.attention_softcap, read.logit_softcap) == caps
+
+
+@pytest.mark.parametrize(
     ("config", "rotates"),
     [
         ({"model_type": "smollm3", "num_hidden_layers": 5}, (True, True, True, False, True)),
