@@ -12,6 +12,7 @@ from paddlenlp_ext.config.run_config import REWARD_SECTIONS
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, problems, write
+from tests.config.paddlenlp_files import COMMON, OTHER
 
 METHODS = peft_methods()
 SMALLEST_REWARD = {"model_name_or_path": "m", "output_dir": "out", "do_train": True, "train_dataset_path": "a.jsonl"}
@@ -35,6 +36,14 @@ def test_reward_keys_of_trl_and_paddlenlp_load(tmp_path):
     assert config.notes == [] and load().reward == RewardConfig()
     again = load_run_config([write(tmp_path, config.to_flat_dict())], METHODS, REWARD_SECTIONS)
     assert again.to_flat_dict() == config.to_flat_dict()
+
+
+def test_reward_file_of_paddlenlp_loads(tmp_path):
+    """Load the keys of PaddleNLP's files for preferences, which its reward models share."""
+    fine_tuning = ("src_length", "max_length", "metric_for_best_model")
+    written = {key: value for key, value in (COMMON | OTHER["kto"][0]).items() if key not in fine_tuning}
+    config = load_run_config([write(tmp_path, {**written, "process_reward": False})], METHODS, REWARD_SECTIONS)
+    assert (config.data.max_length, config.data.src_length) == (4096, 2048) and config.reward == RewardConfig()
 
 
 def test_reward_rules_are_those_of_preference_data():
