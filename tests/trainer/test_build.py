@@ -60,12 +60,14 @@ def test_load_data_template_without_end_token_warns_in_every_run(run_folders, ca
 
 def test_load_data_unsupported_family_is_an_error_before_any_row_is_read(run_folders):
     file = run_folders / "model" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mixtral"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "gpt_neox"}))
     config = config_for(run_folders)
     config = replace(
         config, train=replace(config.train, do_train=True), data=replace(config.data, dataset_name_or_path="no data")
     )
-    with pytest.raises(ValueError, match=r"model_type .mixtral. in config\.json is not supported; supported: .*llama,"):
+    with pytest.raises(
+        ValueError, match=r"model_type .gpt_neox. in config\.json is not supported; supported: .*llama,"
+    ):
         load_data(config)
 
 
