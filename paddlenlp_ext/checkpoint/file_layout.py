@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,14 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class FileLayout:
-    """Layout of a model's files; this one equals that in memory."""
+    """Layout of a model's files; this one equals that in memory.
+
+    Class attributes:
+        has_experts_of_transformers: whether experts and routers in memory have the names of transformers, and the order
+            of its rows, which adapters of Hugging Face PEFT follow.
+    """
+
+    has_experts_of_transformers: ClassVar[bool] = True
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the tensors of a file under the names and in the shapes of memory."""

@@ -41,6 +41,8 @@ _LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 class InterleavedExperts(FileLayout):
     """Layout of gpt-oss's files."""
 
+    has_experts_of_transformers = False
+
     def open(self, source: WeightSource) -> WeightSource:
         """Return the tensors of a file under the names and in the shapes of memory."""
         return _InterleavedWeights(source)

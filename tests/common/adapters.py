@@ -31,12 +31,13 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "latent": {**_SIZES, **TINY_LATENT, "num_key_value_heads": 6, "kv_lora_rank": 36, "v_head_dim": 8},
     "experts": {
         **_SIZES,
-        "model_type": "qwen2_moe",
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "shared_expert_intermediate_size": 28,
-        "decoder_sparse_step": 1,
+        "model_type": "ernie4_5_moe",
+        "tie_word_embeddings": False,
+        "moe_num_experts": 5,
+        "moe_k": 2,
+        "moe_intermediate_size": 36,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 0,
     },
 }
 """With families for which only some of the tests of every method are run."""

@@ -27,6 +27,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.routers import Router
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
 from paddlenlp_ext.sharding_spec import Style
@@ -124,13 +125,19 @@ def parameter_names(model: nn.Layer) -> dict[str, str]:
     return names
 
 
-def select_parameters(model: nn.Layer, requested: Sequence[str]) -> list[str]:
+def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[str]:
     """Return the names of the layers whose parameters `requested` names, in full or by their last components.
 
     Raises:
-        ValueError: an entry matches nothing.
+        ValueError: an entry matches nothing, or the family's experts differ from those of transformers.
     """
     names = parameter_names(model)
+    if requested and not model.config.file_layout.has_experts_of_transformers:
+        raise ValueError(
+            "target_parameters: the experts of this family have their rows in another order than in transformers, so "
+            "that adapters on experts and routers would not be those of Hugging Face PEFT; name linear layers in the "
+            "target modules instead"
+        )
     chosen = set()
     for entry in requested:
         found = [name for name in names if f".{name}".endswith(f".{entry}")]

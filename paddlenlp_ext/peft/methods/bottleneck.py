@@ -27,6 +27,7 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.attention import AttentionLayer
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -84,7 +85,7 @@ class BottleneckConfig(PeftConfig):
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:
-        assert isinstance(base, (AttentionLayer, FeedForward))
+        assert isinstance(base, (AttentionLayer, FeedForward, MixtureOfExperts))
         return BottleneckAdapter(base, self, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
@@ -100,22 +101,23 @@ class BottleneckConfig(PeftConfig):
         return cls(**{name: fields[name] for name in _FIELDS if name in fields})
 
 
+Sublayer = AttentionLayer | FeedForward | MixtureOfExperts
+
+
 class BottleneckAdapter(AdapterLayer):
     """Sublayer of a decoder layer with a bottleneck adapter.
 
     Args:
-        base: attention or feed-forward layer; its first argument and its result are [B, S, D], and its last
-            projection is `o_proj` or `down_proj`.
+        base: attention, feed-forward or expert layer; its first argument and its result are [B, S, D].
         config: options of the method.
         seed, name: determine the initial values of W_down.
     """
 
-    def __init__(self, base: AttentionLayer | FeedForward, config: BottleneckConfig, seed: int, name: str) -> None:
+    def __init__(self, base: Sublayer, config: BottleneckConfig, seed: int, name: str) -> None:
         super().__init__(base)
         self.is_parallel, self.scale, self.dropout = config.kind == "parallel", config.scale, config.dropout
         self.activation = ACTIVATIONS[config.activation]
-        last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj
-        hidden_size, dtype = last.out_features, last.compute_dtype
+        hidden_size, dtype = _output_of(base)
         down = kaiming_uniform((config.size, hidden_size), seed, f"{name}.adapter_down.weight")
         self.adapter_down = _Dense(down, dtype)
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)
@@ -131,6 +133,14 @@ class BottleneckAdapter(AdapterLayer):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Replicate all parameters: input and output are unsharded hidden states."""
         return dict.fromkeys(self.own_state())
+
+
+def _output_of(base: Sublayer) -> tuple[int, paddle.dtype]:
+    """Return number and dtype of the output features of a sublayer."""
+    if isinstance(base, MixtureOfExperts):
+        return base.gate.weight.shape[1], base.experts.down_proj.compute_dtype
+    last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj
+    return last.out_features, last.compute_dtype
 
 
 class _Dense(nn.Layer):

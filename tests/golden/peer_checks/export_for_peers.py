@@ -100,7 +100,16 @@ ADAPTERS = {
 
 EVERYWHERE = {"all_linear": ADAPTERS["all_linear"]}
 OF_ATTENTION = {"attention": ADAPTERS["attention"]}
-"""Adapters of DeepSeek's models: PEFT takes `gate_proj` for a part of the experts, also in dense layers."""
+"""Adapters of models with experts: PEFT takes `gate_proj` for a part of the experts, also in other layers."""
+OF_EXPERTS = {
+    **OF_ATTENTION,
+    "experts": LoRAConfig(
+        rank=3,
+        target_modules=["q_proj"],
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"],
+    ),
+    "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
+}
 FUSED = {
     **{name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")},
     "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=["gate_up_proj"]),
@@ -133,8 +142,8 @@ def main() -> None:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
         chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
-        if model.config.latent is not None and model.config.experts is not None:
-            chosen = OF_ATTENTION
+        if model.config.experts is not None:
+            chosen = OF_EXPERTS if model.config.file_layout.has_experts_of_transformers else OF_ATTENTION
         if case in ("llama_odd_sizes", "qwen2"):
             chosen = ADAPTERS
         export(arguments.out / case, model, make_inputs(case)[0], chosen)

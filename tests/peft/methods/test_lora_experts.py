@@ -19,6 +19,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.adapters import logits_of, same_bits, tiny_model, train
+from tests.golden.cases.model_cases import CASES
 
 GATE_UP, DOWN, ROUTER = "mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"
 EVERYTHING = (GATE_UP, DOWN, ROUTER)
@@ -107,7 +108,7 @@ def test_lora_of_experts_starts_without_effect_and_can_be_disabled():
 def test_lora_without_target_parameters_leaves_experts_frozen_and_says_so(caplog: pytest.LogCaptureFixture):
     model = get_peft_model(tiny_model("experts"), LoRAConfig())
     assert not any(".experts." in name or ".gate." in name for name in model.adapter_state())
-    assert any(".shared_expert." in name for name in model.adapter_state())
+    assert any(".shared_experts." in name for name in model.adapter_state())
     assert "experts and routers are not adapted; name them in target_parameters" in caplog.text
 
 
@@ -140,6 +141,12 @@ def test_config_with_target_parameters_where_they_do_not_apply_raises(config: An
 def test_target_parameters_that_match_nothing_raise(family: str, entry: str, message: str):
     with pytest.raises(ValueError, match=message):
         get_peft_model(tiny_model(family), LoRAConfig(target_parameters=[entry]))
+
+
+def test_target_parameters_of_experts_with_interleaved_rows_raise():
+    model = AutoModelForCausalLM.from_config(CASES["gpt_oss"], seed=0)
+    with pytest.raises(ValueError, match="the experts of this family have their rows in another order"):
+        get_peft_model(model, LoRAConfig(target_parameters=[DOWN]))
 
 
 def rewritten(folder: Path, rename: tuple[str, str] | None = None, **fields: Any) -> Path:
@@ -175,7 +182,7 @@ def test_combining_adapters_of_experts_raises():
 
 
 def test_print_trainable_parameters_counts_by_kind(capsys: pytest.CaptureFixture[str]):
-    adapted(target_modules=["q_proj", "shared_expert.up_proj"]).print_trainable_parameters()
+    adapted(target_modules=["q_proj", "shared_experts.up_proj"]).print_trainable_parameters()
     report = capsys.readouterr().out
-    experts = 2 * 5 * 3 * (36 + 2 * 20 + 20 + 36)
-    assert f"experts {experts:,}, routers {2 * 3 * (36 + 5):,}, shared experts {2 * 3 * (36 + 28):,}" in report
+    experts = 2 * 5 * 3 * (36 + 2 * 36 + 36 + 36)
+    assert f"experts {experts:,}, routers {2 * 3 * (36 + 5):,}, shared experts {2 * 3 * (36 + 36):,}" in report
