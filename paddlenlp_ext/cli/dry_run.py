@@ -20,6 +20,7 @@ from paddlenlp_ext.data.stream_order import StreamOrder
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.experts import describe_experts
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.expert_parallel import check_experts
@@ -113,6 +114,9 @@ def _plan_table(
     total = sum(size for size, _ in parameters)
     share = f"{trained / total:.3%}" + (" of model and adapter" if config.peft_switch else "")
     table.add_row("model", f"{config.model.model_name_or_path} ({outline.num_base_parameters:,} parameters)")
+    experts = describe_experts(outline.model)
+    if experts is not None:
+        table.add_row("experts", experts)
     table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({share})")
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")

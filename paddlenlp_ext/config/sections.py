@@ -159,6 +159,9 @@ class ModelConfig(OptionGroup):
     weight_double_quant_block_size: int = option(
         256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
     )
+    router_aux_loss_coef: float | None = option(
+        None, minimum=0, help="factor of the loss that balances experts, 0: none; unset: config.json decides"
+    )
     rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
         False, help="extend the model's context by strategy_name; the saved config.json has the new positions"

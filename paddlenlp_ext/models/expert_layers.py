@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layout import FileLayout, StackedExperts
-from paddlenlp_ext.models.registry import ConfigReader
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.sharding_spec import TensorPlan
 
@@ -51,6 +51,22 @@ def expert_differences(
         "tensor_plan": _with_experts(plan, experts),
         "file_layout": file_layout,
     }
+
+
+def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> dict[str, Any]:
+    """Return the keys of config.json that `router_aux_loss_coef` of a run changes; None changes nothing.
+
+    Raises:
+        ValueError: models of this family have no auxiliary loss.
+    """
+    if coefficient is None:
+        return {}
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES.names() or "router_aux_loss_coef" not in FAMILIES.get(model_type).defaults:
+        raise ValueError(
+            f"router_aux_loss_coef: models of model_type {model_type!r} have no auxiliary loss of routers; leave it out"
+        )
+    return {"output_router_logits": coefficient > 0, "router_aux_loss_coef": coefficient}
 
 
 def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:

@@ -24,6 +24,7 @@ from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.expert_layers import router_overrides
 from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.long_context import context_overrides
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
@@ -79,7 +80,7 @@ class ModelSource:
         """Find the files that `config.model` names.
 
         Raises:
-            ValueError: see `resolve`; or an option of quantization or of the long-sequence strategy is invalid.
+            ValueError: see `resolve`; or an option of quantization, long-sequence strategy or routers is invalid.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None
@@ -91,7 +92,8 @@ class ModelSource:
                 double_quant_block_size=config.weight_double_quant_block_size,
             )
         source = cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
-        return replace(source, config_overrides=context_overrides(source.config, config))
+        overrides = router_overrides(source.config, config.router_aux_loss_coef)
+        return replace(source, config_overrides={**context_overrides(source.config, config), **overrides})
 
     def as_classifier(self, seed: int, pad_token_id: int | None = None) -> ModelSource:
         """Return the source of a sequence classifier with one label, a reward model, from the same files.

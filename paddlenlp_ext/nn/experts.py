@@ -13,6 +13,7 @@ Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F inner
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import paddle
@@ -26,6 +27,7 @@ from paddlenlp_ext.nn.routers import Router, RouterOptions
 from paddlenlp_ext.ops.clamped_swiglu import clamped_swiglu
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
+from paddlenlp_ext.sharding_spec import full_shape
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,22 @@ class MixtureOfExperts(nn.Layer):
                 shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
             y_TD = y_TD + shared_TD
         return y_TD.reshape(x.shape)
+
+
+def describe_experts(model: nn.Layer) -> str | None:
+    """Return the numbers of parameters of experts and of those that a token uses, in a line; None without experts."""
+    layers = [layer for layer in model.sublayers() if isinstance(layer, MixtureOfExperts)]
+    if not layers:
+        return None
+    router, number = layers[0].shape.router, layers[0].shape.num_experts
+    in_experts = sum(_size(parameter) for layer in layers for parameter in layer.experts.parameters())
+    total = sum(_size(parameter) for parameter in model.parameters())
+    active = total - in_experts + in_experts * router.top_k // number
+    return (
+        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}), of which a token "
+        f"uses {router.top_k}; {active:,} parameters are active"
+    )
+
+
+def _size(parameter: paddle.Tensor) -> int:
+    return math.prod(full_shape(parameter))

@@ -24,6 +24,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.experts import describe_experts
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards, check_experts
@@ -194,6 +195,9 @@ def build_model(
     sharding = build_sharding(adapted, mesh, config.parallel.sharding)
     if fills_slices:
         load_shards(adapted, source.open_weights())
+    described = describe_experts(adapted)
+    if described is not None:
+        logger.info("%s", described)
     return BuiltModel(adapted, sharding, pipeline, experts)
 
 

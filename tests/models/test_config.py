@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 import pytest
 
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.expert_layers import router_overrides
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
@@ -151,6 +152,15 @@ def test_from_dict_phi3_reads_former_names_of_longrope():
 def test_from_dict_layers_with_experts_follow_the_family(config, sparse):
     experts = DecoderConfig.from_dict({**TINY, "num_hidden_layers": 4, **config}).experts
     assert tuple(shape is not None for shape in experts) == sparse
+
+
+def test_router_overrides_switch_the_loss_on_and_off():
+    config = {**TINY, "model_type": "mixtral", "output_router_logits": True}
+    for coefficient, expected in ((None, 0.001), (0.5, 0.5), (0.0, 0.0)):
+        changed = {**config, **router_overrides(config, coefficient)}
+        assert DecoderConfig.from_dict(changed).router_loss == expected
+    with pytest.raises(ValueError, match="router_aux_loss_coef: models of model_type 'llama' have no auxiliary loss"):
+        router_overrides(TINY, 0.1)
 
 
 def test_from_dict_qwen3_moe_reads_both_names_of_the_number_of_experts():
