@@ -109,6 +109,19 @@ def test_load_shards_reads_only_the_own_slices(tmp_path, modules):
     assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
 
 
+def test_load_shards_of_fused_layers_reads_only_the_own_rows_of_each_part(tmp_path):
+    full = AutoModelForCausalLM.from_config({**TINY_LLAMA, "model_type": "phi3"}, seed=3)
+    full.save_pretrained(tmp_path)
+    model = build_skeleton(ModelSource.resolve(tmp_path))
+    apply_tensor_plan(model, rank(1))
+    source = Slices(tmp_path / "model.safetensors")
+    load_shards(model, model.config.from_files(source))
+    for (name, parameter), value in zip(model.named_parameters(), full.parameters(), strict=True):
+        shard = shard_of(parameter)
+        assert np.array_equal(parameter.numpy(), value.numpy() if shard is None else value.numpy()[shard.index]), name
+    assert source.num_read == sum(parameter.size for parameter in model.parameters())
+
+
 def test_load_shards_keeps_replaced_parameters_of_a_stored_adapter(tmp_path):
     base = AutoModelForCausalLM.from_config(BIASED, seed=3)
     base.save_pretrained(tmp_path / "base")
