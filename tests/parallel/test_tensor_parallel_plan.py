@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.peft.replaced_parameters import base_parameters
-from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, placement_of, shard_of
+from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 from tests.models.tiny_model import make_model_with_sinks
 
@@ -187,8 +185,8 @@ def test_apply_tensor_plan_shards_an_adapter_as_its_base():
     apply_tensor_plan(model, rank(1))
     layer = model.base_model.model.layers[0]
     up, down = layer.mlp.up_proj, layer.mlp.down_proj
-    assert dataclasses.astuple(shard_of(up.lora_B.weight)) == (0, 24, 48, 48) and shard_of(up.lora_A.weight) is None
-    assert dataclasses.astuple(shard_of(down.lora_A.weight)) == (1, 24, 48, 48) and shard_of(down.lora_B.weight) is None
+    assert shard_of(up.lora_B.weight) == Shard(0, 24, 48, 48) and shard_of(up.lora_A.weight) is None
+    assert shard_of(down.lora_A.weight) == Shard(1, 24, 48, 48) and shard_of(down.lora_B.weight) is None
     assert placement_of(up.lora_A.weight).needs_tp_reduce and placement_of(down.lora_B.weight).needs_tp_reduce
     assert up.out_features == 24
     assert up.base.weight.stop_gradient and not up.lora_B.weight.stop_gradient
