@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts
+from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.routers import RouterOptions
 
-_METHODS = ("greedy", "group_limited_greedy")
-
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    method, first = config.value("topk_method"), config.value("first_k_dense_replace")
-    if method not in _METHODS or config.value("norm_topk_prob"):
-        raise ValueError(
-            f"config.json: topk_method {method!r} and norm_topk_prob {config.value('norm_topk_prob')!r}; supported: "
-            f"{', '.join(_METHODS)}, and norm_topk_prob false"
-        )
-    is_limited = method == "group_limited_greedy"
+    require(config, "scoring_func", None, "softmax")
+    require(config, "topk_method", "greedy", "group_limited_greedy")
+    require(config, "norm_topk_prob", None, False)
+    first = config.value("first_k_dense_replace") or 0
+    is_limited = config.value("topk_method") == "group_limited_greedy"
     router = RouterOptions(
         kind="softmax",
         top_k=config.size("num_experts_per_tok"),

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts
+from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.routers import RouterOptions
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the differences of a model with V3's attention and router."""
+    """Return the differences of a model with V3's attention and router.
+
+    Raises:
+        ValueError: the config names another router.
+    """
+    require(config, "scoring_func", None, "sigmoid")
+    require(config, "topk_method", None, "noaux_tc")
     router = RouterOptions(
         kind="sigmoid",
         top_k=config.size("num_experts_per_tok"),
@@ -27,7 +33,7 @@ def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> d
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    first = config.value("first_k_dense_replace")
+    first = config.value("first_k_dense_replace") or 0
     return sigmoid_experts(config, lambda layer: layer >= first)
 
 

@@ -91,18 +91,31 @@ def latent_experts(
     Raises:
         ValueError: see `expert_differences`; or another spacing of the layers with experts.
     """
-    if config.value("moe_layer_freq") not in (None, 1):
-        raise ValueError(f"moe_layer_freq {config.value('moe_layer_freq')} in config.json is not supported; only 1 is")
-    inner, after_last = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
+    require(config, "moe_layer_freq", None, 1)
+    inner, num_layers = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
+    more = range(num_layers, num_layers + (config.value("num_nextn_predict_layers") or 1))
     shape = ExpertShape(
         num_experts=config.size("n_routed_experts"),
         intermediate_size=inner,
         router=router,
         shared_size=inner * (config.value("n_shared_experts") or 0),
     )
-    files = StackedExperts(EXPERT_FILES, unused=rf"model\.layers\.{after_last}\..*")
+    files = StackedExperts(EXPERT_FILES, unused=rf"model\.layers\.({'|'.join(map(str, more))})\..*")
     latent = {**latent_differences(config), **changes}
     return {**latent, **expert_differences(config, latent["tensor_plan"], shape, is_sparse, files)}
+
+
+def require(config: ConfigReader, key: str, *supported: Any) -> None:
+    """Check that the value of `key` is one of `supported`.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if config.value(key) not in supported:
+        known = ", ".join(repr(value) for value in supported if value is not None)
+        raise ValueError(
+            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; only {known}"
+        )
 
 
 def _score_factor(config: ConfigReader) -> float:

@@ -40,8 +40,10 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
         ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*as many heads of keys as of queries; set it to .* 4"),
-        ({**LATENT, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*supported: greedy, group_limited_greedy"),
-        ({**LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2 .* only 1 is"),
+        ({**LATENT, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*only 'greedy', 'group_limited_greedy'"),
+        ({**LATENT, "model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func 'softmax' .*only 'sigmoid'"),
+        ({**LATENT, "norm_topk_prob": True}, "norm_topk_prob True in config.json is not supported"),
+        ({**LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2 .* only 1"),
         ({**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types .* for 2 layers"),
         ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
         ({"model_type": "glm4_moe", "n_group": 3}, "1 of 3 groups of 128 experts"),
@@ -53,6 +55,14 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
 def test_from_dict_unsupported_value_raises(changes, message):
     with pytest.raises(ValueError, match=message):
         DecoderConfig.from_dict({**TINY, **changes})
+
+
+@pytest.mark.parametrize(("further", "unread"), [(0, (2,)), (2, (2, 3))])
+def test_files_of_deepseek_may_have_layers_that_predict_further_tokens(further, unread):
+    changes = {**LATENT, "model_type": "deepseek_v3", "num_nextn_predict_layers": further}
+    layout = DecoderConfig.from_dict({**TINY, **changes}).file_layout
+    found = [layer for layer in range(30) if layout.unused.fullmatch(f"model.layers.{layer}.eh_proj.weight")]
+    assert found == list(unread)
 
 
 def test_from_dict_without_model_type_lists_known_families():

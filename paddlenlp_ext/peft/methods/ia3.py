@@ -50,7 +50,9 @@ class IA3Config(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"feedforward_modules"}
 
     target_modules: tuple[str, ...] | None = option(
-        TARGETS, help="linear layers to scale, as name suffixes or regular expressions"
+        TARGETS,
+        help="linear layers to scale, as name suffixes or regular expressions; the default means kv_b_proj and "
+        "down_proj in models with latent attention",
     )
     feedforward_modules: tuple[str, ...] | None = option(
         FEEDFORWARD, help="target layers whose input is scaled instead of their output"
