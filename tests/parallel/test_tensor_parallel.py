@@ -21,6 +21,7 @@ REPLACED = {
 }
 TABLES = {"rank": 4, "target_modules": ("v_proj", "embed_tokens", "lm_head")}
 TOKENS = {"embed_tokens": list(range(3, 60, 3))}
+BOTH_TABLES = {"target_modules": ("embed_tokens", "lm_head")}
 
 MODELS = [
     Case("sft", TENSOR),
@@ -68,6 +69,7 @@ MORE_ADAPTERS = [
     Case("tokens-tied", TENSOR, switch="trainable_tokens", peft={"indices": (5, 40, 7)}),
     # Without lm_head, only tokens of the batch have gradients: enough of them that no step has none.
     Case("tokens-untied", TENSOR, UNTIED, "trainable_tokens", {"indices": tuple(range(3, 60, 3))}),
+    Case("tokens-both", TENSOR, UNTIED, "trainable_tokens", {**BOTH_TABLES, "indices": tuple(range(3, 60, 3))}),
     Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
 ]
 SEQUENCE = [
