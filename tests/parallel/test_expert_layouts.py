@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases, write_model
+from tests.common.parallel import (
+    Case,
+    Outcome,
+    assert_same_run,
+    launch,
+    outcome,
+    run_case,
+    selected_cases,
+    write_model,
+)
 
 pytestmark = pytest.mark.layouts
 
@@ -46,6 +58,9 @@ TWO = {
         Case("sft-shared-stage3", {**EXPERTS, "sharding": "stage3", "max_grad_norm": 0.5}, SHARED),
         Case("lora-shared", {**EXPERTS, "recompute": True}, SHARED, *LORA),
         Case("lora-stage3", {**EXPERTS, "sharding": "stage3"}, AUXILIARY, *LORA),
+        Case("lora-ga", EXPERTS, MIXTRAL, "lora_ga", {"rank": 4, "ga_batches": 2}),
+        Case("qlora", {**EXPERTS, "weight_quantize_algo": "nf4"}, SHARED, *LORA),
+        Case("sft-muon-random", {**EXPERTS, "optim": "muon", "continue_training": False}, MIXTRAL),
         Case("dpo", {**EXPERTS, "loss_type": "sigmoid", "beta": 0.5}, MIXTRAL),
     ]
 }
@@ -105,7 +120,15 @@ def assert_matches_one_process(runs: tuple, replicas: int, case: Case) -> None:
     folder, outcomes = runs
     single = case.on_one_process(replicas)
     run_case(single, folder)
-    assert_same_run(outcomes[case.name], outcome(single, folder))
+    got, want = outcomes[case.name], outcome(single, folder)
+    assert_same_run(got, want)
+    np.testing.assert_allclose(imbalances(got), imbalances(want), rtol=1e-12)
+
+
+def imbalances(run: Outcome) -> list[float]:
+    """Return the imbalance of the experts in every step."""
+    history = json.loads((run.folder / "trainer_state.json").read_text())["log_history"]
+    return [entry["expert_imbalance"] for entry in history if "loss" in entry]
 
 
 @pytest.mark.parametrize("replicas, case", case_parameters(TWO))
