@@ -43,6 +43,8 @@ SKEWED = {
 }
 """Every token chooses the last two experts (`skew`): the first half of the expert ranks receives no rows."""
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
+ON_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight")
+LORA_ON_EXPERTS = ("lora", {"rank": 4, "target_parameters": ON_EXPERTS})
 EXPERTS = {"expert_parallel_degree": 2}
 FOUR_EXPERTS = {"expert_parallel_degree": 4}
 ACCUMULATED = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}
@@ -58,6 +60,8 @@ TWO = {
         Case("sft-shared-stage3", {**EXPERTS, "sharding": "stage3", "max_grad_norm": 0.5}, SHARED),
         Case("lora-shared", {**EXPERTS, "recompute": True}, SHARED, *LORA),
         Case("lora-stage3", {**EXPERTS, "sharding": "stage3"}, AUXILIARY, *LORA),
+        Case("lora-experts", {**EXPERTS, **ACCUMULATED, "max_grad_norm": 0.5}, AUXILIARY, *LORA_ON_EXPERTS),
+        Case("lora-experts-stage3", {**EXPERTS, "sharding": "stage3", "recompute": True}, SHARED, *LORA_ON_EXPERTS),
         Case("lora-ga", EXPERTS, MIXTRAL, "lora_ga", {"rank": 4, "ga_batches": 2}),
         Case("qlora", {**EXPERTS, "weight_quantize_algo": "nf4"}, SHARED, *LORA),
         Case("sft-muon-random", {**EXPERTS, "optim": "muon", "continue_training": False}, MIXTRAL),
@@ -69,6 +73,7 @@ FOUR = {
         Case("sft-four", {**FOUR_EXPERTS, **ACCUMULATED}, AUXILIARY),
         Case("sft-four-idle", FOUR_EXPERTS, MANY),
         Case("sft-data", {**EXPERTS, "max_grad_norm": 0.5}, SHARED),
+        Case("lora-experts-data", {**EXPERTS, "max_grad_norm": 0.5}, SHARED, *LORA_ON_EXPERTS),
         Case("sft-data-stage2", {**EXPERTS, "sharding": "stage2", "sharding_parallel_degree": 2}, AUXILIARY),
         Case("sft-four-data-stage1", {**FOUR_EXPERTS, "sharding": "stage1", "sharding_parallel_degree": 2}, MIXTRAL),
     ],
@@ -76,6 +81,8 @@ FOUR = {
         Case("sft-tensor", TENSOR, {**AUXILIARY, "num_local_experts": 8}),
         Case("sft-tensor-shared-sequence", {**TENSOR, "sequence_parallel": True, "recompute": True}, SHARED),
         Case("lora-tensor-stage3", {**TENSOR, "sharding": "stage3"}, SKEWED, *LORA),
+        Case("lora-experts-tensor", TENSOR, MIXTRAL, *LORA_ON_EXPERTS),
+        Case("lora-experts-stages", STAGES, MIXTRAL, *LORA_ON_EXPERTS),
         Case("sft-stages", STAGES, SHARED),
         Case("sft-stages-uneven", {**STAGES, **ACCUMULATED, "virtual_pp_degree": 2}, {**MANY, "num_hidden_layers": 4}),
         Case("lora-stages-stage1", {**STAGES, "sharding": "stage1", "recompute": True}, SKEWED, *LORA),
@@ -98,8 +105,9 @@ def case_parameters(runs: dict[int, list[Case]]) -> list:
     return [pytest.param(replicas, case, id=case.name) for replicas, cases in runs.items() for case in cases]
 
 
-def runs_of(processes: int, request, folder) -> tuple:
-    cases = selected_cases(request)
+def runs_of(processes: int, runs: dict[int, list[Case]], request, folder) -> tuple:
+    selected = {case.name for case in selected_cases(request)}
+    cases = [case for of_replicas in runs.values() for case in of_replicas if case.name in selected]
     for case in cases:
         if case.model == SKEWED:
             skew(case, folder)
@@ -108,12 +116,12 @@ def runs_of(processes: int, request, folder) -> tuple:
 
 @pytest.fixture(scope="module")
 def two(request, tmp_path_factory):
-    return runs_of(2, request, tmp_path_factory.mktemp("two_expert_ranks"))
+    return runs_of(2, TWO, request, tmp_path_factory.mktemp("two_expert_ranks"))
 
 
 @pytest.fixture(scope="module")
 def four(request, tmp_path_factory):
-    return runs_of(4, request, tmp_path_factory.mktemp("four_processes"))
+    return runs_of(4, FOUR, request, tmp_path_factory.mktemp("four_processes"))
 
 
 def assert_matches_one_process(runs: tuple, replicas: int, case: Case) -> None:
