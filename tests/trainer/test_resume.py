@@ -13,6 +13,7 @@ from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.signals import TrainingStopped
 from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.trainer.trainer import Trainer
+from tests.common.models import TINY_LLAMA
 from tests.common.training import (
     KillAfter,
     KilledError,
@@ -99,6 +100,12 @@ def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
     assert [entry["step"] for entry in history] == list(range(1, uninterrupted.state.total_steps + 1))
     other = json.loads((tmp_path / "straight" / "train_results.json").read_text())
     assert without_times([results]) == without_times([other])
+
+
+def test_resume_with_experts_ends_with_the_same_bits(tmp_path, monkeypatch):
+    experts = {"model_type": "mixtral", "num_local_experts": 5, "output_router_logits": True}
+    monkeypatch.setattr("tests.common.training.TINY_LLAMA", {**TINY_LLAMA, **experts})
+    test_resume_ends_with_the_same_bits(tmp_path, {}, {"weight_decay": 0.1})
 
 
 def test_resume_after_a_signal_ends_with_the_same_bits(tmp_path):

@@ -23,7 +23,7 @@ from paddle import nn
 
 from paddlenlp_ext.models.layers import DecoderLayer
 from paddlenlp_ext.nn.attention import AttentionLayer
-from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
@@ -207,7 +207,7 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
     into_attention = [getattr(attention, name) for name in attention.input_names]
     of_latents = [getattr(attention, name) for name in attention.latent_names]
-    experts = next((part for part in parts if isinstance(part, Experts)), None)
+    experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
     feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
     into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
     out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
@@ -230,12 +230,12 @@ def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
     return next(part for part in parts if isinstance(part, MixtureOfExperts)).shape.router.top_k
 
 
-def _bytes_of_expert_input(experts: Experts, numerics: Numerics) -> float:
-    """Return the bytes that experts save per element of their input, whose sorted rows are gathered again."""
-    linear = experts.gate_up_proj
-    base = linear.base if isinstance(linear, AdapterLayer) else linear
-    saves = not numerics.native or not base.weight.stop_gradient
-    return numerics.attention if saves else 0.0
+def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float:
+    """Return the bytes that an expert layer saves per element of its input.
+
+    Its router saves the input, even if it is frozen. A gated shared expert also saves its result, of equal size.
+    """
+    return numerics.attention * (2 if layer.shape.gates_shared else 1)
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:

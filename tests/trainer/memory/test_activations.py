@@ -25,6 +25,14 @@ from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.training import VOCABULARY
 
 SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 64,
+}
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
 # Not estimated: scales of two norms, and the softmax sums of four heads, which plain Paddle computes again.
 PER_POSITION = 4 * (2 if OPS is CPU_PADDLE else 4 + 2)
@@ -100,6 +108,15 @@ def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig |
     monkeypatch.setattr("tests.trainer.memory.test_activations.SHAPE", {**SHAPE, **changes})
     scales = 2 * 4 * (OPS is CPU_NATIVE)  # of the norms of the latents
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("changes", [MIXTRAL, QWEN_MOE], ids=["mixtral", "qwen2_moe"])
+def test_activations_of_experts_are_near_the_estimate(method: PeftConfig | None, changes, monkeypatch):
+    """Compare with an estimate that leaves out the routers' scores and choices."""
+    monkeypatch.setattr("tests.trainer.memory.test_activations.SHAPE", {**SHAPE, **changes})
+    measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
+    assert measured - 4 * 8 * changes["num_experts_per_tok"] * 2 <= expected <= measured
 
 
 @needs_bf16
