@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from paddlenlp_ext.models.expert_layers import sigmoid_router
 from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
-from paddlenlp_ext.nn.routers import RouterOptions
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
@@ -19,17 +19,9 @@ def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> d
     """
     require(config, "scoring_func", None, "sigmoid")
     require(config, "topk_method", None, "noaux_tc")
-    router = RouterOptions(
-        kind="sigmoid",
-        top_k=config.size("num_experts_per_tok"),
-        normalizes=bool(config.value("norm_topk_prob")),
-        scale=float(config.value("routed_scaling_factor")),
-        num_groups=config.size("n_group"),
-        chosen_groups=config.size("topk_group"),
-        group_score="top2",
-        correction_dims=1,
+    return latent_experts(
+        config, sigmoid_router(config), is_sparse, interleaved_rope=bool(config.value("rope_interleave"))
     )
-    return latent_experts(config, router, is_sparse, interleaved_rope=bool(config.value("rope_interleave")))
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.file_layout import FileLayout, StackedExperts
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
 from paddlenlp_ext.nn.experts import ExpertShape
+from paddlenlp_ext.nn.routers import RouterOptions
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 EXPERT_FILES = {
@@ -51,6 +52,39 @@ def expert_differences(
         "tensor_plan": _with_experts(plan, experts),
         "file_layout": file_layout,
     }
+
+
+def sigmoid_router(config: ConfigReader) -> RouterOptions:
+    """Return the router of DeepSeek V3 (arXiv:2412.19437): sigmoid scores, a correction, and a choice within groups."""
+    return RouterOptions(
+        kind="sigmoid",
+        top_k=config.size("num_experts_per_tok"),
+        normalizes=bool(config.value("norm_topk_prob")),
+        scale=float(config.value("routed_scaling_factor")),
+        num_groups=config.size("n_group"),
+        chosen_groups=config.size("topk_group"),
+        group_score="top2",
+        correction_dims=1,
+    )
+
+
+def routed_expert_differences(
+    config: ConfigReader, plan: TensorPlan, router: RouterOptions, is_sparse: Callable[[int], bool]
+) -> dict[str, Any]:
+    """Return `expert_differences` under the keys of DeepSeek's configs: routed experts, and shared ones of their size.
+
+    Files may have layers after the last one, which predict further tokens in training; they are not read.
+    """
+    inner, num_layers = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
+    more = range(num_layers, num_layers + (config.value("num_nextn_predict_layers") or 1))
+    shape = ExpertShape(
+        num_experts=config.size("n_routed_experts"),
+        intermediate_size=inner,
+        router=router,
+        shared_size=inner * (config.value("n_shared_experts") or 0),
+    )
+    files = StackedExperts(EXPERT_FILES, unused=rf"model\.layers\.({'|'.join(map(str, more))})\..*")
+    return expert_differences(config, plan, shape, is_sparse, files)
 
 
 def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> dict[str, Any]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layout import StackedExperts
-from paddlenlp_ext.models.expert_layers import EXPERT_FILES, expert_differences
+from paddlenlp_ext.models.expert_layers import routed_expert_differences
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
 from paddlenlp_ext.models.registry import ConfigReader, full_attention
-from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.latent_attention import LatentShape
 from paddlenlp_ext.nn.rope import yarn_temperature
 from paddlenlp_ext.nn.routers import RouterOptions
@@ -86,23 +84,12 @@ def latent_experts(
 ) -> dict[str, Any]:
     """Return the differences of a model with latent attention whose `is_sparse` layers have routed and shared experts.
 
-    Files may have layers after the last one, which predict further tokens in training; they are not read.
-
     Raises:
         ValueError: see `expert_differences`; or another spacing of the layers with experts.
     """
     require(config, "moe_layer_freq", None, 1)
-    inner, num_layers = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
-    more = range(num_layers, num_layers + (config.value("num_nextn_predict_layers") or 1))
-    shape = ExpertShape(
-        num_experts=config.size("n_routed_experts"),
-        intermediate_size=inner,
-        router=router,
-        shared_size=inner * (config.value("n_shared_experts") or 0),
-    )
-    files = StackedExperts(EXPERT_FILES, unused=rf"model\.layers\.({'|'.join(map(str, more))})\..*")
     latent = {**latent_differences(config), **changes}
-    return {**latent, **expert_differences(config, latent["tensor_plan"], shape, is_sparse, files)}
+    return {**latent, **routed_expert_differences(config, latent["tensor_plan"], router, is_sparse)}
 
 
 def require(config: ConfigReader, key: str, *supported: Any) -> None:
