@@ -105,7 +105,7 @@ OF_EXPERTS = {
     **OF_ATTENTION,
     "experts": LoRAConfig(
         rank=3,
-        target_modules=["q_proj"],
+        target_modules=["o_proj"],
         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"],
     ),
     "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
