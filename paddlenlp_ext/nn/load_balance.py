@@ -26,6 +26,8 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.nn.recompute import value_of_first_run
+
 
 @dataclass
 class _Pass:
@@ -92,7 +94,7 @@ class LoadBalance:
         Raises:
             ValueError: the token mask has another number of tokens.
         """
-        current = self._pass
+        current: _Pass = value_of_first_run("load_balance", self._pass)
         with paddle.no_grad():
             probabilities_TE = F.softmax(logits_TE.detach(), axis=-1)
             chosen_TE = F.one_hot(paddle.topk(probabilities_TE, self.top_k, axis=-1)[1], self.num_experts).sum(1)

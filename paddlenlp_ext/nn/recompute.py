@@ -109,6 +109,15 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
     return function(*arguments)
 
 
+def value_of_first_run(key: str, value: Any) -> Any:
+    """Return `value`, or in the second run of a recomputed layer the value under `key` of its first run.
+
+    Other forward passes may lie between the two runs, as in a pipeline.
+    """
+    state = _current[-1]
+    return value if state is None else state.first_values.setdefault(key, value)
+
+
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     """Recompute a block with the matmul precision of its first run: bf16 matmuls may be disabled by then."""
     return recompute(capture_precision(function), *arguments)
@@ -152,6 +161,7 @@ class _LayerRecompute:
 
     def __init__(self, plan: RecomputePlan, layer: int) -> None:
         self.plan, self.layer = plan, layer
+        self.first_values: dict[str, Any] = {}
         self._records: deque[_RegionRecord] = deque()
 
     def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:

@@ -132,6 +132,21 @@ def test_counts_of_a_pass_that_is_not_counted_are_zero_even_if_it_is_recomputed(
     assert not model.load_balance.pop_counts().any()
 
 
+def test_counts_of_recomputed_passes_that_overlap_ignore_the_padding_of_each():
+    """Run two forward passes before the backward pass of the first, as a pipeline does."""
+    model = build()
+    model.train()
+    model.enable_recompute(RecomputePlan())
+    hidden = []
+    for length, padding in ((9, 4), (6, 1)):
+        mask = np.arange(length)[None].repeat(2, axis=0) < length - padding
+        with model.load_balance.without_padding(mask):
+            hidden.append(model.hidden_states(paddle.to_tensor(IDS[:, :length])))
+    for states in hidden:
+        states.sum().backward()
+    assert (model.load_balance.pop_counts().sum(axis=1) == 2 * 2 * (5 + 5)).all()
+
+
 def test_imbalance_is_the_largest_load_over_the_mean_averaged_over_layers_with_experts():
     assert imbalance(np.array([[6, 2, 1, 3], [0, 0, 0, 0], [2, 2, 2, 2]])) == 1.5
     assert imbalance(np.zeros((2, 3))) == 0.0
