@@ -177,7 +177,8 @@ def _note_unused_method_keys(state: ParseState, known: KnownKeys, chosen: list[s
         is_unused = state.report.invalid_keys.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
         if key in state.settings and is_unused:
             is_off = not any(state.value(switch) is True for switch in switches)
-            reason = f"{switches[0]} is false" if is_off else f"{chosen[0]} does not use it"
+            names_method = is_off and (len(switches) == 1 or not chosen)
+            reason = f"{switches[0]} is false" if names_method else f"{chosen[0]} does not use it"
             state.report.note(f"{key} has no effect: {reason}", key)
 
 

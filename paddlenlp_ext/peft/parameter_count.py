@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 
@@ -9,6 +10,7 @@ from paddle import nn
 
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.sharding_spec import full_shape
 
 
 def count_parameters(model: nn.Layer) -> tuple[int, int]:
@@ -26,8 +28,7 @@ def describe_parameters(model: nn.Layer) -> str:
     where = ", ".join(f"{leaf} x{count}" for leaf, count in leaves.items())
     share = 100 * trainable / total
     report = f"trainable params: {trainable:,} || all params: {total:,} || trainable%: {share:.4f} || in: {where}"
-    kinds = trainable_by_kind(model)
-    return report + (" || " + ", ".join(f"{kind} {count:,}" for kind, count in kinds.items()) if len(kinds) > 1 else "")
+    return f"{report} || of which: {describe_kinds(model)}"
 
 
 _KINDS = {
@@ -42,11 +43,11 @@ _KINDS = {
 }
 
 
-def trainable_by_kind(model: nn.Layer) -> dict[str, int]:
-    """Return the number of trainable parameters in each kind of layer that has any, in the order of `_KINDS`."""
+def describe_kinds(model: nn.Layer) -> str:
+    """Return the number of trainable parameters, unsharded, in each kind of layer that has any."""
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if not parameter.stop_gradient:
             kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "others")
-            counts[kind] += parameter.size
-    return {kind: counts[kind] for kind in (*_KINDS, "others") if counts[kind]}
+            counts[kind] += math.prod(full_shape(parameter))
+    return ", ".join(f"{kind} {counts[kind]:,}" for kind in (*_KINDS, "others") if counts[kind])

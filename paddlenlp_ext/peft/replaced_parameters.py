@@ -25,6 +25,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.module_utils import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
@@ -186,7 +187,10 @@ def drop_base_values(model: TrainableModel) -> None:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 def stored_keys(model: TrainableModel, config: PeftConfig) -> dict[str, str]:
-    """Return Hugging Face PEFT's keys of base parameters whose layer has an adapter, and of trained rows of tokens."""
+    """Return Hugging Face PEFT's keys that are not names with its prefix.
+
+    They are those of base parameters whose layer has an adapter, of experts, and of trained rows of tokens.
+    """
     adapted, keys = dict(adapter_layers(model)), {}
     for name in [*model.set_aside, _TIED_COPY]:
         module, _, leaf = name.rpartition(".")
@@ -194,6 +198,11 @@ def stored_keys(model: TrainableModel, config: PeftConfig) -> dict[str, str]:
         if layer is not None:
             inner = _TOKENS if _has_token_rows(layer, config) else ""
             keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
+    keys |= {
+        name: f"base_model.model.{name.removesuffix('.weight')}"  # transformers: parameters, not layers
+        for name in model.set_aside
+        if isinstance(_owner(model, name)[0], GroupedLinear)
+    }
     if any(_has_token_rows(layer, config) for layer in adapted.values()):
         keys |= {f"{module}.{ROWS}": f"base_model.model.{module}.{_TOKENS}{ROWS}" for module in TABLES}
     return keys

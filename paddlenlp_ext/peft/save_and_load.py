@@ -189,6 +189,7 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     # PEFT's wrappers of layers; those of experts tell apart the weights of a layer (methods/_lora_experts.py)
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
+    named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
     if fields.get(SPLIT_FIELD):
         named = split_recorded(named, fields, str(folder))
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}

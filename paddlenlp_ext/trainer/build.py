@@ -38,6 +38,7 @@ from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, build_sharding
 from paddlenlp_ext.peft.fused import with_parts
+from paddlenlp_ext.peft.parameter_count import describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
@@ -198,6 +199,7 @@ def build_model(
     described = describe_experts(adapted)
     if described is not None:
         logger.info("%s", described)
+        logger.info("trained parameters: %s", describe_kinds(adapted))
     return BuiltModel(adapted, sharding, pipeline, experts)
 
 

@@ -97,7 +97,7 @@ class LoRAConfig(LayerRanksConfig):
     draws_a: ClassVar[bool] = True
     """Whether A starts as in LoRA, so that `init_lora_weights` chooses its distribution."""
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
-    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale", "init_a"}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"plus_scale", "init_a", "target_parameters"}
 
     rank: int = option(8, help="rank r of the update", minimum=1, maximum=65536, arguments=("r",))
     alpha: float | None = option(

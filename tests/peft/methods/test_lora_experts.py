@@ -79,6 +79,23 @@ def test_lora_of_some_weights_writes_entries_that_select_the_same(parameters: tu
     assert same_bits(state(resumed), state(model))
 
 
+def test_lora_of_experts_resumes_with_other_entries_for_the_same_weights(tmp_path: Path):
+    model = adapted()
+    folder = save(model, tmp_path)
+    new = get_peft_model(tiny_model("experts"), LoRAConfig(rank=3, target_parameters=("gate_up_proj", DOWN, ROUTER)))
+    new.load_weights(folder)
+    assert same_bits(state(new), state(model))
+
+
+def test_experts_to_save_have_the_keys_of_transformers(tmp_path: Path):
+    model = get_peft_model(tiny_model("experts"), LoRAConfig(rank=3, modules_to_save=["experts"]))
+    train(model, steps=1)
+    folder = save(model, tmp_path)
+    names = SafetensorsFile(folder / "adapter_model.safetensors").names()
+    assert f"base_model.model.{LAYER}.experts.gate_up_proj" in names
+    assert same_bits(state(PeftModel.from_pretrained(tiny_model("experts"), folder)), state(model))
+
+
 def test_lora_of_experts_gives_idle_experts_zero_gradients():
     model = adapted(target_modules=[])
     model(paddle.to_tensor([[3]])).sum().backward()
