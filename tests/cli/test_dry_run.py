@@ -50,3 +50,5 @@ def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
         plan(4, tensor_parallel_degree=4)
     with pytest.raises(ValueError, match="make 4 chunks, but the model has 2 layers"):
         plan(4, pipeline_parallel_degree=4)
+    with pytest.raises(ValueError, match="expert_parallel_degree 2: the model has no experts"):
+        plan(4, expert_parallel_degree=2)

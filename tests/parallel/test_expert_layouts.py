@@ -90,6 +90,15 @@ FOUR = {
 }
 
 
+EIGHT = {
+    4: [
+        Case("sft-four-tensor", {**FOUR_EXPERTS, "tensor_parallel_degree": 2}, {**AUXILIARY, "num_local_experts": 8}),
+        Case("sft-four-stages", {**STAGES, **FOUR_EXPERTS}, SHARED),
+    ],
+    2: [Case("sft-tensor-stages", {**STAGES, **TENSOR}, SHARED)],
+}
+
+
 def skew(case: Case, folder) -> None:
     """Write the model of `SKEWED`: corrections that exceed all scores choose the last two experts."""
     path = write_model(case, folder)
@@ -120,6 +129,11 @@ def two(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def eight(request, tmp_path_factory):
+    return runs_of(8, EIGHT, request, tmp_path_factory.mktemp("eight_processes"))
+
+
+@pytest.fixture(scope="module")
 def four(request, tmp_path_factory):
     return runs_of(4, FOUR, request, tmp_path_factory.mktemp("four_processes"))
 
@@ -147,3 +161,25 @@ def test_expert_parallel_on_two_processes_matches_one_process(two, replicas, cas
 @pytest.mark.parametrize("replicas, case", case_parameters(FOUR))
 def test_expert_parallel_on_four_processes_matches_one_process(four, replicas, case):
     assert_matches_one_process(four, replicas, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas, case", case_parameters(EIGHT))
+def test_expert_parallel_on_eight_processes_matches_one_process(eight, replicas, case):
+    assert_matches_one_process(eight, replicas, case)
+
+
+@pytest.mark.parametrize("case", [case for case in TWO[2] if case.name == "sft-uneven"])
+def test_expert_parallel_on_two_processes_holds_half_of_the_experts(two, case):
+    folder, outcomes = two
+    run_case(single := case.on_one_process(2), folder)
+    (full,), (first, second) = (
+        [json.loads(file.read_text()) for file in sorted(of_run.glob("held-*.json"))]
+        for of_run in (folder / single.name, outcomes[case.name].folder)
+    )
+    held_elsewhere = 4 * sum(
+        value.size / 2 for name, value in outcomes[case.name].weights.items() if ".experts." in name
+    )
+    assert first == second
+    assert full["values"] - first["values"] == held_elsewhere
+    assert full["state"] - first["state"] == 2 * held_elsewhere  # two moments
