@@ -5,6 +5,7 @@ llama.cpp's converter changes some tensors. Reading undoes it:
 - It permutes the query and key rows of models with Llama's rotation, from the halves of a head to neighbouring
   channels. Families whose config already rotates neighbouring channels (ERNIE 4.5, Cohere 2) are stored as they are.
 - It stores the scale of Gemma's norms, 1 + w, instead of w.
+- It stacks the matrices of a layer's experts. They are read under the names of the single matrices.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ _SANDWICH = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
 }
+_EXPERTS = {
+    **_PRE_NORM,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
 
 
 def shortest_decimal(value: float) -> float:
@@ -51,7 +59,8 @@ class Architecture:
 
     Attributes:
         model_type, class_name: names in config.json.
-        in_block: layer names in Hugging Face's models by the names in a block `blk.N.`.
+        in_block: layer names in Hugging Face's models by the names in a block `blk.N.`; `{}` stands for the index of
+            an expert, the first axis of a stored tensor.
         permutes: whether the rows of queries and keys are permuted.
         norm_offset: number that was added to the weights of norms.
         norm_epsilon: name of the norms' epsilon, in the metadata and in config.json.
@@ -155,6 +164,47 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _experts(file: GgufFile, count: str) -> dict[str, Any]:
+    """Return the keys of a router with softmax scores, and the number of experts under the name `count`.
+
+    Raises:
+        ValueError: a router of another kind.
+    """
+    scores, groups = (
+        file.get(file.architecture_key(f"expert_{key}"), int, 1) for key in ("gating_func", "group_count")
+    )
+    if scores not in (0, 1) or groups > 1 or _number(file, "expert_weights_scale", 1.0) not in (0.0, 1.0):
+        raise ValueError(
+            f"{file.path}: {file.architecture} whose router has other scores than softmax, groups of experts, or "
+            "scaled weights is not supported; use the model's folder"
+        )
+    return {
+        count: file.require(file.architecture_key("expert_count"), int),
+        "num_experts_per_tok": file.require(file.architecture_key("expert_used_count"), int),
+    }
+
+
+def _qwen2_moe(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_experts(file, "num_experts"),
+        "moe_intermediate_size": file.require(file.architecture_key("expert_feed_forward_length"), int),
+        "shared_expert_intermediate_size": file.require(
+            file.architecture_key("expert_shared_feed_forward_length"), int
+        ),
+        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, False),
+        "qkv_bias": _has(file, "attn_q"),
+    }
+
+
+def _qwen3_moe(file: GgufFile) -> dict[str, Any]:
+    return {
+        **_experts(file, "num_experts"),
+        **_attention_bias(file),
+        "moe_intermediate_size": file.require(file.architecture_key("expert_feed_forward_length"), int),
+        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, True),
+    }
+
+
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", _PRE_NORM, permutes=True, has_window=True, settings=_llama),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _PRE_NORM),
@@ -213,18 +263,51 @@ ARCHITECTURES = {
     ),
 }
 
+"""Architectures of dense models."""
+WITH_EXPERTS = {
+    "llama": Architecture(
+        "mixtral",
+        "MixtralForCausalLM",
+        {
+            **_PRE_NORM,
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+        },
+        permutes=True,
+        has_window=True,
+        settings=lambda file: _experts(file, "num_local_experts"),
+    ),
+    "qwen2moe": Architecture(
+        "qwen2_moe",
+        "Qwen2MoeForCausalLM",
+        {
+            **_EXPERTS,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        settings=_qwen2_moe,
+    ),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", {**_EXPERTS, **_QK_NORMS}, settings=_qwen3_moe),
+}
+"""Architectures of models with experts, those whose `expert_count` is at least 1."""
+
 
 def architecture_of(file: GgufFile) -> Architecture:
     """Return the layout of a file.
 
     Raises:
-        ValueError: another architecture, or a mixture of experts.
+        ValueError: another architecture.
     """
-    if file.architecture not in ARCHITECTURES:
+    has_experts = bool(file.get(file.architecture_key("expert_count"), int, 0))
+    known = WITH_EXPERTS if has_experts else ARCHITECTURES
+    if file.architecture not in known:
         raise ValueError(
-            f"{file.path}: GGUF architecture {file.architecture!r} is not supported; known: {', '.join(ARCHITECTURES)} "
-            "(Mistral's files call themselves llama)"
+            f"{file.path}: GGUF architecture {file.architecture!r} {'with' if has_experts else 'without'} experts is "
+            f"not supported; known: {', '.join(ARCHITECTURES)} (Mistral's files call themselves llama); with experts: "
+            f"{', '.join(WITH_EXPERTS)} (Mixtral's files call themselves llama)"
         )
-    if file.get(file.architecture_key("expert_count"), int, 0):
-        raise ValueError(f"{file.path}: a mixture of experts is not supported; use a dense model")
-    return ARCHITECTURES[file.architecture]
+    return known[file.architecture]

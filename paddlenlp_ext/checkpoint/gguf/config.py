@@ -28,7 +28,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
-    is_mistral = bool(window) and file.architecture == "llama"
+    is_mistral = bool(window) and architecture.model_type == "llama"
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
         "architectures": ["MistralForCausalLM" if is_mistral else architecture.class_name],

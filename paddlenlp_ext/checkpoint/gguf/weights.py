@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,14 @@ ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Factors of LongRoPE within and beyond the trained context."""
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
+_ONE_ROW = ".shared_expert_gate.weight"  # matrix of one row, which files store as a vector
+
+
+class _Place(NamedTuple):
+    """Stored tensor, and for a matrix of an expert its index along the first axis."""
+
+    stored: str
+    expert: int | None
 
 
 class GgufWeights(WeightSource):
@@ -35,19 +44,22 @@ class GgufWeights(WeightSource):
         self.path = Path(path)
         self.file = open_gguf(path)
         self._architecture = architecture_of(self.file)
-        self._stored_name = _hugging_face_names(self.file, self._architecture)
+        self._places = _places(self.file, self._architecture)
 
     def names(self) -> list[str]:
-        return list(self._stored_name)
+        return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensor(name).shape
+        shape = self._tensor(name).shape
+        if self._places[name].expert is not None:
+            return shape[1:]
+        return (1, *shape) if name.endswith(_ONE_ROW) and len(shape) == 1 else shape
 
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
-        values = read_gguf_tensor(self.file, self._stored_name[name])
+        values = read_gguf_tensor(self.file, *self._places[name]).reshape(self.shape(name))
         num_heads = self._permuted_heads(name)
         if num_heads:
             if len(values) % (2 * num_heads):
@@ -63,7 +75,7 @@ class GgufWeights(WeightSource):
         return cast(values, stored, dtype or self.dtype(name))
 
     def _tensor(self, name: str) -> GgufTensor:
-        return self.file.tensors[self._stored_name[name]]
+        return self.file.tensors[self._places[name].stored]
 
     def _permuted_heads(self, name: str) -> int:
         """Return the number of heads in the rows of a tensor, 0 if the rows are already in Hugging Face's order."""
@@ -75,8 +87,13 @@ class GgufWeights(WeightSource):
         return num_heads if is_query else self.file.get(keys, int, num_heads)
 
 
-def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
+def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:
     """Read a tensor: float32, float16, bfloat16 bits (uint16), or float32 dequantized from blocks.
+
+    Args:
+        file: the model.
+        stored_name: name of the tensor.
+        expert: index along the first axis of the only part to read; None for the full tensor.
 
     Raises:
         ValueError: an unsupported quantization type, or a file that ends early.
@@ -89,13 +106,17 @@ def read_gguf_tensor(file: GgufFile, stored_name: str) -> np.ndarray:
         raise ValueError(
             f"{tensor.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
         )
-    raw = np.fromfile(tensor.path, np.uint8, count=tensor.num_bytes, offset=tensor.start)
-    if raw.size != tensor.num_bytes:
+    shape, start, num_bytes = tensor.shape, tensor.start, tensor.num_bytes
+    if expert is not None:  # blocks are runs of the last axis, so that the bytes of an expert are contiguous
+        num_bytes //= shape[0]
+        shape, start = shape[1:], start + expert * num_bytes
+    raw = np.fromfile(tensor.path, np.uint8, count=num_bytes, offset=start)
+    if raw.size != num_bytes:
         raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; fetch it again")
     if tensor.type in _PLAIN:
-        return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(tensor.shape)
-    blocks = raw.reshape(*tensor.shape[:-1], -1)
-    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[tensor.type]).reshape(tensor.shape)
+        return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(shape)
+    blocks = raw.reshape(*shape[:-1], -1)
+    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[tensor.type]).reshape(shape)
 
 
 def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
@@ -112,18 +133,21 @@ def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def _hugging_face_names(file: GgufFile, architecture: Architecture) -> dict[str, str]:
-    """Map Hugging Face names to stored names."""
-    found, unknown = {}, []
+def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
+    """Map Hugging Face names to places in the file."""
+    found: dict[str, _Place] = {}
+    unknown = []
     for stored in file.tensors:
         if stored in _NOT_WEIGHTS:
             continue
         base, _, kind = stored.rpartition(".")
         block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
         if block and block[2] in architecture.in_block:
-            found[f"model.layers.{block[1]}.{architecture.in_block[block[2]]}.{kind}"] = stored
+            name = f"model.layers.{block[1]}.{architecture.in_block[block[2]]}.{kind}"
+            experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
+            found |= {name.format(expert): _Place(stored, expert) for expert in experts}
         elif base in _TOP:
-            found[f"{_TOP[base]}.{kind}"] = stored
+            found[f"{_TOP[base]}.{kind}"] = _Place(stored, None)
         else:
             unknown.append(stored)
     if unknown:

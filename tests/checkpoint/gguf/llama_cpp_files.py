@@ -5,6 +5,7 @@ Tensor names come from the gguf package.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _SIZES = {
     "rope_theta": 5000.0,
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -54,9 +56,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text",
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
     },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2moe": {
+        **_EXPERTS,
+        "model_type": "qwen2_moe",
+        "num_key_value_heads": 4,
+        "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": False,
+    },
+    "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
 }
-"""Settings of a model by the architecture of its file; 8 layers have every kind of layer of each family."""
-_PERMUTED = ("llama", "granite", "smollm3")
+"""Settings of a model by the architecture of its file, or name; 8 layers have every kind of layer of each family."""
+_ARCHITECTURES = {"mixtral": "llama"}
+_PERMUTED = ("llama", "granite", "smollm3", "mixtral")
 _SCALES_OF_NORMS = ("gemma2", "gemma3")
 
 
@@ -74,7 +86,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     """Write the file of a model that `make_model` built, in float32."""
     config = model.config
     source = config.source
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, _ARCHITECTURES.get(architecture, architecture))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -108,6 +120,11 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("sliding_window", writer.add_sliding_window),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("num_local_experts", writer.add_expert_count),
+        ("num_experts", writer.add_expert_count),
+        ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
         if key in source:
             add(source[key])
@@ -131,14 +148,27 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
 
 def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) -> None:
     config = model.config
-    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    stored = _ARCHITECTURES.get(architecture, architecture)
+    kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    for name, tensor in join_fused(dict(model.named_parameters()), config.fused_layers).items():
-        values = as_lazy(tensor).read()
+    tensors = join_fused(dict(model.named_parameters()), config.fused_layers)
+    for name, values in _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()}):
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             half = len(values) // heads // 2
             values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in _SCALES_OF_NORMS and "norm" in name:
             values = values + 1
+        if name.endswith("shared_expert_gate.weight"):
+            values = values.squeeze(0)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+
+
+def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors with the gates of all experts, [E, F, D], apart from their upper projections."""
+    for name, values in tensors.items():
+        if name.endswith(".experts.gate_up_proj.weight"):
+            for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
+                yield name.replace("gate_up_proj", part), half
+        else:
+            yield name, values

@@ -6,14 +6,15 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES, WITH_EXPERTS
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.checkpoint.gguf.llama_cpp_files import MODELS, make_model, write_model
 
 
 def test_gguf_models_cover_every_architecture():
-    assert ARCHITECTURES.keys() == MODELS.keys()
+    with_experts = (WITH_EXPERTS.keys() - {"llama"}) | {"mixtral"}
+    assert ARCHITECTURES.keys() | with_experts == MODELS.keys()
 
 
 @pytest.mark.parametrize("architecture", MODELS)
@@ -49,3 +50,24 @@ def test_config_from_gguf_gemma_scales_scores_as_the_published_models(write_gguf
     embedding = {"token_embd.weight": np.zeros((2, 32), np.float32)}
     path = write_gguf({f"{architecture}.{key}": value for key, value in metadata.items()}, embedding, architecture)
     assert read_model_config(path)["query_pre_attn_scalar"] == scalar
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("expert_gating_func", 2), ("expert_group_count", 2), ("expert_weights_scale", 2.5)]
+)
+def test_config_from_gguf_router_of_another_kind_raises(write_gguf, key, value):
+    metadata = {
+        "context_length": 128,
+        "embedding_length": 32,
+        "block_count": 1,
+        "feed_forward_length": 32,
+        "attention.head_count": 4,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "expert_count": 4,
+        "expert_used_count": 2,
+        key: value,
+    }
+    embedding = {"token_embd.weight": np.zeros((2, 32), np.float32)}
+    path = write_gguf({f"llama.{key}": value for key, value in metadata.items()}, embedding)
+    with pytest.raises(ValueError, match="llama whose router has other scores than softmax, groups of experts, or"):
+        read_model_config(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 from paddlenlp_ext.checkpoint import gguf
 from paddlenlp_ext.checkpoint.gguf.weights import unpermute_rows
@@ -229,10 +229,22 @@ def test_read_gguf_tensor_unsupported_type_is_named(write_gguf):
 
 
 def test_gguf_weights_unsupported_architecture_raises(write_gguf):
-    with pytest.raises(ValueError, match="architecture 'gptneox' is not supported; known: llama, qwen2, qwen3"):
-        open_weights(write_gguf({}, {"token_embd.weight": np.zeros((2, 2), np.float32)}, "gptneox"))
-    with pytest.raises(ValueError, match="mixture of experts"):
-        open_weights(write_gguf({"llama.expert_count": 8}, {"token_embd.weight": np.zeros((2, 2), np.float32)}))
+    tensors = {"token_embd.weight": np.zeros((2, 2), np.float32)}
+    with pytest.raises(ValueError, match="'gptneox' without experts is not supported; known: llama, qwen2, qwen3"):
+        open_weights(write_gguf({}, tensors, "gptneox"))
+    with pytest.raises(ValueError, match=r"'granite' with experts is not supported; .* with experts: llama, qwen2moe"):
+        open_weights(write_gguf({"granite.expert_count": 8}, tensors, "granite"))
+
+
+def test_gguf_weights_reads_one_expert_of_a_quantized_stack(write_gguf):
+    values = np.random.default_rng(0).standard_normal((3, 5, 64)).astype(np.float32)
+    blocks = quants.quantize(values, GGMLQuantizationType.Q5_1)
+    tensors = {"blk.1.ffn_up_exps.weight": (blocks, "Q5_1")}
+    source = open_weights(write_gguf({"qwen3moe.expert_count": 3}, tensors, "qwen3moe"))
+    names = [f"model.layers.1.mlp.experts.{expert}.up_proj.weight" for expert in range(3)]
+    assert source.names() == names
+    assert [source.shape(name) for name in names] == [(5, 64)] * 3
+    np.testing.assert_allclose(np.stack([source.read(name) for name in names]), values, rtol=0, atol=0.2)
 
 
 def test_gguf_weights_unknown_tensors_are_named(write_gguf):
