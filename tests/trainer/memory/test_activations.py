@@ -33,6 +33,7 @@ QWEN_MOE = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 64,
 }
+ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
 # Not estimated: scales of two norms, and the softmax sums of four heads, which plain Paddle computes again.
 PER_POSITION = 4 * (2 if OPS is CPU_PADDLE else 4 + 2)
@@ -110,7 +111,7 @@ def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig |
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
 
 
-@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8), ON_EXPERTS], ids=["all weights", "LoRA", "on experts"])
 @pytest.mark.parametrize("changes", [MIXTRAL, QWEN_MOE], ids=["mixtral", "qwen2_moe"])
 def test_activations_of_experts_are_near_the_estimate(method: PeftConfig | None, changes, monkeypatch):
     """Compare with an estimate that leaves out the routers' scores and choices."""
