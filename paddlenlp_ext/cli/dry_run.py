@@ -26,6 +26,7 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
+from paddlenlp_ext.peft.parameter_count import describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
@@ -118,6 +119,8 @@ def _plan_table(
     if experts is not None:
         table.add_row("experts", experts)
     table.add_row("trains", f"{config.peft_switch or 'all weights'}: {trained:,} parameters ({share})")
+    if experts is not None:
+        table.add_row("of which", describe_kinds(outline.model))
     if packed.num_weights:
         table.add_row("quantized", f"{packed.num_weights:,} weights, {packed.bits:.2f} bits each, scales included")
     if isinstance(order, StreamOrder):

@@ -18,6 +18,8 @@ from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.quantization.model import quantization_report, quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, same_bits, tiny_model, train
 from tests.golden.cases.model_cases import CASES
 
@@ -127,6 +129,17 @@ def test_lora_without_target_parameters_leaves_experts_frozen_and_says_so(caplog
     assert not any(".experts." in name or ".gate." in name for name in model.adapter_state())
     assert any(".shared_experts." in name for name in model.adapter_state())
     assert "experts and routers are not adapted; name them in target_parameters" in caplog.text
+
+
+def test_lora_of_experts_over_quantized_layers_says_that_experts_are_not_quantized():
+    model = tiny_model("experts")
+    quantize_linears(model, QuantizationConfig(algo="nf4"))
+    weights = 2 * 5 * 3 * 36 * 36
+    assert f"; not quantized: {weights:,} weights of experts, in float32" in quantization_report(model)
+    adapter = get_peft_model(model, LoRAConfig(rank=3, target_parameters=EVERYTHING))
+    train(adapter, steps=1)
+    expected = logits_of(adapter)
+    np.testing.assert_allclose(logits_of(adapter.merge_and_unload()), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
