@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS
 from tests.common.parallel import (
     Case,
     Outcome,
@@ -42,6 +43,16 @@ SKEWED = {
     "moe_layer_start_index": 1,
 }
 """Every token chooses the last two experts (`skew`): the first half of the expert ranks receives no rows."""
+BIASED = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "swiglu_limit": 0.5,
+}
+LATENT = {**TINY_LATENT, **TINY_LATENT_EXPERTS, "q_lora_rank": 12}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
 ON_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight")
 LORA_ON_EXPERTS = ("lora", {"rank": 4, "target_parameters": ON_EXPERTS})
@@ -58,6 +69,8 @@ TWO = {
         Case("sft-skewed-recomputed", {**EXPERTS, "recompute": True}, SKEWED),
         Case("sft-idle-stage1", {**EXPERTS, "sharding": "stage1"}, MANY),
         Case("sft-shared-stage3", {**EXPERTS, "sharding": "stage3", "max_grad_norm": 0.5}, SHARED),
+        Case("sft-biased-stage3", {**EXPERTS, "sharding": "stage3"}, BIASED),
+        Case("sft-latent", EXPERTS, LATENT),
         Case("lora-shared", {**EXPERTS, "recompute": True}, SHARED, *LORA),
         Case("lora-stage3", {**EXPERTS, "sharding": "stage3"}, AUXILIARY, *LORA),
         Case("lora-experts", {**EXPERTS, **ACCUMULATED, "max_grad_norm": 0.5}, AUXILIARY, *LORA_ON_EXPERTS),
@@ -81,6 +94,7 @@ FOUR = {
         Case("sft-tensor", TENSOR, {**AUXILIARY, "num_local_experts": 8}),
         Case("sft-tensor-shared-sequence", {**TENSOR, "sequence_parallel": True, "recompute": True}, SHARED),
         Case("lora-tensor-stage3", {**TENSOR, "sharding": "stage3"}, SKEWED, *LORA),
+        Case("sft-tensor-biased", TENSOR, BIASED),
         Case("lora-experts-tensor", TENSOR, MIXTRAL, *LORA_ON_EXPERTS),
         Case("lora-experts-stages", STAGES, MIXTRAL, *LORA_ON_EXPERTS),
         Case("sft-stages", STAGES, SHARED),
