@@ -55,7 +55,7 @@ class ExpertShards:
         axis: the expert-parallel ranks.
 
     Raises:
-        ValueError: the model has no experts, the ranks cannot divide them, or they have an adapter.
+        ValueError: the model has no experts, the ranks cannot divide them, or a tensor of theirs has no slice for each.
     """
 
     def __init__(self, model: nn.Layer, axis: ProcessAxis) -> None:
@@ -65,7 +65,7 @@ class ExpertShards:
         self._layers = []
         for name, mixture in decoder.named_sublayers():
             if isinstance(mixture, MixtureOfExperts):
-                _check_adapters(mixture.experts, f"{name}.experts", axis.size)
+                _check_all_stacked(mixture.experts, f"{name}.experts", axis.size)
                 self._layers.append(ExpertExchange(mixture.experts, axis))
 
     @contextmanager
@@ -99,19 +99,21 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
             )
 
 
-def _check_adapters(experts: Experts, name: str, degree: int) -> None:
-    for path, adapter in experts.named_sublayers():
-        if isinstance(adapter, AdapterLayer) and set(adapter.sharding_axes("experts").values()) != {0}:
-            raise ValueError(
-                f"an adapter of this kind on {name}.{path} is not available with expert_parallel_degree {degree}: it "
-                "does not have tensors for each expert; leave it out, or set the degree to 1"
-            )
+def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
+    stacked = {id(own_parameters(layer)[leaf]) for layer, leaf in _stacked_parameters(experts)}
+    tensors = [*experts.named_parameters(), *experts.named_buffers()]
+    others = [path for path, tensor in tensors if id(tensor) not in stacked]
+    if others:
+        raise ValueError(
+            f"{name}.{others[0]} has no slice for each expert, so expert_parallel_degree {degree} cannot divide it; "
+            "leave out what added it to the experts, or set the degree to 1"
+        )
 
 
 def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
-    """Return the parameters of experts and their adapters, each as its layer and its name in the layer.
+    """Return the parameters of experts and their adapters whose first axis is that of the experts.
 
-    The first axis of each is that of the experts.
+    Each is given by its layer and its name in the layer.
     """
     layers: list[nn.Layer] = [experts, *experts.sublayers()]
     found: list[tuple[nn.Layer, str]] = []
@@ -119,10 +121,11 @@ def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
         if isinstance(stacked, _STACKS):
             found += [(stacked, name) for name in own_parameters(stacked)]
     for adapter in layers:
-        for name in adapter.sharding_axes("experts") if isinstance(adapter, AdapterLayer) else ():
+        axes = adapter.sharding_axes("experts") if isinstance(adapter, AdapterLayer) else {}
+        for name in (name for name, axis in axes.items() if axis == 0):
             parent, _, leaf = name.rpartition(".")
             found.append((layer_at(adapter, parent), leaf))
-    return found
+    return [(layer, name) for layer, name in found if own_parameters(layer).get(name) is not None]
 
 
 class ExpertExchange:
