@@ -42,7 +42,8 @@ def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[En
         shipped: folder of `<name>_argument.json` files, of which method keys and learning rate are used.
     """
     entries = {entry.name: entry for entry in _variants_of_lora()}
-    for file in sorted(set(shipped.glob("*_argument.json")) - set(shipped.glob("dpo_*"))):
+    others = {file for program in ("dpo", "reward") for file in shipped.glob(f"{program}_*")}
+    for file in sorted(set(shipped.glob("*_argument.json")) - others):
         entry = _from_file(file)
         if _switches_on(entry, methods) != {"lora"}:  # plain LoRA has entries of its own
             entries[entry.name] = entry
