@@ -63,6 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "shared_expert_intermediate_size": 64,
         "norm_topk_prob": False,
+        "tie_word_embeddings": False,
     },
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
 }
