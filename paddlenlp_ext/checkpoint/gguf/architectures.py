@@ -46,11 +46,29 @@ _EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+_SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
 
 
 def shortest_decimal(value: float) -> float:
     """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
     return float(str(np.float32(value)))
+
+
+def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1) -> int:
+    """Return a whole number under the architecture's prefix; without a default, it must exist.
+
+    Raises:
+        ValueError: the number is missing, or less than the minimum.
+    """
+    key = file.architecture_key(key)
+    value = file.require(key, int) if default is None else file.get(key, int, default)
+    if value < minimum:
+        raise ValueError(f"{file.path}: {key} is {value}, less than {minimum}; the file is damaged")
+    return value
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,7 @@ class Architecture:
     Attributes:
         model_type, class_name: names in config.json.
         in_block: layer names in Hugging Face's models by the names in a block `blk.N.`; `{}` stands for the index of
-            an expert, the first axis of a stored tensor.
+            an expert, the first axis of a stored tensor. Names with an ending stand for one tensor of a layer.
         permutes: whether the rows of queries and keys are permuted.
         norm_offset: number that was added to the weights of norms.
         norm_epsilon: name of the norms' epsilon, in the metadata and in config.json.
@@ -164,44 +182,73 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _experts(file: GgufFile, count: str) -> dict[str, Any]:
-    """Return the keys of a router with softmax scores, and the number of experts under the name `count`.
+def _softmax_experts(file: GgufFile, experts: str, chosen: str = "num_experts_per_tok") -> dict[str, Any]:
+    """Return the numbers of experts, under these names, of a model whose routers have softmax scores.
 
     Raises:
         ValueError: a router of another kind.
     """
-    scores, groups = (
-        file.get(file.architecture_key(f"expert_{key}"), int, 1) for key in ("gating_func", "group_count")
-    )
-    if scores not in (0, 1) or groups > 1 or _number(file, "expert_weights_scale", 1.0) not in (0.0, 1.0):
+    groups, scale = count(file, "expert_group_count", 1, minimum=0), _number(file, "expert_weights_scale", 1.0)
+    if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):
         raise ValueError(
             f"{file.path}: {file.architecture} whose router has other scores than softmax, groups of experts, or "
             "scaled weights is not supported; use the model's folder"
         )
+    return {experts: count(file, "expert_count"), chosen: count(file, "expert_used_count")}
+
+
+def _qwen_experts(file: GgufFile, normalizes: bool) -> dict[str, Any]:
     return {
-        count: file.require(file.architecture_key("expert_count"), int),
-        "num_experts_per_tok": file.require(file.architecture_key("expert_used_count"), int),
+        **_softmax_experts(file, "num_experts"),
+        "moe_intermediate_size": count(file, "expert_feed_forward_length"),
+        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, normalizes),
     }
 
 
 def _qwen2_moe(file: GgufFile) -> dict[str, Any]:
     return {
-        **_experts(file, "num_experts"),
-        "moe_intermediate_size": file.require(file.architecture_key("expert_feed_forward_length"), int),
-        "shared_expert_intermediate_size": file.require(
-            file.architecture_key("expert_shared_feed_forward_length"), int
-        ),
-        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, False),
+        **_qwen_experts(file, normalizes=False),
+        "shared_expert_intermediate_size": count(file, "expert_shared_feed_forward_length"),
         "qkv_bias": _has(file, "attn_q"),
     }
 
 
 def _qwen3_moe(file: GgufFile) -> dict[str, Any]:
+    return {**_qwen_experts(file, normalizes=True), **_attention_bias(file)}
+
+
+def _ernie4_5_moe(file: GgufFile) -> dict[str, Any]:
     return {
-        **_experts(file, "num_experts"),
-        **_attention_bias(file),
-        "moe_intermediate_size": file.require(file.architecture_key("expert_feed_forward_length"), int),
-        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, True),
+        **_softmax_experts(file, "moe_num_experts", "moe_k"),
+        "use_bias": _has(file, "attn_q"),
+        "moe_intermediate_size": count(file, "expert_feed_forward_length"),
+        "moe_num_shared_experts": count(file, "expert_shared_count", 0, minimum=0),
+        "moe_layer_start_index": count(file, "leading_dense_block_count", minimum=0),
+        "moe_layer_interval": count(file, "interleave_moe_layer_step"),
+    }
+
+
+def _glm4_moe(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of a model whose routers have sigmoid scores.
+
+    Raises:
+        ValueError: a router of another kind.
+    """
+    scores = count(file, "expert_gating_func", 2, minimum=0)
+    if scores not in (0, 2):
+        raise ValueError(f"{file.path}: glm4moe with expert_gating_func {scores} is not supported; known: 2 (sigmoid)")
+    return {
+        "attention_bias": _has(file, "attn_q"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+        "n_routed_experts": count(file, "expert_count"),
+        "num_experts_per_tok": count(file, "expert_used_count"),
+        "n_shared_experts": count(file, "expert_shared_count", 0, minimum=0),
+        "moe_intermediate_size": count(file, "expert_feed_forward_length"),
+        "first_k_dense_replace": count(file, "leading_dense_block_count", minimum=0),
+        "n_group": count(file, "expert_group_count", 1),
+        "topk_group": count(file, "expert_group_used_count", 1),
+        "routed_scaling_factor": _number(file, "expert_weights_scale", 1.0),
+        "norm_topk_prob": file.get(file.architecture_key("expert_weights_norm"), bool, False),
     }
 
 
@@ -277,7 +324,7 @@ WITH_EXPERTS = {
         },
         permutes=True,
         has_window=True,
-        settings=lambda file: _experts(file, "num_local_experts"),
+        settings=lambda file: _softmax_experts(file, "num_local_experts"),
     ),
     "qwen2moe": Architecture(
         "qwen2_moe",
@@ -292,6 +339,25 @@ WITH_EXPERTS = {
         settings=_qwen2_moe,
     ),
     "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", {**_EXPERTS, **_QK_NORMS}, settings=_qwen3_moe),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        {**_EXPERTS, **_SHARED_EXPERTS, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        settings=_ernie4_5_moe,
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        {
+            **_EXPERTS,
+            **_SHARED_EXPERTS,
+            **_QK_NORMS,
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+        },
+        is_partly_rotated=True,
+        settings=_glm4_moe,
+    ),
 }
 """Architectures of models with experts, those whose `expert_count` is at least 1."""
 
@@ -311,3 +377,9 @@ def architecture_of(file: GgufFile) -> Architecture:
             f"{', '.join(WITH_EXPERTS)} (Mixtral's files call themselves llama)"
         )
     return known[file.architecture]
+
+
+def num_layers(file: GgufFile) -> int:
+    """Return the number of layers, without the last ones that predict further tokens in training."""
+    unread = count(file, "nextn_predict_layers", 0, minimum=0)
+    return count(file, "block_count", minimum=unread + 1) - unread

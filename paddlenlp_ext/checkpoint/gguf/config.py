@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
-from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, count, num_layers, shortest_decimal
 from paddlenlp_ext.checkpoint.gguf.rope import rope_scaling, rope_theta
 
 
@@ -20,8 +20,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     for key in ("attention.head_count", "attention.head_count_kv"):
         if isinstance(file.metadata.get(file.architecture_key(key)), list):
             raise ValueError(f"{file.path}: head counts differ from layer to layer, which is not supported")
-    num_heads = _count(file, "attention.head_count")
-    hidden_size = _count(file, "embedding_length")
+    num_heads = count(file, "attention.head_count")
+    hidden_size = count(file, "embedding_length")
     head_dim = _head_dim(file, hidden_size // num_heads)
     window = file.get(file.architecture_key("attention.sliding_window"), int, 0)
     if window and not architecture.has_window:
@@ -35,14 +35,14 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "model_type": "mistral" if is_mistral else architecture.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": _count(file, "feed_forward_length"),
-        "num_hidden_layers": _count(file, "block_count"),
+        "intermediate_size": count(file, "feed_forward_length"),
+        "num_hidden_layers": num_layers(file),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _count(file, "attention.head_count_kv", num_heads),
+        "num_key_value_heads": count(file, "attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         epsilon: shortest_decimal(file.require(file.architecture_key(stored_epsilon), float)),
-        "max_position_embeddings": _count(file, "context_length"),
+        "max_position_embeddings": count(file, "context_length"),
         "rope_theta": rope_theta(file),
         "rope_scaling": rope_scaling(file, head_dim),
         **_rotated_share(file, head_dim),
@@ -56,19 +56,10 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     return config
 
 
-def _count(file: GgufFile, key: str, default: int | None = None) -> int:
-    """Return a whole number of at least 1, stored under the architecture's prefix; without a default, it must exist."""
-    key = file.architecture_key(key)
-    value = file.require(key, int) if default is None else file.get(key, int, default)
-    if value < 1:
-        raise ValueError(f"{file.path}: {key} is {value}, less than 1; the file is damaged")
-    return value
-
-
 def _head_dim(file: GgufFile, default: int) -> int:
-    head_dim = _count(file, "attention.key_length", default)
+    head_dim = count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
-        value = _count(file, key, head_dim)
+        value = count(file, key, head_dim)
         if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
             raise ValueError(
                 f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
@@ -81,7 +72,7 @@ def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
     """Return the config keys for the share of rotated channels and for LongRoPE's trained context."""
     if not architecture_of(file).is_partly_rotated:
         return {}
-    share = {"partial_rotary_factor": _count(file, "rope.dimension_count", head_dim) / head_dim}
+    share = {"partial_rotary_factor": count(file, "rope.dimension_count", head_dim) / head_dim}
     trained = file.get(file.architecture_key("rope.scaling.original_context_length"), int)
     return share | ({} if trained is None else {"original_max_position_embeddings": trained})
 

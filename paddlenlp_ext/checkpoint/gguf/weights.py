@@ -11,7 +11,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
-from paddlenlp_ext.checkpoint.gguf.architectures import Architecture, architecture_of
+from paddlenlp_ext.checkpoint.gguf.architectures import Architecture, architecture_of, count, num_layers
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -23,7 +23,8 @@ ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Factors of LongRoPE within and beyond the trained context."""
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
-_ONE_ROW = ".shared_expert_gate.weight"  # matrix of one row, which files store as a vector
+_ONE_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
+"""Matrices of one row, which files store as vectors."""
 
 
 class _Place(NamedTuple):
@@ -137,13 +138,17 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
     """Map Hugging Face names to places in the file."""
     found: dict[str, _Place] = {}
     unknown = []
+    unread = count(file, "nextn_predict_layers", 0, minimum=0)
     for stored in file.tensors:
         if stored in _NOT_WEIGHTS:
             continue
         base, _, kind = stored.rpartition(".")
-        block = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
-        if block and block[2] in architecture.in_block:
-            name = f"model.layers.{block[1]}.{architecture.in_block[block[2]]}.{kind}"
+        block = re.fullmatch(r"blk\.(\d+)\.(.+)", base)
+        if unread and block and int(block[1]) >= num_layers(file):
+            continue
+        own = _name_in_block(architecture, block[2], kind) if block else None
+        if block and own:
+            name = f"model.layers.{block[1]}.{own}"
             experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
             found |= {name.format(expert): _Place(stored, expert) for expert in experts}
         elif base in _TOP:
@@ -156,3 +161,10 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
             f"{file.path}: tensors that a {file.architecture} model does not have: {', '.join(unknown[:8])}{more}"
         )
     return found
+
+
+def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
+    """Return the name in a layer of the stored tensor `base.kind` of a block; None if the architecture has none."""
+    if base in architecture.in_block:
+        return f"{architecture.in_block[base]}.{kind}"
+    return architecture.in_block.get(f"{base}.{kind}")

@@ -66,6 +66,29 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
+    "ernie4_5-moe": {
+        "model_type": "ernie4_5_moe",
+        "head_dim": 32,
+        "moe_num_experts": 6,
+        "moe_k": 3,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 2,
+    },
+    "glm4moe": {
+        "model_type": "glm4_moe",
+        "head_dim": 32,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "tie_word_embeddings": False,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 2,
+        "routed_scaling_factor": 1.7,
+    },
 }
 """Settings of a model by the architecture of its file, or name; 8 layers have every kind of layer of each family."""
 _ARCHITECTURES = {"mixtral": "llama"}
@@ -110,7 +133,12 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
     writer.add_rope_freq_base(theta)
-    if architecture in ("phi3", "glm4"):
+    if architecture == "ernie4_5-moe":
+        writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
+    if architecture == "glm4moe":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(True)
+    if architecture in ("phi3", "glm4", "glm4moe"):
         writer.add_rope_dimension_count(config.ropes[0].rotary_dim)
     for key, add in (
         ("attention_multiplier", writer.add_attention_scale),
@@ -123,7 +151,16 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
         ("num_local_experts", writer.add_expert_count),
         ("num_experts", writer.add_expert_count),
+        ("moe_num_experts", writer.add_expert_count),
+        ("n_routed_experts", writer.add_expert_count),
         ("num_experts_per_tok", writer.add_expert_used_count),
+        ("moe_k", writer.add_expert_used_count),
+        ("n_shared_experts", writer.add_expert_shared_count),
+        ("moe_num_shared_experts", writer.add_expert_shared_count),
+        ("first_k_dense_replace", writer.add_leading_dense_block_count),
+        ("moe_layer_start_index", writer.add_leading_dense_block_count),
+        ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+        ("routed_scaling_factor", writer.add_expert_weights_scale),
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
@@ -160,8 +197,9 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in _SCALES_OF_NORMS and "norm" in name:
             values = values + 1
-        if name.endswith("shared_expert_gate.weight"):
-            values = values.squeeze(0)
+        if name.endswith(("shared_expert_gate.weight", "e_score_correction_bias")):
+            values = values.reshape(-1)
+            name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
 
 

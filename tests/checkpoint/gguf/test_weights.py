@@ -247,6 +247,14 @@ def test_gguf_weights_reads_one_expert_of_a_quantized_stack(write_gguf):
     np.testing.assert_allclose(np.stack([source.read(name) for name in names]), values, rtol=0, atol=0.2)
 
 
+def test_gguf_weights_skips_layers_that_predict_further_tokens(write_gguf):
+    metadata = {"expert_count": 4, "block_count": 3, "nextn_predict_layers": 1}
+    norms = ["blk.1.attn_norm.weight", "blk.2.attn_norm.weight", "blk.2.nextn.enorm.weight"]
+    tensors = {name: np.zeros(2, np.float32) for name in norms}
+    path = write_gguf({f"glm4moe.{key}": value for key, value in metadata.items()}, tensors, "glm4moe")
+    assert open_weights(path).names() == ["model.layers.1.input_layernorm.weight"]
+
+
 def test_gguf_weights_unknown_tensors_are_named(write_gguf):
     with pytest.raises(ValueError, match=r"does not have: blk\.0\.ssm_in\.weight"):
         open_weights(write_gguf({}, {"blk.0.ssm_in.weight": np.zeros((2, 2), np.float32)}))
