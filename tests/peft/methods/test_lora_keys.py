@@ -82,3 +82,16 @@ def test_lora_key_unused_by_variant_is_reported(tmp_path: Path):
     file = tmp_path / "run.json"
     notes = load_run_config([str(file)], peft_methods()).notes
     assert any(note.startswith("lora_alpha has no effect: use_mora does not use it") for note in notes)
+
+
+def test_target_parameters_reach_config_and_are_noted_for_other_methods(tmp_path: Path):
+    keys = {"lora_target_modules": [], "target_parameters": ["mlp.experts.down_proj"]}
+    expected = LoRAConfig(target_modules=(), target_parameters=("mlp.experts.down_proj",))
+    assert load(tmp_path, lora=True, **keys) == expected
+    run = json.loads((tmp_path / "run.json").read_text())
+    del run["lora"], run["lora_target_modules"]
+    (tmp_path / "run.json").write_text(json.dumps({**run, "vera": True}))
+    notes = load_run_config([str(tmp_path / "run.json")], peft_methods()).notes
+    assert any(note.startswith("target_parameters has no effect: vera does not use it") for note in notes)
+    with pytest.raises(ConfigError, match="target_parameters is not available for variants of LoRA"):
+        load(tmp_path, lora=True, pissa=True, **keys)
