@@ -52,7 +52,7 @@ _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are remo
 
 
 class Decoder(Protocol):
-    """Interface of a model for generation: `models.decoder.CausalLM`, or a PEFT model around one."""
+    """Interface of a model for generation: `models.causal_lm.CausalLM`, or a PEFT model around one."""
 
     @property
     def config(self) -> Any:

@@ -6,8 +6,7 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,31 +14,17 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
-from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
-from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.layers import DECODER_LAYERS
 from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
-from paddlenlp_ext.nn.causal_lm import AdaptedHead, CausalLMOutput, causal_lm_forward
+from paddlenlp_ext.nn.causal_lm import DocumentLengths
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
-from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
-from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.ops.soft_cap import soft_cap
-from paddlenlp_ext.quantization.hf_config import with_quantization
-from paddlenlp_ext.quantization.model import named_tensors
-from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.utils.random import seed_of
-
-DocumentLengths = Sequence[Sequence[int]]
 
 
 class PipelineStage(Protocol):
@@ -190,228 +175,6 @@ class Decoder(nn.Layer):
                 "biases itself; leave position_ids out"
             )
         return AttentionInputs(self.rotary(position_ids_BS + first_position), layouts)
-
-
-class ShardedLMHead(Protocol):
-    """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
-
-    def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
-        """Gather the logits of the full vocabulary from the shards of all ranks."""
-        ...
-
-    def cross_entropy(
-        self,
-        hidden_TD: paddle.Tensor,
-        weight_UD: paddle.Tensor,
-        labels_T: paddle.Tensor,
-        *,
-        softcap: float | None = None,
-        updates: Any = (),
-    ) -> tuple[paddle.Tensor, int]:
-        """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
-        ...
-
-    def token_logprobs(
-        self,
-        hidden_TD: paddle.Tensor,
-        weight_UD: paddle.Tensor,
-        labels_T: paddle.Tensor,
-        *,
-        softcap: float | None = None,
-        updates: Any = (),
-    ) -> paddle.Tensor:
-        """Compute `ops.linear_cross_entropy.token_logprobs` from this rank's rows of the weight."""
-        ...
-
-
-class CausalLM(TrainableModel):
-    """Decoder with an lm_head; parameters have Hugging Face's names.
-
-    Attributes:
-        quantization: quantization of the linear layers; None for weights in floating point.
-        vocab_parallel: sharding of embedding and lm_head along the vocabulary, None if they are not sharded.
-        remote_parameters: names of parameters that only other processes hold.
-        generation_config: keys of generation_config.json.
-    """
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.model = Decoder(config)
-        has_lm_head = config.num_labels is None and not config.tie_word_embeddings
-        self.lm_head = Linear(config.hidden_size, config.vocab_size) if has_lm_head else None
-        self.quantization: QuantizationConfig | None = None
-        self.vocab_parallel: ShardedLMHead | None = None
-        self.remote_parameters: set[str] = set()
-        self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
-
-    def forward(
-        self,
-        input_ids: paddle.Tensor,
-        attention_mask: paddle.Tensor | None = None,
-        labels: paddle.Tensor | None = None,
-        position_ids: paddle.Tensor | None = None,
-        document_lengths: DocumentLengths | None = None,
-        cache: KeyValueCache | None = None,
-    ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or a `CausalLMOutput` with loss and logits if labels are given.
-
-        Args:
-            input_ids: [B, S].
-            attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
-            labels: [B, S], target ids, -100 for positions without a target; shifted here, not by the caller. The loss
-                is the mean over the target tokens.
-            position_ids: [B, S]; None counts from 0 in each document, or continues from the cache.
-            document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
-            cache: keys and values of earlier positions; updated in place.
-
-        Raises:
-            ValueError: a mask with gaps, or a shape that does not match.
-        """
-        return causal_lm_forward(
-            self,
-            input_ids,
-            attention_mask,
-            labels,
-            document_lengths=document_lengths,
-            position_ids=position_ids,
-            cache=cache,
-        )
-
-    def hidden_states(
-        self,
-        input_ids: paddle.Tensor,
-        position_ids: paddle.Tensor | None = None,
-        document_lengths: DocumentLengths | None = None,
-        cache: KeyValueCache | None = None,
-        document_parents: DocumentParents | None = None,
-    ) -> paddle.Tensor:
-        """Return the input of lm_head, [B, S, D].
-
-        Args:
-            input_ids, position_ids, document_lengths, cache: as in `forward`.
-            document_parents: for each document of a row, the index in the row of the document that it continues, or
-                None (ops/attention/layout.py). Answers that continue one prompt share its computation.
-
-        Raises:
-            ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
-        """
-        return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
-
-    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""
-        stage = self.model.stage
-        return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
-
-    def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Compute the logits [..., V] in this process."""
-        logits = linear(hidden, self.head_weight())
-        for inner, b in self.head_updates(hidden):
-            logits = logits + linear(inner, b)
-        logits = soft_cap(logits, self.config.logit_softcap)
-        return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
-
-    def head_weight(self) -> paddle.Tensor:
-        """Return the weight of lm_head [V, D]; with tied embeddings, the embedding itself."""
-        return self._head_layer().weight
-
-    def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the low-rank products that an adapter of lm_head adds to the logits."""
-        layer = self._head_layer()
-        return layer.logit_updates(hidden) if isinstance(layer, AdaptedHead) else ()
-
-    def _head_layer(self) -> Any:
-        """Return the layer that holds the weight of lm_head: with tied embeddings, the embedding."""
-        return self.model.embed_tokens if self.lm_head is None else self.lm_head
-
-    def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Recompute activations in the backward pass instead of saving them; `plan` None recomputes all layers in full.
-
-        Raises:
-            ValueError: the plan names layers that the model does not have.
-        """
-        plan = plan or RecomputePlan()
-        plan.check_layers(len(self.model.layers))
-        self.model.recompute_plan = plan
-
-    def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the next training pass's random numbers; None continues Paddle's random state."""
-        self.model.dropout_seed = seed
-
-    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between layers for ids [batch, length]."""
-        return [batch, length, self.config.hidden_size]
-
-    def use_attention(self, implementation: str | None) -> None:
-        """Select the attention backend of every layer (ops/attention/__init__.py); None: the fastest available one."""
-        for layer in self.model.layers:
-            layer.self_attn.implementation = implementation
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """Token ids at which generation ends."""
-        return self.generation_config["eos_token_id"]
-
-    def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
-        """Add token ids at which generation ends, in this model and in its saved generation_config.json."""
-        self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
-
-    def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts of token ids; arguments as in `generation.padded.generate_for`."""
-        return generate_for(self, prompts, **options)
-
-    @property
-    def dtype_name(self) -> str:
-        """Format in which matrices are stored; for quantized ones, the format before quantization."""
-        return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
-
-    def tensors_to_save(self) -> dict[str, Any]:
-        """Return the tensors that `save_pretrained` writes, by their names in memory."""
-        return dict(named_tensors(self, self.dtype_name))
-
-    def save_pretrained(
-        self,
-        folder: str | os.PathLike[str],
-        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-        tensors: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Write config.json, safetensors and, for a language model, generation_config.json, as transformers does.
-
-        A tied lm_head is left out, as in transformers, and fused layers are joined (checkpoint/fused.py). Quantized
-        weights stay quantized (layout: quantization/storage.py).
-
-        Args:
-            folder: created if absent.
-            max_shard_bytes: size at which the next file begins.
-            tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
-
-        Raises:
-            ValueError: a part of a fused layer is quantized.
-        """
-        dtype = self.dtype_name
-        written = self.config.to_files(self.tensors_to_save() if tensors is None else tensors)
-        write_model_config(folder, with_quantization(self.config.source, self, dtype), dtype)
-        if self.task_type == "CAUSAL_LM":
-            write_generation_config(folder, self.generation_config)
-        save_sharded(folder, written, max_shard_bytes)
-
-    def load_weights(self, folder: str | os.PathLike[str]) -> None:
-        """Load the weights of a saved model with the same configuration.
-
-        Raises:
-            ValueError: the saved model has other rotary settings, or the stored tensors do not match the model; the
-                message lists missing, unexpected and misshapen tensors.
-        """
-        if DecoderConfig.from_dict(read_model_config(folder)).ropes != self.config.ropes:
-            raise ValueError(
-                f"{folder}: config.json has other rotary settings than this model; set "
-                "use_long_sequence_strategies and its keys as in training"
-            )
-        load_weights(self, self.config.from_files(open_weights(folder)), self.remote_parameters)
-
-
-def _as_list(token_ids: int | list[int] | None) -> list[int]:
-    return token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
 
 
 def _rounded_root(size: int) -> float:

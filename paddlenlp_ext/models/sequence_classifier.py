@@ -16,11 +16,11 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM, DocumentLengths
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.attention import KeyValueCache
-from paddlenlp_ext.nn.causal_lm import CausalLMOutput
+from paddlenlp_ext.nn.causal_lm import CausalLMOutput, DocumentLengths
 
 
 class ScoreHead(nn.Layer):

@@ -30,8 +30,8 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
 from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.module_utils import layer_at

@@ -25,7 +25,7 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.parallel.shard_parameters import AXES
 from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer

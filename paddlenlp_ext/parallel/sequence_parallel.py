@@ -19,7 +19,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.sharding_spec import set_placement

@@ -26,7 +26,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts

@@ -59,7 +59,7 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """Logits and loss of an lm_head whose rows are sharded; implements `models.decoder.ShardedLMHead`.
+    """Logits and loss of an lm_head whose rows are sharded; implements `models.causal_lm.ShardedLMHead`.
 
     Args:
         shard: this rank's slice of rows.

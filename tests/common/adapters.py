@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizer import build_optimizer

@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.checkpoint.load import load_parameters
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.sharding_spec import Shard
 from tests.golden.cases.model_cases import make_weight
 

@@ -9,8 +9,8 @@ import pytest
 
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decoder import CausalLM
 from tests.generation.tiny_models import FAMILIES, SIZES, greedy_without_cache, random_prompts, tiny_model
 from tests.golden import DATA
 from tests.golden.cases.generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts

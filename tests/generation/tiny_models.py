@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}

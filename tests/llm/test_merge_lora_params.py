@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.model_config import write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge import files, merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.adapters import FAMILIES, MORE_FAMILIES
 

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig

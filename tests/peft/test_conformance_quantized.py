@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

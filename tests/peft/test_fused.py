@@ -11,7 +11,7 @@ import pytest
 from paddlenlp_ext.checkpoint.fused import join_fused
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft import fused
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.inject import by_pattern

@@ -21,7 +21,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.schedule import Entry, Pass, Transfer, build_schedule

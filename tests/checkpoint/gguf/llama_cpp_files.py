@@ -15,7 +15,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.fused import join_fused
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from tests.common.arrays import normal
 
 _SIZES = {

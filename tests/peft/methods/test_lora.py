@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.dora import DoRAConfig

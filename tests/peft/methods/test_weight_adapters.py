@@ -12,7 +12,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoder import CausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
