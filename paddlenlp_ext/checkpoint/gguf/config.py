@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
-from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, count, num_layers, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architecture import count, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, num_layers
 from paddlenlp_ext.checkpoint.gguf.rope import rope_scaling, rope_theta
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
-from paddlenlp_ext.checkpoint.gguf.architectures import shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architecture import shortest_decimal
 from paddlenlp_ext.checkpoint.gguf.weights import ROPE_FACTORS, read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"

@@ -1,4 +1,4 @@
-"""Read the tensors of a GGUF file under their Hugging Face names, dequantized, as architectures.py describes them."""
+"""Read the tensors of a GGUF file under their Hugging Face names, dequantized, as architectures.py and experts.py describe them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
-from paddlenlp_ext.checkpoint.gguf.architectures import Architecture, architecture_of, count, num_layers
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, num_layers
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 

@@ -6,7 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES, WITH_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import WITH_EXPERTS
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.checkpoint.gguf.llama_cpp_files import MODELS, make_model, write_model
