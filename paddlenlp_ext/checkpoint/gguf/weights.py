@@ -1,4 +1,4 @@
-"""Read the tensors of a GGUF file under their Hugging Face names, dequantized, as architectures.py and experts.py describe them."""
+"""Read the tensors of a GGUF file, dequantized, under the Hugging Face names of architectures.py and experts.py."""
 
 from __future__ import annotations
 
