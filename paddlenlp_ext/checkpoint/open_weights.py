@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paddlenlp_ext.checkpoint.gguf.weights import GgufWeights
+from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
@@ -19,7 +19,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     path = Path(path)
     if path.is_file():
         if path.suffix == ".gguf":
-            return GgufWeights(path)
+            return open_gguf_weights(path)
         if path.suffix == ".safetensors":
             return SafetensorsFile(path)
         raise ValueError(f"{path}: weights are read from folders, .safetensors and .gguf files")

@@ -54,6 +54,8 @@ class Architecture:
         norm_epsilon: name of the norms' epsilon, in the metadata and in config.json.
         has_window: whether the family has sliding windows.
         is_partly_rotated: whether the rotation may leave channels of a head as they are.
+        truncates_yarn: whether YaRN rounds the bounds between scaled and unscaled frequencies to whole ones.
+        interleaves_gates: whether Hugging Face's files interleave the gates of experts with their upper projections.
         settings: function from the file to further keys of config.json.
     """
 
@@ -65,6 +67,8 @@ class Architecture:
     norm_epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     has_window: bool = False
     is_partly_rotated: bool = False
+    truncates_yarn: bool = True
+    interleaves_gates: bool = False
     settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
 
 

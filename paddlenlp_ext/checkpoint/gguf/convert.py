@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
-from paddlenlp_ext.checkpoint.gguf.weights import GgufWeights
+from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.model_config import (
     read_generation_config,
     read_model_config,
@@ -28,7 +28,7 @@ def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         folder: created if absent.
     """
     folder = Path(folder)
-    source = GgufWeights(path)
+    source = open_gguf_weights(path)
     tensors = {
         name: LazyTensor(source.shape(name), source.dtype(name), functools.partial(source.read, name))
         for name in source.names()

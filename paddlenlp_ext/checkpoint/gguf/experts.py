@@ -102,6 +102,26 @@ def _glm4_moe(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of gpt-oss; the file does not tell the bounds of the gate, which llama.cpp knows too.
+
+    Raises:
+        ValueError: a file without the rotary scaling of the published models.
+    """
+    scaling = file.get(file.architecture_key("rope.scaling.type"), str, "none")
+    if scaling != "yarn":
+        raise ValueError(f"{file.path}: gpt-oss with the rotary scaling {scaling!r} is not supported; known: yarn")
+    return {
+        **attention_bias(file),
+        "num_local_experts": count(file, "expert_count"),
+        "num_experts_per_tok": count(file, "expert_used_count"),
+        "intermediate_size": count(file, "expert_feed_forward_length"),
+        "sliding_window": count(file, "attention.sliding_window"),
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
+
+
 WITH_EXPERTS = {
     "llama": Architecture(
         "mixtral",
@@ -148,6 +168,26 @@ WITH_EXPERTS = {
         },
         is_partly_rotated=True,
         settings=_glm4_moe,
+    ),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {
+            **PRE_NORM,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+            "ffn_gate_exps.weight": "mlp.experts.gate_proj",
+            "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+            "ffn_up_exps.weight": "mlp.experts.up_proj",
+            "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+            "ffn_down_exps.weight": "mlp.experts.down_proj",
+            "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+        },
+        has_window=True,
+        truncates_yarn=False,
+        interleaves_gates=True,
+        settings=_gpt_oss,
     ),
 }
 """Architectures of models with experts, those whose `expert_count` is at least 1."""

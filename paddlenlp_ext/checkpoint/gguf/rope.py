@@ -15,6 +15,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of
 from paddlenlp_ext.checkpoint.gguf.weights import ROPE_FACTORS, read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"
@@ -58,7 +59,12 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": shortest_decimal(factor)}
     if kind == "yarn":
         original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
-        return {"rope_type": "yarn", "factor": shortest_decimal(factor), "original_max_position_embeddings": original}
+        settings = {
+            "rope_type": "yarn",
+            "factor": shortest_decimal(factor),
+            "original_max_position_embeddings": original,
+        }
+        return settings if architecture_of(file).truncates_yarn else {**settings, "truncate": False}
     raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
 
 

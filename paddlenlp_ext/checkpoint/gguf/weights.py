@@ -13,6 +13,7 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, num_layers
+from paddlenlp_ext.checkpoint.gguf.interleaved import InterleavedGates
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -87,6 +88,16 @@ class GgufWeights(WeightSource):
         queries, keys = (self.file.architecture_key(f"attention.head_count{end}") for end in ("", "_kv"))
         num_heads = self.file.require(queries, int)
         return num_heads if is_query else self.file.get(keys, int, num_heads)
+
+
+def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
+    """Open the weights of a file, or of all parts of a split model, as Hugging Face's files have them.
+
+    Raises:
+        ValueError: see `GgufWeights`; or a tensor is missing.
+    """
+    source = GgufWeights(path)
+    return InterleavedGates(source) if architecture_of(source.file).interleaves_gates else source
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:

@@ -89,6 +89,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 2,
         "routed_scaling_factor": 1.7,
     },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "sliding_window": 6,
+        "tie_word_embeddings": False,
+        "rope_theta": 3096.0,  # YaRN's bounds are whole numbers, so that llama.cpp's rounding changes nothing
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+    },
 }
 """Settings of a model by the architecture of its file, or name; 8 layers have every kind of layer of each family."""
 _ARCHITECTURES = {"mixtral": "llama"}
@@ -135,6 +150,11 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_rope_freq_base(theta)
     if architecture == "ernie4_5-moe":
         writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
+    if architecture == "gpt-oss":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
+        writer.add_rope_scaling_orig_ctx_len(source["rope_scaling"]["original_max_position_embeddings"])
+        writer.add_expert_feed_forward_length(config.intermediate_size)
     if architecture == "glm4moe":
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(True)
@@ -200,13 +220,16 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
         if name.endswith(("shared_expert_gate.weight", "e_score_correction_bias")):
             values = values.reshape(-1)
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+        if name.endswith("sinks"):
+            name += ".weight"
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
 
 
 def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield tensors with the gates of all experts, [E, F, D], apart from their upper projections."""
     for name, values in tensors.items():
-        if name.endswith(".experts.gate_up_proj.weight"):
+        name = name.replace("_proj_bias", "_proj.bias")
+        if ".experts.gate_up_proj." in name:
             for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
                 yield name.replace("gate_up_proj", part), half
         else:
