@@ -154,11 +154,18 @@ def four(request, tmp_path_factory):
 
 def assert_matches_one_process(runs: tuple, replicas: int, case: Case) -> None:
     folder, outcomes = runs
-    single = case.on_one_process(replicas)
-    run_case(single, folder)
+    single = run_alone(case, replicas, folder)
     got, want = outcomes[case.name], outcome(single, folder)
     assert_same_run(got, want)
     np.testing.assert_allclose(imbalances(got), imbalances(want), rtol=1e-12)
+
+
+def run_alone(case: Case, replicas: int, folder) -> Case:
+    """Run a case on one process, unless another test has; return that case."""
+    single = case.on_one_process(replicas)
+    if not (folder / single.name).is_dir():
+        run_case(single, folder)
+    return single
 
 
 def imbalances(run: Outcome) -> list[float]:
@@ -186,7 +193,7 @@ def test_expert_parallel_on_eight_processes_matches_one_process(eight, replicas,
 @pytest.mark.parametrize("case", [case for case in TWO[2] if case.name == "sft-uneven"])
 def test_expert_parallel_on_two_processes_holds_half_of_the_experts(two, case):
     folder, outcomes = two
-    run_case(single := case.on_one_process(2), folder)
+    single = run_alone(case, 2, folder)
     (full,), (first, second) = (
         [json.loads(file.read_text()) for file in sorted(of_run.glob("held-*.json"))]
         for of_run in (folder / single.name, outcomes[case.name].folder)
