@@ -143,7 +143,8 @@ def main() -> None:
         set_golden_weights(model, case)
         chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
         if model.config.experts is not None:
-            chosen = OF_EXPERTS if model.config.file_layout.has_experts_of_transformers else OF_ATTENTION
+            has_experts = any(model.config.experts) and model.config.file_layout.has_experts_of_transformers
+            chosen = OF_EXPERTS if has_experts else OF_ATTENTION
         if case in ("llama_odd_sizes", "qwen2"):
             chosen = ADAPTERS
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
