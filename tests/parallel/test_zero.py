@@ -65,10 +65,10 @@ def sharded(case: Case, stage: str) -> Case:
     return Case(f"{case.name}-{stage}", {**case.keys, "sharding": stage}, case.model, case.switch, case.peft)
 
 
-LONG = [sharded(case, stage) for case in MORE_RUNS for stage in ("stage1", "stage2")]
+LONG = [sharded(case, stage) for case in MORE_RUNS for stage in STAGES]
 LONG += [sharded(case, "stage3") for case in MORE_ONLY_STAGE3]
 CASES = [sharded(case, stage) for case in EVERY_STAGE for stage in STAGES]
-CASES += [sharded(case, "stage3") for case in (*MORE_RUNS, *ONLY_STAGE3)]
+CASES += [sharded(case, "stage3") for case in ONLY_STAGE3]
 CASES += [pytest.param(case, marks=pytest.mark.layouts) for case in LONG]
 
 

@@ -23,9 +23,7 @@ TWO = [
     Case("sft", PIPELINE, DEEP),
     Case("sft-virtual", VIRTUAL, UNTIED),
     Case("sft-recomputed-noise-clipped", {**VIRTUAL, "recompute": True, "neftune": True, "max_grad_norm": 0.5}, DEEP),
-    Case("sft-one-micro-batch", {"pipeline_parallel_degree": 2}, UNTIED),
     Case("lora", VIRTUAL, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
-    Case("lora-recomputed", {**PIPELINE, "recompute": True}, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
     Case("lora-few-layers", PIPELINE, DEEP, "lora", {"rank": 4, "target_modules": (".*layers.3.*q_proj",)}),
 ]
 ADAPTERS = [
@@ -34,7 +32,9 @@ ADAPTERS = [
     Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
     Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
 ]
-MORE_ADAPTERS = [
+MORE = [
+    Case("sft-one-micro-batch", {"pipeline_parallel_degree": 2}, UNTIED),
+    Case("lora-recomputed", {**PIPELINE, "recompute": True}, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
     Case("dora", PIPELINE, DEEP, "use_dora", {"rank": 4, "dropout": 0.2}),
     Case("pissa", PIPELINE, DEEP, "pissa", {"rank": 4}),
     Case("moslora", PIPELINE, DEEP, "lora_use_mixer", {"rank": 4}),
@@ -63,7 +63,7 @@ MORE_ADAPTERS = [
     Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
     Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
 ]
-CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE_ADAPTERS)]
+CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE)]
 
 
 @pytest.fixture(scope="module")
