@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,16 +22,11 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
+Tensor = TypeVar("Tensor", bound=Any)
+
 
 class FileLayout:
-    """Layout of a model's files; this one equals that in memory.
-
-    Class attributes:
-        has_experts_of_transformers: whether experts and routers in memory have the names of transformers, and the order
-            of its rows, which adapters of Hugging Face PEFT follow.
-    """
-
-    has_experts_of_transformers: ClassVar[bool] = True
+    """Layout of a model's files; this one equals that in memory."""
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the tensors of a file under the names and in the shapes of memory."""
@@ -40,6 +35,42 @@ class FileLayout:
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return a model's tensors as they are written; each is read when it is written."""
         return dict(tensors)
+
+    def to_transformers(self, name: str, values: Tensor) -> Tensor:
+        """Return a tensor of the model, or of an adapter of it, in the shape and order of rows of transformers.
+
+        Adapters of Hugging Face PEFT follow transformers, which stacks experts in memory as this package does.
+
+        Args:
+            name: name in memory.
+            values: the tensor, of NumPy or Paddle.
+        """
+        return values
+
+    def from_transformers(self, name: str, values: Tensor) -> Tensor:
+        """Return the inverse of `to_transformers`."""
+        return values
+
+    def locate(self, name: str) -> ExpertPart | None:
+        """Return the place in memory of a tensor of a single expert in a file; None for other tensors."""
+        return None
+
+    def name_in_memory(self, name: str) -> str:
+        """Return the name in memory of a tensor in a file that belongs to no single expert."""
+        return name
+
+
+class ExpertPart(NamedTuple):
+    """Place of a tensor of a single expert in memory."""
+
+    stack: str
+    """Name of the tensor that stacks those of all experts."""
+    expert: int
+    """Index of the expert."""
+    part: int
+    """Index among the parts of an expert's slice."""
+    num_parts: int
+    """Number of parts, which have equally many rows."""
 
 
 class StackedExperts(FileLayout):
@@ -81,14 +112,14 @@ class StackedExperts(FileLayout):
                     )
         return written
 
-    def locate(self, name: str) -> tuple[str, int, int] | None:
-        """Return name in memory, expert and number of the part of a tensor in a file; None for a tensor of no stack."""
+    def locate(self, name: str) -> ExpertPart | None:
+        """Return the place in memory of a tensor of a single expert in a file; None for a tensor of no stack."""
         prefix, own = split_layer(name)
         for stacked, files in self.stacks.items():
             for part, file in enumerate(files):
                 found = re.fullmatch(re.escape(file).replace(r"\{\}", r"(\d+)"), own)
                 if found:
-                    return prefix + stacked, int(found[1]), part
+                    return ExpertPart(prefix + stacked, int(found[1]), part, len(files))
         return None
 
     def name_in_memory(self, name: str) -> str:
@@ -133,6 +164,7 @@ class _StackedWeights(WeightSource):
         self._parts: dict[str, dict[tuple[int, int], str]] = {}  # name in memory -> (expert, part) -> name in the file
         self._plain: dict[str, str] = {}
         self._names: dict[str, None] = {}
+        num_parts: dict[str, int] = {}
         for name in source.names():
             if layout.unused.fullmatch(name):
                 continue
@@ -141,11 +173,12 @@ class _StackedWeights(WeightSource):
                 memory = layout.name_in_memory(name)
                 self._plain[memory] = name
             else:
-                memory, expert, part = located
-                self._parts.setdefault(memory, {})[expert, part] = name
+                memory = located.stack
+                self._parts.setdefault(memory, {})[located.expert, located.part] = name
+                num_parts[memory] = located.num_parts
             self._names[memory] = None
         for memory, parts in self._parts.items():
-            self._check(memory, parts, len(layout.stacks[split_layer(memory)[1]]))
+            self._check(memory, parts, num_parts[memory])
 
     def _check(self, memory: str, parts: Mapping[tuple[int, int], str], num_parts: int) -> None:
         experts = 1 + max(expert for expert, _ in parts)

@@ -4,6 +4,7 @@
     gate_up_proj.weight [E, 2F, D]         gate_up_proj [E, D, 2F], columns gate 0, up 0, gate 1, up 1, ...
     gate_up_proj_bias [E, 2F]              gate_up_proj_bias [E, 2F], likewise
     down_proj.weight [E, D, F]             down_proj [E, F, D]
+    gate_up_proj.lora_B.weight [E, 2F, r]  in adapters: rows gate 0, up 0, gate 1, up 1, ...
 
 MXFP4 stores a weight [E, rows, columns] in blocks of 32 columns: `..._blocks` [E, rows, columns / 32, 16] has two 4-bit
 codes per byte, the first in the low half, and `..._scales` [E, rows, columns / 32] the exponents of a power of 2, plus
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.file_layout import FileLayout, split_layer
+from paddlenlp_ext.checkpoint.file_layout import FileLayout, Tensor, split_layer
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
@@ -29,10 +30,11 @@ _NAMES = {
     "mlp.experts.gate_up_proj.weight": "mlp.experts.gate_up_proj",
     "mlp.experts.gate_up_proj_bias": "mlp.experts.gate_up_proj_bias",
     "mlp.experts.down_proj.weight": "mlp.experts.down_proj",
-    "mlp.gate.weight": "mlp.router.weight",
-    "mlp.gate.bias": "mlp.router.bias",
 }
 """Name in memory -> name in files of the tensors that differ."""
+_WEIGHTS = frozenset(name for name in _NAMES if name.endswith(".weight"))
+_INTERLEAVED = frozenset(f"mlp.experts.gate_up_proj{end}" for end in (".weight", "_bias", ".lora_B.weight"))
+"""Names in memory of tensors with rows of gate and up."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 """Values of the 4-bit codes: a sign, two bits of exponent and one of mantissa."""
@@ -40,8 +42,6 @@ _LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4
 
 class InterleavedExperts(FileLayout):
     """Layout of gpt-oss's files."""
-
-    has_experts_of_transformers = False
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the tensors of a file under the names and in the shapes of memory."""
@@ -52,31 +52,37 @@ class InterleavedExperts(FileLayout):
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
             prefix, own = split_layer(name)
-            if ".experts." in own and own in _NAMES:
-                tensor = _to_file(own, as_lazy(tensor))
-            written[prefix + _NAMES.get(own, own)] = tensor
+            written[prefix + _NAMES.get(own, own)] = self._to_file(name, as_lazy(tensor)) if own in _NAMES else tensor
         return written
 
+    def to_transformers(self, name: str, values: Tensor) -> Tensor:
+        """Return a tensor with the rows of gate and up interleaved, and weights transposed."""
+        own = split_layer(name)[1]
+        if own in _INTERLEAVED:
+            values = _regrouped(values, [2, values.shape[1] // 2])
+        return values.transpose([0, 2, 1]) if own in _WEIGHTS else values
 
-def _to_file(own: str, tensor: LazyTensor) -> LazyTensor:
-    experts, *rest = tensor.shape
-    return LazyTensor((experts, *reversed(rest)), tensor.dtype, lambda: _interleaved(own, tensor.read()))
+    def from_transformers(self, name: str, values: Tensor) -> Tensor:
+        """Return a tensor with the rows of gate before those of up, and weights [E, outputs, inputs]."""
+        own = split_layer(name)[1]
+        return _separated(own, values.transpose([0, 2, 1]) if own in _WEIGHTS else values)
+
+    def _to_file(self, name: str, tensor: LazyTensor) -> LazyTensor:
+        experts, *rest = tensor.shape
+        shape = (experts, *reversed(rest))
+        return LazyTensor(shape, tensor.dtype, lambda: np.ascontiguousarray(self.to_transformers(name, tensor.read())))
 
 
-def _interleaved(own: str, values: np.ndarray) -> np.ndarray:
-    """Return a tensor in memory as the file has it."""
-    if "gate_up" in own:
-        experts, rows, *rest = values.shape
-        values = np.swapaxes(values.reshape(experts, 2, rows // 2, *rest), 1, 2).reshape(values.shape)
-    return np.ascontiguousarray(np.swapaxes(values, 1, 2) if values.ndim == 3 else values)
+def _separated(own: str, values: Tensor) -> Tensor:
+    """Return a tensor [E, outputs, ...] with the rows of gate, if it has any, before those of up."""
+    return _regrouped(values, [values.shape[1] // 2, 2]) if own in _INTERLEAVED else values
 
 
-def _separated(own: str, values: np.ndarray) -> np.ndarray:
-    """Return a tensor whose rows are outputs, those of gate and up interleaved, with the rows of gate before up."""
-    if "gate_up" not in own:
-        return np.ascontiguousarray(values)
-    experts, rows, *rest = values.shape
-    return np.swapaxes(values.reshape(experts, rows // 2, 2, *rest), 1, 2).reshape(values.shape)
+def _regrouped(values: Tensor, shape: list[int]) -> Tensor:
+    """Return a tensor [E, rows, ...] with its rows, seen as a matrix of this shape, transposed."""
+    experts, _, *rest = values.shape
+    axes = [0, 2, 1, *range(3, 3 + len(rest))]
+    return values.reshape([experts, *shape, *rest]).transpose(axes).reshape(values.shape)
 
 
 class _InterleavedWeights(WeightSource):
@@ -116,19 +122,19 @@ class _InterleavedWeights(WeightSource):
         assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
         if file in self._packed:
             return self._dequantized(file, own, dtype or "bfloat16", shard)
-        values = self._source.read(file, dtype, shard)
-        return _separated(own, np.swapaxes(values, 1, 2) if values.ndim == 3 else values)
+        values = InterleavedExperts().from_transformers(name, self._source.read(file, dtype, shard))
+        return np.ascontiguousarray(values)
 
     def _dequantized(self, file: str, own: str, dtype: str, shard: Shard | None) -> np.ndarray:
         """Return the values of experts in MXFP4, one expert at a time."""
         read = partial(self._source.read, dtype=None, shard=shard)
         blocks, scales = read(file + _BLOCKS), read(file + _SCALES)
         experts = [cast(_mxfp4(*one), "float32", dtype) for one in zip(blocks, scales, strict=True)]
-        return _separated(own, np.stack(experts))
+        return np.ascontiguousarray(_separated(own, np.stack(experts)))
 
 
 def _is_expert(name: str) -> bool:
-    return split_layer(name)[1] in _NAMES and ".experts." in name
+    return split_layer(name)[1] in _NAMES
 
 
 def _mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:

@@ -73,7 +73,7 @@ class Decoder(nn.Layer):
         self.load_balance = config.load_balance()
         for index, layer in enumerate(self.layers):
             if self.load_balance is not None and isinstance(layer.mlp, MixtureOfExperts):
-                layer.mlp.gate.observe = partial(self.load_balance.observe, index)
+                layer.mlp.router_layer.observe = partial(self.load_balance.observe, index)
         parallel = config.layer == "parallel"
         self.norm = LayerNorm(config.hidden_size, config.rms_norm_eps) if parallel else config.rms_norm()
         self.rotary = RotaryEmbeddings(config.ropes)

@@ -130,7 +130,7 @@ def _with_experts(plan: TensorPlan, experts: Sequence[ExpertShape | None]) -> Te
         return plan
     dense = plan if len(sparse) < len(experts) else {name: style for name, style in plan.items() if ".mlp." not in name}
     layer, shape = "model.layers.*.mlp", sparse[0]
-    own: TensorPlan = {f"{layer}.experts": "experts", f"{layer}.gate": "replicated"}
+    own: TensorPlan = {f"{layer}.experts": "experts", f"{layer}.{shape.router_name}": "replicated"}
     if shape.shared_size:
         shared = f"{layer}.{shape.shared_name}"
         own |= {f"{shared}.gate_proj": "colwise", f"{shared}.up_proj": "colwise", f"{shared}.down_proj": "rowwise"}

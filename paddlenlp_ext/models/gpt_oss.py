@@ -28,6 +28,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
         num_experts=config.size("num_local_experts"),
         intermediate_size=config.size("intermediate_size"),
         router=RouterOptions(kind="softmax_of_chosen", top_k=config.size("num_experts_per_tok"), bias=True),
+        router_name="router",
         clamp=ClampedGate(float(config.value("swiglu_alpha")), float(config.value("swiglu_limit"))),
         bias=True,
     )

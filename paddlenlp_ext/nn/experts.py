@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import paddle
 from paddle import nn
@@ -55,6 +56,7 @@ class ExpertShape:
         num_experts: E, without shared ones.
         intermediate_size: F.
         router: options of the router.
+        router_name: name of the router in files.
         shared_size: inner features of the shared expert; 0: none.
         shared_name: name of the shared expert in files.
         gates_shared: whether the shared expert's output is multiplied by the sigmoid of a linear layer.
@@ -66,6 +68,7 @@ class ExpertShape:
     num_experts: int
     intermediate_size: int
     router: RouterOptions
+    router_name: str = "gate"
     shared_size: int = 0
     shared_name: str = "shared_experts"
     gates_shared: bool = False
@@ -142,17 +145,22 @@ class MixtureOfExperts(nn.Layer):
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()
         self.shape = shape
-        self.gate = Router(hidden_size, shape.num_experts, shape.router)
+        self.add_sublayer(shape.router_name, Router(hidden_size, shape.num_experts, shape.router))
         self.experts = Experts(hidden_size, shape)
         if shape.shared_size:
             shared = FeedForward(hidden_size, shape.shared_size, activation=shape.activation)
             self.add_sublayer(shape.shared_name, shared)
         self.shared_expert_gate = Linear(hidden_size, 1) if shape.gates_shared else None
 
+    @property
+    def router_layer(self) -> Any:
+        """The router, or the adapter around it."""
+        return getattr(self, self.shape.router_name)
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., D] to [..., D]."""
         x_TD = x.reshape([-1, x.shape[-1]])
-        y_TD = self.experts(x_TD, *self.gate(x_TD))
+        y_TD = self.experts(x_TD, *self.router_layer(x_TD))
         if self.shape.shared_size:
             shared_TD = getattr(self, self.shape.shared_name)(x_TD)
             if self.shared_expert_gate is not None:

@@ -226,6 +226,18 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         """Convert the tensors of a file to the adapter's tensors: the exact inverse of `to_stored`."""
         return dict(tensors)
 
+    def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
+        """Return the config and the tensors of a stored adapter by the names of a base's layers.
+
+        Args:
+            tensors: tensors by the names of the file.
+            base: config of the base (`DecoderConfig`).
+
+        Raises:
+            ValueError: the adapter does not fit the base.
+        """
+        return self, dict(tensors)
+
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PeftConfig:
         """Build the config from the fields of adapter_config.json.

@@ -33,7 +33,7 @@ def describe_parameters(model: nn.Layer) -> str:
 
 _KINDS = {
     "experts": r"\.mlp\.experts\.",
-    "routers": r"\.mlp\.gate\.",
+    "routers": r"\.mlp\.(gate|router)\.",
     "shared experts": r"\.mlp\.shared_expert",
     "attention": r"\.self_attn\.",
     "feed-forward blocks": r"\.mlp\.",

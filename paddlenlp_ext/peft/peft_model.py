@@ -47,9 +47,9 @@ def get_peft_model(
     Raises:
         ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
-    fused_layers = model.config.fused_layers
-    config = peft_config = replaced_parameters.with_trained_modules(with_parts(peft_config, fused_layers), model)
-    stored = read_adapter(config.path).for_layers(fused_layers) if config.path else None
+    own_config = with_parts(peft_config, model.config.fused_layers)
+    config = peft_config = replaced_parameters.with_trained_modules(own_config, model)
+    stored = read_adapter(config.path).for_base(model.config) if config.path else None
     if stored is not None:
         resume.require_same_model(stored, model)
         config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
@@ -290,7 +290,8 @@ class PeftModel(TrainableModel):
             folder: created if it does not exist.
             tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
-        fields, state = self.peft_config.to_adapter_config(self.base_model), self.full_state(tensors)
+        fields, layout = self.peft_config.to_adapter_config(self.base_model), self.config.file_layout
+        state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)
         layers = {name: tensor for name, tensor in state.items() if name not in replaced}
         tensors = {**self.peft_config.to_stored(layers), **replaced}
@@ -349,7 +350,7 @@ class PeftModel(TrainableModel):
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
-        stored = stored.for_layers(model.config.fused_layers)
+        stored = stored.for_base(model.config)
         resume.require_same_model(stored, model)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
@@ -377,7 +378,7 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`; or the base is quantized differently or has another config.
         """
-        stored = stored.for_layers(self.config.fused_layers)
+        stored = stored.for_base(self.config)
         resume.require_same_base(stored, self.config, self.quantization)
         resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))

@@ -16,7 +16,6 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
-from paddlenlp_ext.checkpoint.fused import FusedLayers
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy, write_safetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
@@ -80,16 +79,22 @@ class AdapterFiles:
         """Return the tensors that replace parameters of the base."""
         return {name: value for name, value in self.tensors.items() if is_replacement(self.config, name)}
 
-    def for_layers(self, fused_layers: FusedLayers) -> AdapterFiles:
-        """Return the adapter for a base with fused layers, by the names of their parts.
+    def for_base(self, base: Any) -> AdapterFiles:
+        """Return the adapter by the names, and in the order of rows, of the layers of a base in memory.
+
+        Args:
+            base: config of the base (`DecoderConfig`).
 
         Raises:
-            ValueError: the adapter is of fused layers, and its method cannot be split.
+            ValueError: the adapter is of fused layers or single experts, and its method cannot be converted.
         """
-        if not fused_layers:
-            return self
-        config = with_parts(self.config, fused_layers)
-        tensors = split_dense(config, self.tensors, fused_layers, str(self.folder))
+        config, tensors = self.config, self.tensors
+        if base.fused_layers:
+            config = with_parts(config, base.fused_layers)
+            tensors = split_dense(config, tensors, base.fused_layers, str(self.folder))
+        with in_file(self.folder / WEIGHTS_FILE):
+            config, tensors = config.for_base(tensors, base)
+        tensors = {name: base.file_layout.from_transformers(name, value) for name, value in tensors.items()}
         return dataclasses.replace(self, config=config, tensors=tensors)
 
     def before_quantizing(

@@ -15,8 +15,8 @@ MEMORY = {
     f"{LAYER}experts.gate_up_proj_bias": normal(2, 3, 8),
     f"{LAYER}experts.down_proj.weight": normal(3, 3, 5, 4),
     f"{LAYER}experts.down_proj_bias": normal(4, 3, 5),
-    f"{LAYER}gate.weight": normal(5, 3, 5),
-    f"{LAYER}gate.bias": normal(6, 3),
+    f"{LAYER}router.weight": normal(5, 3, 5),
+    f"{LAYER}router.bias": normal(6, 3),
     "model.norm.weight": normal(7, 5),
 }
 
@@ -29,7 +29,7 @@ def test_files_have_gate_and_up_interleaved_and_inputs_first():
     np.testing.assert_array_equal(stored[:, :, 1::2], np.swapaxes(gate_up[:, 4:], 1, 2))
     bias = MEMORY[f"{LAYER}experts.gate_up_proj_bias"]
     np.testing.assert_array_equal(written[f"{LAYER}experts.gate_up_proj_bias"][:, 1::2], bias[:, 4:])
-    np.testing.assert_array_equal(written[f"{LAYER}router.bias"], MEMORY[f"{LAYER}gate.bias"])
+    np.testing.assert_array_equal(written[f"{LAYER}router.bias"], MEMORY[f"{LAYER}router.bias"])
 
 
 def as_array(tensor):

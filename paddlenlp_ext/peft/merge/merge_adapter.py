@@ -200,11 +200,11 @@ def _load_adapted(
     if SCORE_WEIGHT in stored.tensors:
         weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])
     source = QuantizedWeights(weights, quantization, layers, before)
-    stored = stored.for_layers(config.fused_layers)
-    modules = tensors_by_module(stored, source)
+    own = stored.for_base(config)
+    modules = tensors_by_module(own, source)
     base_logits = _logits(model, input_ids)
     adapted = PeftModel.from_files(model, stored)
-    return _AdaptedBase(adapted, source, stored, modules, config, base_logits, _logits(adapted, input_ids))
+    return _AdaptedBase(adapted, source, own, modules, config, base_logits, _logits(adapted, input_ids))
 
 
 def _describe_target(

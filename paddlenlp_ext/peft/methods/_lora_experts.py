@@ -37,7 +37,6 @@ _WEIGHTS = ("gate_up_proj", "down_proj")
 """Stacked weights of experts, in the order in which PEFT wraps them."""
 _OWN = re.compile(r"(?P<experts>.+\.experts)\.(?P<weight>\w+)\.(?P<factor>lora_[AB]\.weight)")
 _STORED = re.compile(r"(?P<experts>.+\.experts)(?P<wrappers>(\.base_layer)*)\.(?P<factor>lora_[AB]\.weight)")
-_SINGLE = re.compile(r"\.experts\.\d+\.")
 
 
 class LoRAExperts(WeightAdapter):
@@ -129,15 +128,9 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
     """Return the names of the layers whose parameters `requested` names, in full or by their last components.
 
     Raises:
-        ValueError: an entry matches nothing, or the family's experts differ from those of transformers.
+        ValueError: an entry matches nothing.
     """
     names = parameter_names(model)
-    if requested and not model.config.file_layout.has_experts_of_transformers:
-        raise ValueError(
-            "target_parameters: the experts of this family have their rows in another order than in transformers, so "
-            "that adapters on experts and routers would not be those of Hugging Face PEFT; name linear layers in the "
-            "target modules instead"
-        )
     chosen = set()
     for entry in requested:
         found = [name for name in names if f".{name}".endswith(f".{entry}")]
@@ -199,15 +192,10 @@ def from_stored(
         rank_of: function from the name of a layer to its rank.
 
     Raises:
-        ValueError: the file has adapters of single experts, or tensors that `target_parameters` does not explain.
+        ValueError: the file has tensors that `target_parameters` does not explain.
     """
     own = {}
     for name, value in tensors.items():
-        if _SINGLE.search(name):
-            raise ValueError(
-                f"{name} adapts a single expert, as transformers 4 has them; load the adapter in Hugging Face PEFT "
-                "with transformers 5, which stacks experts, and save it again"
-            )
         found = _STORED.fullmatch(name)
         if found is None:
             own[name] = value

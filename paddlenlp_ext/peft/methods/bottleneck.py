@@ -138,7 +138,7 @@ class BottleneckAdapter(AdapterLayer):
 def _output_of(base: Sublayer) -> tuple[int, paddle.dtype]:
     """Return number and dtype of the output features of a sublayer."""
     if isinstance(base, MixtureOfExperts):
-        return base.gate.weight.shape[1], base.experts.down_proj.compute_dtype
+        return base.router_layer.weight.shape[1], base.experts.down_proj.compute_dtype
     last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj
     return last.out_features, last.compute_dtype
 

@@ -65,8 +65,12 @@ from paddlenlp_ext.peft.methods._lora_experts import (
     to_stored,
 )
 from paddlenlp_ext.peft.methods._lora_layers import LoRAEmbedding, LoRAHead, LoRALinear, LoRALinearT
+from paddlenlp_ext.peft.methods._single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
 
 # Fields in the files of LoRA and its variants that do not affect the numbers: settings of features that are switched
 # off, and records of the training run.
@@ -138,7 +142,7 @@ class LoRAConfig(LayerRanksConfig):
     target_parameters: tuple[str, ...] | None = option(
         None,
         help="weights of experts and routers to adapt, by the ends of their names, such as mlp.experts.gate_up_proj, "
-        "mlp.experts.down_proj, mlp.gate.weight; unset: none",
+        "mlp.experts.down_proj, mlp.gate.weight (or mlp.router.weight); unset: none",
         key="target_parameters",
     )
     ensure_weight_tying: bool = True
@@ -226,14 +230,19 @@ class LoRAConfig(LayerRanksConfig):
         return layer
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """Return rank r and scaling s of the layer `name`; patterns of a router name its weight."""
+        """Return rank r and scaling s of the layer `name`."""
+        rank, alpha = self.rank_and_alpha(name)
+        return rank, alpha / rank**0.5 if self.rslora else alpha / rank
+
+    def rank_and_alpha(self, name: str) -> tuple[int, float]:
+        """Return rank r and alpha of the layer `name`; patterns of a router name its weight."""
 
         def value(pattern: Mapping[str, Any], default: Any) -> Any:
             return by_pattern(pattern, name, by_pattern(pattern, f"{name}.weight", default))
 
         rank, alpha = int(value(self.rank_pattern, self.rank)), value(self.alpha_pattern, self.alpha)
         assert alpha is not None
-        return rank, alpha / rank**0.5 if self.rslora else alpha / rank
+        return rank, alpha
 
     @property
     def changes_bias(self) -> bool:  # type: ignore[override]
@@ -304,6 +313,29 @@ class LoRAConfig(LayerRanksConfig):
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         return from_stored(tensors, self.target_parameters or (), lambda name: self.rank_and_scaling(name)[0])
+
+    def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
+        parameters = self.target_parameters or ()
+        stacked = stack_single_experts(tensors, base, self.rank_and_alpha, self.rslora, parameters)
+        if stacked is None:
+            return self, dict(tensors)
+        if type(self) is not LoRAConfig:
+            raise ValueError(
+                f"{type(self).__name__} of single experts is not available; merge the adapter in Hugging Face PEFT"
+            )
+        if self.dropout:
+            logger.warning("lora_dropout=%g is not available for experts, and is 0 from here on", self.dropout)
+        linears = [name for name in stacked.tensors if name.partition(".lora_")[0] not in stacked.layers]
+        config = dataclasses.replace(
+            self,
+            dropout=0.0,
+            target_modules=resolve_targets(TARGETS_OF_TENSORS, linears),
+            target_parameters=(*parameters, *stacked.parameters),
+            rank_pattern={**stacked.ranks, **self.rank_pattern},
+            alpha_pattern={**stacked.alphas, **self.alpha_pattern},
+            exclude_modules=None,
+        )
+        return config, stacked.tensors
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.golden.cases.model_cases import CASES as MODELS
+
 LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 
 # PEFT trains the factors of a tied pair (`ties_factors`) as two parameters over one storage: their gradients are added
@@ -158,12 +160,55 @@ CASES: dict[str, dict[str, Any]] = {
             "rank_pattern": {"gate.weight": 1},
         },
     },
+    "gpt_oss_experts_and_router": {
+        "base": "gpt_oss",
+        "lora": {
+            "r": 3,
+            "lora_alpha": 5,
+            "target_modules": ["o_proj"],
+            "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.router.weight"],
+            "rank_pattern": {"router.weight": 2},
+        },
+    },
+    "gpt_oss_down_proj": {
+        "base": "gpt_oss",
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
+    },
     "llama_saved_embeddings": {
         "base": "llama_odd_sizes",
         "lora": {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj"]},
         "save_embedding_layers": True,
     },
 }
+
+# An adapter in the format of transformers 4, where each expert has layers of its own; PEFT stacks it while loading.
+SINGLE_EXPERTS = "mixtral_single_experts"
+SINGLE_EXPERTS_BASE = "mixtral_idle_expert"
+SINGLE_EXPERTS_FIELDS = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "r": 2,
+    "lora_alpha": 3,
+    "target_modules": ["w1", "w2", "w3", "gate", "k_proj"],
+}
+
+
+def single_expert_layers() -> dict[str, tuple[int, int]]:
+    """Return the adapted layers of the case `SINGLE_EXPERTS`, by name, with their outputs and inputs."""
+    config = MODELS[SINGLE_EXPERTS_BASE]
+    hidden, inner, number = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    keys = config["num_key_value_heads"] * config.get("head_dim", hidden // config["num_attention_heads"])
+    layers = {}
+    for layer in range(config["num_hidden_layers"]):
+        own = f"model.layers.{layer}"
+        layers[f"{own}.self_attn.k_proj"] = (keys, hidden)
+        layers[f"{own}.block_sparse_moe.gate"] = (number, hidden)
+        for expert in range(number):
+            experts = f"{own}.block_sparse_moe.experts.{expert}"
+            layers |= dict.fromkeys((f"{experts}.w1", f"{experts}.w3"), (inner, hidden))
+            layers[f"{experts}.w2"] = (hidden, inner)
+    return layers
+
 
 # Adapters over a base whose embedding and lm_head were resized to `num_rows`; PEFT stores both tables.
 NEW_TOKENS = [96, 97, 98, 99, 100]

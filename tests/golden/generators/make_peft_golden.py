@@ -6,6 +6,7 @@ Run where `torch`, `transformers` and `peft` are installed (constraints of this 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -19,6 +20,7 @@ import torch
 from peft.optimizers import create_loraplus_optimizer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens import TrainableTokensLayer
+from safetensors.numpy import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.golden import DATA
@@ -29,9 +31,13 @@ from tests.golden.cases.peft_cases import (
     EPSILON,
     LEARNING_RATE,
     RESIZED_CASES,
+    SINGLE_EXPERTS,
+    SINGLE_EXPERTS_BASE,
+    SINGLE_EXPERTS_FIELDS,
     STEPS,
     WEIGHT_DECAY,
     resized_inputs,
+    single_expert_layers,
 )
 
 FOLDER = DATA / "adapters"
@@ -39,7 +45,10 @@ FOLDER = DATA / "adapters"
 
 def main() -> None:
     cases = {**CASES, **RESIZED_CASES}
-    for case in sys.argv[1:] or cases:
+    for case in sys.argv[1:] or (*cases, SINGLE_EXPERTS):
+        if case == SINGLE_EXPERTS:
+            write_single_experts()
+            continue
         settings = cases[case]
         folder = FOLDER / case
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,6 +74,26 @@ def main() -> None:
         print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB")
     if not sys.argv[1:]:
         write_legacy()
+
+
+def write_single_experts() -> None:
+    """Write an adapter with the names of transformers 4, and the logits and weights that PEFT computes with it."""
+    folder = FOLDER / SINGLE_EXPERTS
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    tensors, rank = {}, SINGLE_EXPERTS_FIELDS["r"]
+    for layer, (outputs, inputs) in single_expert_layers().items():
+        for factor, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
+            generator = np.random.default_rng(zlib.crc32(f"{layer}.{factor}".encode()))
+            values = 0.2 * generator.standard_normal(shape)
+            tensors[f"base_model.model.{layer}.{factor}.weight"] = values.astype(np.float32)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(SINGLE_EXPERTS_FIELDS, indent=2) + "\n")
+    model = peft.PeftModel.from_pretrained(build(SINGLE_EXPERTS_BASE), folder)
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(make_inputs(SINGLE_EXPERTS_BASE)[0]), use_cache=False).logits
+    np.savez_compressed(folder / "golden.npz", logits=logits.numpy())
+    print(f"{SINGLE_EXPERTS}: {len(tensors)} tensors")
 
 
 def write_legacy() -> None:

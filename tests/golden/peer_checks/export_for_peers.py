@@ -101,20 +101,23 @@ ADAPTERS = {
 EVERYWHERE = {"all_linear": ADAPTERS["all_linear"]}
 OF_ATTENTION = {"attention": ADAPTERS["attention"]}
 """Adapters of models with experts: PEFT takes `gate_proj` for a part of the experts, also in other layers."""
-OF_EXPERTS = {
-    **OF_ATTENTION,
-    "experts": LoRAConfig(
-        rank=3,
-        target_modules=["o_proj"],
-        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"],
-    ),
-    "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
-}
 FUSED = {
     **{name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")},
     "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=["gate_up_proj"]),
 }
 """Adapters of models whose files have fused layers; PEFT adapts those."""
+
+
+def of_experts(router: str) -> dict[str, LoRAConfig]:
+    """Return the adapters of a model with experts whose routers have this name."""
+    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", f"mlp.{router}.weight"]
+    return {
+        **OF_ATTENTION,
+        "experts": LoRAConfig(rank=3, target_modules=["o_proj"], target_parameters=experts),
+        "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
+        "saved_experts": LoRAConfig(rank=3, target_modules=["o_proj"], modules_to_save=["mlp.experts"]),
+    }
+
 
 NUM_ROWS = 101
 """Rows of embedding and lm_head of the base with added tokens, whose new rows the adapter trains."""
@@ -143,8 +146,8 @@ def main() -> None:
         set_golden_weights(model, case)
         chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
         if model.config.experts is not None:
-            has_experts = any(model.config.experts) and model.config.file_layout.has_experts_of_transformers
-            chosen = OF_EXPERTS if has_experts else OF_ATTENTION
+            shape = next(filter(None, model.config.experts), None)
+            chosen = OF_ATTENTION if shape is None else of_experts(shape.router_name)
         if case in ("llama_odd_sizes", "qwen2"):
             chosen = ADAPTERS
         export(arguments.out / case, model, make_inputs(case)[0], chosen)

@@ -114,7 +114,7 @@ def check_merged(model: PeftModel, base: str, golden: Mapping[str, np.ndarray], 
     state, expected = merged.state_dict(), part_of(golden, "merged")
     assert expected, "the golden file has no merged weight"
     for name, weight in expected.items():
-        close(state[name], weight, name)
+        close(merged.config.file_layout.to_transformers(name, state[name]), weight, name)
 
 
 def check_same_tensors(written: Path, theirs: Path, but: Collection[str] = ()) -> set[str]:

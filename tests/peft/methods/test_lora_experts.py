@@ -13,6 +13,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -87,6 +88,22 @@ def test_lora_of_experts_resumes_with_other_entries_for_the_same_weights(tmp_pat
     new = get_peft_model(tiny_model("experts"), LoRAConfig(rank=3, target_parameters=("gate_up_proj", DOWN, ROUTER)))
     new.load_weights(folder)
     assert same_bits(state(new), state(model))
+
+
+def test_interleaved_experts_to_save_have_the_shapes_of_transformers(tmp_path: Path):
+    def gpt_oss() -> CausalLM:
+        return AutoModelForCausalLM.from_config(CASES["gpt_oss"], seed=0)
+
+    model = get_peft_model(gpt_oss(), LoRAConfig(rank=3, modules_to_save=["experts"]))
+    train(model, steps=1)
+    model.save_pretrained(tmp_path)
+    file, own = SafetensorsFile(tmp_path / "adapter_model.safetensors"), state(model)
+    stored = file.read(f"base_model.model.{LAYER}.experts.gate_up_proj")
+    gate = own[f"{LAYER}.experts.gate_up_proj.weight"][:, : stored.shape[2] // 2]
+    np.testing.assert_array_equal(stored[:, :, ::2], gate.transpose(0, 2, 1))
+    bias = file.read(f"base_model.model.{LAYER}.experts.gate_up_proj_bias")
+    np.testing.assert_array_equal(bias[:, ::2], own[f"{LAYER}.experts.gate_up_proj_bias"][:, : bias.shape[1] // 2])
+    assert same_bits(state(PeftModel.from_pretrained(gpt_oss(), tmp_path)), own)
 
 
 def test_experts_to_save_have_the_keys_of_transformers(tmp_path: Path):
@@ -173,12 +190,6 @@ def test_target_parameters_that_match_nothing_raise(family: str, entry: str, mes
         get_peft_model(tiny_model(family), LoRAConfig(target_parameters=[entry]))
 
 
-def test_target_parameters_of_experts_with_interleaved_rows_raise():
-    model = AutoModelForCausalLM.from_config(CASES["gpt_oss"], seed=0)
-    with pytest.raises(ValueError, match="the experts of this family have their rows in another order"):
-        get_peft_model(model, LoRAConfig(target_parameters=[DOWN]))
-
-
 def rewritten(folder: Path, rename: tuple[str, str] | None = None, **fields: Any) -> Path:
     """Change names of tensors and fields of a stored adapter."""
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -192,7 +203,6 @@ def rewritten(folder: Path, rename: tuple[str, str] | None = None, **fields: Any
 @pytest.mark.parametrize(
     ("rename", "fields", "message"),
     [
-        ((r"experts\.lora", "experts.3.w1.lora"), {}, "adapts a single expert, as transformers 4 has them"),
         (None, {"target_parameters": [DOWN]}, "does not name its weight"),
         (None, {"target_parameters": None}, "does not name its weight"),
         (None, {"r": 4}, "is not a multiple of the rank 4"),

@@ -1,0 +1,193 @@
+"""LoRA of single experts, as Hugging Face PEFT writes it with transformers 4, read as LoRA of stacked experts.
+
+Gate and up, layers of their own in such files, are one weight in memory. Its update has the sum of their ranks:
+
+    in files, expert e                           in memory
+    experts.e.gate_proj    A_g [g, in]           gate_up_proj   A[e] = [A_g]    B[e] = [B_g   0 ]
+    experts.e.up_proj      A_u [u, in]                                 [A_u]           [ 0   B_u]
+    experts.e.down_proj    A [r, in]             down_proj      A[e] = A        B[e] = B
+
+Experts and parts that the file does not adapt have factors of zero. Ranks below those of other experts are padded with
+zeros, and where scales differ, B is multiplied by their ratio. The updates of all experts are those of the file.
+Routers, which were linear layers, become entries of `target_parameters`.
+
+Shapes: E experts, r rank, in/out features of a weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.file_layout import ExpertPart, split_layer
+
+_FACTOR = re.compile(r"(?P<layer>.+)\.(?P<factor>lora_[AB])\.weight")
+
+
+@dataclass(frozen=True)
+class StackedAdapter:
+    """Result of `stack_single_experts`.
+
+    Attributes:
+        tensors: all tensors of the adapter, by the names of memory.
+        layers: names of the stacked weights and routers.
+        parameters: their names in `target_parameters`.
+        ranks, alphas: patterns of their ranks and alphas.
+    """
+
+    tensors: dict[str, np.ndarray]
+    layers: frozenset[str]
+    parameters: tuple[str, ...]
+    ranks: dict[str, int]
+    alphas: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Single:
+    """Factors of one part of one expert, with their rank, alpha and scale s."""
+
+    name: str
+    place: ExpertPart
+    a: np.ndarray
+    b: np.ndarray
+    alpha: float
+    scaling: float
+
+
+def stack_single_experts(
+    tensors: Mapping[str, np.ndarray],
+    base: Any,
+    rank_and_alpha: Callable[[str], tuple[int, float]],
+    rslora: bool,
+    parameters: Iterable[str] = (),
+) -> StackedAdapter | None:
+    """Return an adapter with stacked experts; None if `tensors` has no single experts and no router among its targets.
+
+    Args:
+        tensors: tensors by the names of the file.
+        base: config of the base (`DecoderConfig`).
+        rank_and_alpha: function from the name of a layer in the file to its rank and alpha.
+        rslora: whether a scale is alpha / sqrt(r), in place of alpha / r.
+        parameters: `target_parameters` of the file.
+
+    Raises:
+        ValueError: a factor is missing, has another rank than the config says, or belongs to an expert that the base
+            does not have.
+    """
+    stored: dict[str, np.ndarray] = {}
+    factors: dict[str, dict[str, np.ndarray]] = {}
+    places: dict[str, ExpertPart] = {}
+    routers: dict[str, str] = {}  # name in the file -> name in memory
+    for name, value in tensors.items():
+        found = _FACTOR.fullmatch(name)
+        place = base.file_layout.locate(f"{found['layer']}.weight") if found else None
+        if found and place:
+            places[found["layer"]] = place
+            factors.setdefault(found["layer"], {})[found["factor"]] = value
+            continue
+        router = _router_of(found["layer"], base) if found else None
+        if found and router and not any(f".{router}.weight".endswith(f".{entry}") for entry in parameters):
+            routers[found["layer"]] = router
+            name = f"{router}.{found['factor']}.weight"
+        stored[name] = value
+    if not factors and not routers:
+        return None
+    groups: dict[str, list[_Single]] = {}
+    for layer, pair in factors.items():
+        single = _single(layer, places[layer], pair, rank_and_alpha(layer), rslora)
+        groups.setdefault(single.place.stack.removesuffix(".weight"), []).append(single)
+    patterns: dict[str, tuple[int, float]] = {}
+    for stack, singles in groups.items():
+        a, b = _stacked(singles, _num_experts(singles, base))
+        stored |= {f"{stack}.lora_A.weight": a, f"{stack}.lora_B.weight": b}
+        rank, first = a.shape[1], singles[0]
+        ratio = rank / len(first.a)
+        patterns[stack] = rank, first.alpha * (ratio**0.5 if rslora else ratio)
+    named = (*groups, *(f"{router}.weight" for router in dict.fromkeys(routers.values())))
+    patterns |= {f"{memory}.weight": rank_and_alpha(file) for file, memory in routers.items()}
+    patterns = _shortened(patterns, rank_and_alpha)
+    return StackedAdapter(
+        tensors=stored,
+        layers=frozenset((*groups, *routers.values())),
+        parameters=named,
+        ranks={name: rank for name, (rank, _) in patterns.items()},
+        alphas={name: alpha for name, (_, alpha) in patterns.items()},
+    )
+
+
+def _router_of(layer: str, base: Any) -> str | None:
+    """Return the name in memory of a router that a file calls `layer`; None for another layer."""
+    memory = base.file_layout.name_in_memory(f"{layer}.weight").removesuffix(".weight")
+    found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.(\w+)", memory)
+    if not found or int(found[1]) >= base.num_hidden_layers:
+        return None
+    shape = base.expert_shape(int(found[1]))
+    return memory if shape is not None and shape.router_name == found[2] else None
+
+
+def _single(
+    name: str, place: ExpertPart, factors: Mapping[str, np.ndarray], rank_and_alpha: tuple[int, float], rslora: bool
+) -> _Single:
+    missing = {"lora_A", "lora_B"} - factors.keys()
+    if missing:
+        raise ValueError(f"{name}.{missing.pop()}.weight is missing; save the adapter again")
+    (rank, alpha), a, b = rank_and_alpha, factors["lora_A"], factors["lora_B"]
+    if len(a) != rank or b.shape[1] != rank:
+        raise ValueError(
+            f"{name} has factors of the shapes {list(a.shape)} and {list(b.shape)}, which are not of rank {rank}; "
+            "correct r or rank_pattern in adapter_config.json"
+        )
+    return _Single(name, place, a, b, alpha, alpha / (rank**0.5 if rslora else rank))
+
+
+def _num_experts(singles: Iterable[_Single], base: Any) -> int:
+    """Return the number of experts in the layer of some factors.
+
+    Raises:
+        ValueError: one of them belongs to an expert that the base does not have.
+    """
+    number = 0
+    for single in singles:
+        index = int(re.findall(r"\d+", split_layer(single.place.stack)[0])[0])
+        shape = base.expert_shape(index) if index < base.num_hidden_layers else None
+        number = 0 if shape is None else shape.num_experts
+        if single.place.expert >= number:
+            raise ValueError(f"{single.name}: the base has {number} experts in this layer; use the adapter's own base")
+    return number
+
+
+def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors A [E, r, in] and B [E, out, r] of the experts of a layer, with the scale of the first."""
+    first = singles[0]
+    ranks = [0] * first.place.num_parts
+    for single in singles:
+        ranks[single.place.part] = max(ranks[single.place.part], len(single.a))
+    rows, rank = len(first.b), sum(ranks)
+    a = np.zeros((num_experts, rank, first.a.shape[1]), first.a.dtype)
+    b = np.zeros((num_experts, rows * first.place.num_parts, rank), first.b.dtype)
+    for single in singles:
+        expert, part = single.place.expert, single.place.part
+        start = sum(ranks[:part])
+        columns, outputs = slice(start, start + len(single.a)), slice(part * rows, (part + 1) * rows)
+        a[expert, columns] = single.a
+        b[expert, outputs, columns] = single.b * np.float32(single.scaling / first.scaling)
+    return a, b
+
+
+def _shortened(
+    patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
+) -> dict[str, tuple[int, float]]:
+    """Return the patterns that change a rank or alpha, by names within a decoder layer where all layers agree."""
+    short = {name: split_layer(name)[1] for name in patterns}
+    within: dict[str, set[tuple[int, float]]] = {}
+    for name, values in patterns.items():
+        within.setdefault(short[name], set()).add(values)
+    return {
+        (short[name] if len(within[short[name]]) == 1 else name): values
+        for name, values in patterns.items()
+        if rank_and_alpha(name) != values
+    }
