@@ -35,6 +35,16 @@ def plot_loss() -> Iterator[Callable[..., None]]:
     reports.plot_loss = real
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unflushed() -> Iterator[None]:
+    """Skip the flush of files to the disk, which takes longer than saving the tiny models here."""
+    from paddlenlp_ext.utils import files
+
+    real, files.flush = files.flush, lambda path: None
+    yield
+    files.flush = real
+
+
 @pytest.fixture
 def picture(plot_loss: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the runs of a test plot their loss."""

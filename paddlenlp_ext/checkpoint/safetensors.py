@@ -24,6 +24,7 @@ from paddlenlp_ext.checkpoint.dtypes import FLOATING, NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.files import read_json_object, write_text
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 FORMAT_OF_CODE = {
     "F64": "float64",
@@ -325,16 +326,17 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
     header_bytes = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)
     draft = path.with_name(f".{path.name}.incomplete")
-    try:
-        with open(draft, "wb") as file:
-            file.write(len(header_bytes).to_bytes(8, "little"))
-            file.write(header_bytes)
-            for name, tensor in ordered:
-                values = tensor.read()
-                found, expected = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
-                assert found == expected, f"{name} was read as {found}, but its header entry is {expected}"
-                file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
-        draft.replace(path)
-    except OSError as error:  # most likely a full disk: remove the partial file, name the path
-        draft.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with explained_errors(path):
+        try:
+            with open(draft, "wb") as file:
+                file.write(len(header_bytes).to_bytes(8, "little"))
+                file.write(header_bytes)
+                for name, tensor in ordered:
+                    values = tensor.read()
+                    found, expected = (values.shape, values.dtype), (tuple(tensor.shape), NUMPY_DTYPE[tensor.dtype])
+                    assert found == expected, f"{name} was read as {found}, but its header entry is {expected}"
+                    file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+            draft.replace(path)
+        except OSError:  # most likely a full disk
+            draft.unlink(missing_ok=True)
+            raise

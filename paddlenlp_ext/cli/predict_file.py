@@ -14,6 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 _BATCHES_PER_PART = 16  # prompts are sorted by length within a part; a part is written when it is complete
 _SECONDS_PER_LOG_LINE = 10.0
@@ -74,7 +75,11 @@ def predict_file(
     output_file.parent.mkdir(parents=True, exist_ok=True)
     draft = output_file.with_name(f".{output_file.name}.incomplete")
     part_size = batch_size * _BATCHES_PER_PART
-    with draft.open("w", encoding="utf-8") as lines, _progress(len(rows)) as advance:
+    with (
+        explained_errors(output_file),
+        draft.open("w", encoding="utf-8") as lines,
+        _progress(len(rows)) as advance,
+    ):
         for first in range(0, len(rows), part_size):
             part = rows[first : first + part_size]
             answers = generate(

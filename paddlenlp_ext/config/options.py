@@ -297,6 +297,8 @@ def convert(option: Option, written: Any, from_command_line: bool) -> Any:
     """
     if isinstance(written, str) and not from_command_line and _LONE_SURROGATE.search(written):
         raise ValueError("invalid Unicode: unpaired surrogate (\\ud800 to \\udfff)")
+    if isinstance(written, str) and "\0" in written:
+        raise ValueError("the string has a NUL character (\\u0000); remove it")
     value = _from_word(option, written) if from_command_line else _from_json(option, written)
     if value is _NO_VALUE:
         raise ValueError(f"expected {type_words(option)}, got {_show(written)}{_hint(option, written)}")

@@ -322,7 +322,7 @@ class TrainConfig(OptionGroup):
     output_dir: str | None = option(None, help="folder for results, checkpoints and final weights")
     overwrite_output_dir: bool = option(False, help="start over in an output_dir that holds checkpoints")
     resume_from_checkpoint: bool | str | None = option(
-        None, help="true: the newest checkpoint in output_dir; or a checkpoint folder"
+        None, help="true: the newest checkpoint in output_dir; auto: it if there is one; or a checkpoint folder"
     )
     ignore_data_skip: bool = option(False, help="on resume, restart the data of the epoch")
     do_train: bool = option(False, help="train the model")

@@ -5,16 +5,19 @@ checkpoint-100/
     training_state.*      optimizer state, and the training state of the adapter method and of the objective
     trainer_state.json    progress
     run_config.json       flat configuration
+    manifest.json         size and SHA-256 sum of every other file
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.checkpoint.manifest import write_manifest
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -25,11 +28,14 @@ from paddlenlp_ext.trainer.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 # Prefixes of the names of the model's and of the objective's training state.
 _HOOKS, _OBJECTIVE = "hooks/", "objective/"
 # Prefix of the names of the model's tensors while they are gathered; removed before they are written.
 _WEIGHTS = "weights/"
+HAS_MANIFEST = "has_manifest"
+"""Key of training_state.json that tells a lost manifest from a checkpoint of an earlier version."""
 
 
 def save_checkpoint(
@@ -42,31 +48,43 @@ def save_checkpoint(
     config: RunConfig,
     process_group: ProcessGroup,
 ) -> None:
-    """Write everything that a resumed run needs; the folder appears under its name once it is complete."""
+    """Write everything that a resumed run needs; the folder appears under its name once it is complete.
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged.
+    """
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
     tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.training_state().items()}
     tensors |= {f"{_OBJECTIVE}{name}": tensor for name, tensor in objective.training_state().items()}
 
-    def write(full: Mapping[str, Any]) -> None:
-        weights = _weights_of(full)
-        with atomic_folder(folder) as draft:
-            model.save_pretrained(str(draft), tensors=weights)
+    # Flushing and hashing take long for large models, so they follow the collective, which would time out over gloo.
+    with atomic_folder(folder) if process_group.is_main else nullcontext(folder) as draft:
+
+        def write(full: Mapping[str, Any]) -> None:
+            model.save_pretrained(str(draft), tensors=_weights_of(full))
             _save_tokenizer(draft, tokenizer)
             others = {name: tensor for name, tensor in full.items() if not name.startswith(_WEIGHTS)}
-            save_training_state(draft, others, {"step": state.step})
+            save_training_state(draft, others, {"step": state.step, HAS_MANIFEST: True})
             write_json(draft / "run_config.json", config.to_flat_dict())
             write_json(draft / STATE_FILE, state.to_dict())
 
-    process_group.save_gathered(tensors, write)
+        process_group.save_gathered(tensors, write)
+        if process_group.is_main:
+            write_manifest(draft, state.step)
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:
-    """Write the result of a finished run: the weights or the adapter in final form, and the tokenizer."""
+    """Write the result of a finished run: the weights or the adapter in final form, and the tokenizer.
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
 
     def write(full: Mapping[str, Any]) -> None:
-        model.save_finished(str(folder), tensors=full)
-        _save_tokenizer(folder, tokenizer)
+        with explained_errors(folder):
+            model.save_finished(str(folder), tensors=full)
+            _save_tokenizer(folder, tokenizer)
 
     process_group.save_gathered(model.tensors_to_save(), write)
 
@@ -81,8 +99,16 @@ def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Read the progress of the run that wrote a checkpoint."""
-    return TrainerState.from_dict(read_json_object(folder / STATE_FILE))
+    """Read the progress of the run that wrote a checkpoint.
+
+    Raises:
+        ValueError: trainer_state.json is missing, damaged or of another version.
+    """
+    stored = read_json_object(folder / STATE_FILE)
+    try:
+        return TrainerState.from_dict(stored)
+    except ValueError as error:
+        raise ValueError(f"{folder / STATE_FILE}: {error}") from error
 
 
 def restore_checkpoint(

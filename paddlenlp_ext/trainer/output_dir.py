@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from paddlenlp_ext.config.sections import TrainConfig
 from paddlenlp_ext.utils.files import restore_replaced
-from paddlenlp_ext.utils.logging import get_logger
 
 STATE_FILE = "trainer_state.json"
+AUTO = "auto"
+"""Value of `resume_from_checkpoint` that resumes if there is a checkpoint."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _RUN_FILES = (
     STATE_FILE,
@@ -42,40 +43,38 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return the complete checkpoints by step, ascending; a checkpoint without trainer_state.json is incomplete."""
-    found = {}
-    for path in Path(output_dir).glob("checkpoint-*"):
-        match = _CHECKPOINT.fullmatch(path.name)
-        if match and (path / STATE_FILE).is_file():
-            found[int(match[1])] = path
-        elif match:
-            get_logger(__name__).warning("%s has no %s: it is not used as a checkpoint", path, STATE_FILE)
-    return dict(sorted(found.items()))
+    """Return the checkpoints that have trainer_state.json by step, ascending."""
+    return {step: path for step, path in _checkpoint_folders(output_dir).items() if (path / STATE_FILE).is_file()}
 
 
-def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
-    """Return the checkpoint to resume from, or None.
+def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list[Path]:
+    """Return the checkpoints to resume from, in order of preference; empty to start a new run.
+
+    A checkpoint that a killed run was replacing gets its name back.
 
     Args:
         output_dir: the run's folder.
-        resume: `resume_from_checkpoint`: None or False for none, True for the newest, or a checkpoint's folder.
+        resume: `resume_from_checkpoint`: None or False for none, True for the newest, "auto" for the newest if there is
+            one, or a checkpoint's folder.
 
     Raises:
         ValueError: there is no such checkpoint, or `output_dir` has checkpoints newer than the named one.
     """
     if resume is None or resume is False:
-        return None
-    checkpoints = list_checkpoints(output_dir)
-    if resume is True:
-        if not checkpoints:
+        return []
+    _restore_replaced(Path(output_dir))
+    if resume is True or resume == AUTO:
+        newest_first = list(_checkpoint_folders(output_dir).values())[::-1]
+        if not newest_first and resume is True:
             raise ValueError(
-                f"resume_from_checkpoint is true, but {output_dir} has no complete checkpoint; leave the key out "
-                "to start a new run"
+                f"resume_from_checkpoint is true, but {output_dir} has no checkpoint; leave the key out to start a new "
+                f'run, or set it to "{AUTO}" to resume only if there is one'
             )
-        return list(checkpoints.values())[-1]
+        return newest_first
     folder = Path(resume)
     if not (folder / STATE_FILE).is_file():
         raise ValueError(f"resume_from_checkpoint {resume!r} is not a checkpoint: it has no {STATE_FILE}")
+    checkpoints = list_checkpoints(output_dir)
     steps = [step for step, path in checkpoints.items() if path.resolve() == folder.resolve()]
     newer = [path.name for step, path in checkpoints.items() if steps and step > steps[0]]
     if newer:
@@ -83,11 +82,11 @@ def find_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path |
             f"{output_dir} also has {', '.join(newer)}, newer than {folder.name}, which a later resume would continue "
             "from; remove them first, or choose another output_dir"
         )
-    return folder
+    return [folder]
 
 
 def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: str | None) -> None:
-    """Check that a run may write to its `output_dir`, before weights are read and without changing files.
+    """Check that a run may write to its `output_dir`, before weights are read and without changing results.
 
     Args:
         train: the run's configuration section.
@@ -104,13 +103,14 @@ def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: s
     _check_writable(output_dir)
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
         raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
-    checkpoint = find_checkpoint(output_dir, train.resume_from_checkpoint)
-    if is_inside(checkpoint, output_dir):
+    candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
+    if candidates and is_inside(candidates[0], output_dir):
         return
     if train.overwrite_output_dir:
         _check_inputs_are_preserved(output_dir, {"model_name_or_path": model_path, "the adapter's path": adapter_path})
         return
-    if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
+    # With "auto" there is no checkpoint here: a run that ended before its first one starts again.
+    if list_checkpoints(output_dir) or ((output_dir / STATE_FILE).is_file() and train.resume_from_checkpoint != AUTO):
         raise ValueError(
             f"output_dir {output_dir} already has a run; to continue it set resume_from_checkpoint: true, to start "
             "over set overwrite_output_dir: true (removes that run's files) or choose another path"
@@ -134,7 +134,7 @@ def _check_writable(output_dir: Path) -> None:
 
 def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | None]) -> None:
     """Check that removing the earlier run preserves the model and the adapter that the new run starts from."""
-    removed = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir))]
+    removed = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir).values())]
     for name, path in inputs.items():
         if path is not None and Path(path).expanduser().resolve() in removed:
             raise ValueError(
@@ -154,34 +154,46 @@ def clear_run(output_dir: str | Path) -> None:
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
             path.unlink()
-    for path in _checkpoint_folders(folder):
+    for path in _checkpoint_folders(folder).values():
         _remove(path)
     clear_leftovers(folder)
 
 
-def _checkpoint_folders(folder: Path) -> list[Path]:
-    """Return all checkpoint folders, complete or not."""
-    return [path for path in folder.glob("checkpoint-*") if path.is_dir() and _CHECKPOINT.fullmatch(path.name)]
+def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
+    """Return all checkpoint folders by step, ascending, complete or not."""
+    named = [(_CHECKPOINT.fullmatch(path.name), path) for path in Path(output_dir).glob("checkpoint-*")]
+    return dict(sorted((int(match[1]), path) for match, path in named if match and path.is_dir()))
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
     """Remove the hidden folders of checkpoints whose writing or removal was interrupted; restore a replaced one."""
-    for path in Path(output_dir).glob(".checkpoint-*.replaced"):
-        restore_replaced(path.with_name(path.name.removeprefix(".").removesuffix(".replaced")))
+    _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
             shutil.rmtree(path)
 
 
-def prune_checkpoints(output_dir: str | Path, limit: int | None, keep: Collection[int | None]) -> None:
-    """Remove all checkpoints except the newest `limit` (None or below 1: remove none) and those of `keep`'s steps."""
+def _restore_replaced(output_dir: Path) -> None:
+    for path in output_dir.glob(".checkpoint-*.replaced"):
+        restore_replaced(path.with_name(path.name.removeprefix(".").removesuffix(".replaced")))
+
+
+def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, best_step: int | None) -> None:
+    """Remove old checkpoints after one was saved.
+
+    Args:
+        output_dir: the run's folder.
+        limit: number of checkpoints to keep; None or below 1: all.
+        step: step of the saved checkpoint. Checkpoints of later steps are damaged, or the run would have resumed from
+            them: they are neither counted nor removed.
+        best_step: step of the best evaluation, whose checkpoint is not removed.
+    """
     if limit is None or limit < 1:
         return
-    checkpoints = list_checkpoints(output_dir)
-    newest = list(checkpoints)[-limit:]
-    for step, path in checkpoints.items():
-        if step not in newest and step not in keep:
-            _remove(path)
+    checkpoints = {other: path for other, path in list_checkpoints(output_dir).items() if other <= step}
+    for other in list(checkpoints)[:-limit]:
+        if other != best_step:
+            _remove(checkpoints[other])
 
 
 def _remove(path: Path) -> None:

@@ -156,17 +156,43 @@ class TrainerState:
         """Build the state from the contents of trainer_state.json.
 
         Raises:
-            ValueError: the file has unknown keys, because another version wrote it.
+            ValueError: the file has unknown keys, because another version wrote it, or a value of the wrong type.
         """
         attributes = {key: name for name, key in _STORED_KEYS.items()}
         values = _renamed(stored, attributes)
         if unknown := sorted(set(values) - {item.name for item in dataclasses.fields(cls)}):
             raise ValueError(
-                f"trainer_state.json has keys unknown to this version: {', '.join(unknown)}; resume with the version "
-                "that wrote it"
+                f"keys unknown to this version: {', '.join(unknown)}; resume with the version that wrote it"
             )
-        values["interval"] = Interval(**_renamed(values.get("interval", {}), attributes))
+        _check_types(cls(), values)
+        values["interval"] = _interval(values.get("interval", {}), attributes)
         return cls(**values)
+
+
+_OPTIONAL_TYPES = {"data_cursor": dict, "best_name": str, "best_metric": float, "best_step": int, "interval": dict}
+"""Types of the attributes whose default is None or has another form in the file."""
+
+
+def _interval(stored: dict[str, Any], attributes: dict[str, str]) -> Interval:
+    values = _renamed(stored, attributes)
+    if values.keys() - {item.name for item in dataclasses.fields(Interval)}:
+        raise ValueError(f"damaged: interval is {stored!r}")
+    _check_types(Interval(), values)
+    return Interval(**values)
+
+
+def _check_types(default: Any, values: dict[str, Any]) -> None:
+    """Check the values of attributes against those of a default object; an int is accepted for a float.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    for name, value in values.items():
+        expected = _OPTIONAL_TYPES.get(name, type(getattr(default, name)))
+        allowed = (float, int) if expected is float else expected
+        is_none = value is None and getattr(default, name) is None
+        if not is_none and (not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool)):
+            raise ValueError(f"damaged: {_STORED_KEYS.get(name, name)} is {value!r}; expected {expected.__name__}")
 
 
 def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from typing import Any
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, data_order_facts
 from paddlenlp_ext.data.stream_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
-from paddlenlp_ext.trainer.checkpoint import read_state, restore_checkpoint, save_checkpoint, save_finished
+from paddlenlp_ext.trainer.checkpoint import restore_checkpoint, save_checkpoint, save_finished
 from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, with_dev_set
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
@@ -31,12 +31,12 @@ from paddlenlp_ext.trainer.output_dir import (
     checkpoint_folder,
     clear_leftovers,
     clear_run,
-    find_checkpoint,
     is_inside,
     prune_checkpoints,
 )
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.resume import begin_or_resume, checkpoint_damage
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.trainer.train_step import (
@@ -165,7 +165,14 @@ class Trainer:
         if state.best_step is None:
             logger.warning("load_best_model_at_end: no evaluation was made, keeping the last weights")
         elif state.best_step != state.step:
-            self.model.load_weights(str(checkpoint_folder(self.output_dir, state.best_step)))
+            folder = checkpoint_folder(self.output_dir, state.best_step)
+            problems = self.process_group.from_main(checkpoint_damage(folder) if self.process_group.is_main else None)
+            if problems:
+                logger.warning(
+                    "load_best_model_at_end: %s is damaged (%s), keeping the last weights", folder, "; ".join(problems)
+                )
+                return
+            self.model.load_weights(str(folder))
             self._last_metrics = None
             logger.info("best model: step %d, %s %.4f", state.best_step, self.best.name, state.best_metric)
 
@@ -176,7 +183,6 @@ class Trainer:
         assert rows is not None, "a trainer without train_rows only evaluates"
         if self.process_group.is_main:
             check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
-        checkpoint = find_checkpoint(self.output_dir, train.resume_from_checkpoint)
         order = build_data_order(config, rows, self.process_group.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)
@@ -186,14 +192,10 @@ class Trainer:
                 order.total_steps,
             )
         facts = data_order_facts(config, rows, self.process_group.size)
-        if checkpoint is not None:
-            self._resume_state(checkpoint, facts, order.total_steps)
-        else:
-            self.state = TrainerState()
-        self.state.total_steps, self.state.data_order = order.total_steps, facts
-        # Every process must have read the checkpoint's state before the main one changes the folder.
-        self.process_group.barrier()
-        if self.process_group.is_main:
+        is_main = self.process_group.is_main
+        begun = begin_or_resume(config, facts, order.total_steps, self.best.name) if is_main else None
+        checkpoint, self.state = self.process_group.from_main(begun)
+        if is_main:
             self._begin_output_dir(checkpoint)
 
         self.model.train()
@@ -229,31 +231,6 @@ class Trainer:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         clear_leftovers(self.output_dir)
         write_json(self.output_dir / "run_config.json", self.config.to_flat_dict())
-
-    def _resume_state(self, checkpoint: Path, facts: dict[str, Any], total_steps: int) -> None:
-        self.state = read_state(checkpoint)
-        if self.config.train.ignore_data_skip:
-            self.state.batch_index, self.state.data_cursor = 0, None
-        else:
-            check_same_data_order(self.state.data_order, facts)
-        logger.info("resuming from %s: step %d of %d", checkpoint, self.state.step, total_steps)
-        best, wants_best = self.state.best_step, self.config.train.load_best_model_at_end
-        if best is not None and wants_best and not checkpoint_folder(self.output_dir, best).is_dir():
-            logger.warning("the best checkpoint so far (step %d) is missing; only later evaluations count", best)
-            self.state.forget_best()
-        if best is not None and self.state.best_name != self.best.name:
-            logger.warning(
-                "metric_for_best_model changed from %s to %s; only later evaluations count for the best checkpoint",
-                self.state.best_name,
-                self.best.name,
-            )
-            self.state.forget_best()
-        if self.state.total_steps != total_steps:
-            logger.warning(
-                "the run was planned for %d steps and now has %d; the learning rate follows the new number",
-                self.state.total_steps,
-                total_steps,
-            )
 
     def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
         state = self.state
@@ -400,7 +377,7 @@ class Trainer:
             folder, self.model, self.tokenizer, self.optimizer, self.objective, state, self.config, self.process_group
         )
         if self.process_group.is_main:
-            prune_checkpoints(self.output_dir, train.save_total_limit, keep={state.step, state.best_step})
+            prune_checkpoints(self.output_dir, train.save_total_limit, state.step, state.best_step)
         self._last_saved = (state.step, state.evaluation_due)
         self.process_group.barrier()
         self.callbacks.on_save(state, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -38,29 +39,45 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a sibling folder to fill, which is renamed to `target` when the block succeeds.
+    """Yield a sibling folder to fill, which is flushed to the disk and renamed to `target` when the block succeeds.
 
     An existing `target` is replaced. After an exception the sibling is removed and `target` is unchanged. After a kill
-    the sibling (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`; the next attempt removes
-    the first and restores the second (`restore_replaced`).
+    or a power failure the sibling (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`; the
+    next attempt removes the first and restores the second (`restore_replaced`).
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing.
     """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft, old = _sibling(target, "incomplete"), _sibling(target, "replaced")
-    restore_replaced(target)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
-    try:
-        yield draft
-        if target.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            target.rename(old)
-        draft.rename(target)
-    except BaseException:
+    with explained_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft, old = _sibling(target, "incomplete"), _sibling(target, "replaced")
         restore_replaced(target)
         shutil.rmtree(draft, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        draft.mkdir()
+        try:
+            yield draft
+            for path in (*draft.rglob("*"), draft):
+                flush(path)
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                target.rename(old)
+            draft.rename(target)
+            flush(target.parent)
+        except BaseException:
+            restore_replaced(target)
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Wait until the contents of a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def restore_replaced(target: Path) -> None:
@@ -100,15 +117,20 @@ def file_lock(folder: Path, remedy: str) -> Iterator[None]:
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment."""
+    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment.
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
     target = Path(target)
     draft = _sibling(target, "incomplete")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+    with explained_errors(target):
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
 
 def cache_folder(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import select
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
+from paddlenlp_ext.utils.storage_errors import explain
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PEER_LOST = re.compile(
@@ -27,27 +29,78 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     """Call `main` with the command line; exit with code 2 after a user error.
 
     A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, and
-    any other error, is a defect and keeps its traceback.
+    any other error, is a defect and keeps its traceback. A full disk or a missing permission is a user error wherever
+    it is found. If standard output is closed by its reader, the exit code is that of SIGPIPE.
     """
     _follow_launcher()
+    _open_standard_streams()
     try:
         main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
     except (ValueError, ModuleNotFoundError) as error:
         if _is_peer_failure(error):
             _exit_after_peer_failure(error)
+        if (message := explain(error)) is not None:
+            _exit_after_user_error(message)
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         scripts = Path(main.__code__.co_filename).resolve().parent
         if raised_in.parent != scripts and _PACKAGE not in raised_in.parents:
             report_to_launcher(traceback.format_exc())
             raise
-        print(f"error: {error}", file=sys.stderr)
-        report_to_launcher(f"error: {error}\n")
-        sys.exit(2)
+        _exit_after_user_error(str(error))
     except Exception as error:
         if _is_peer_failure(error):
             _exit_after_peer_failure(error)
+        if isinstance(error, BrokenPipeError) and _output_has_no_reader():
+            _discard_output()
+            sys.exit(128 + signal.SIGPIPE)
+        if (message := explain(error)) is not None:
+            _exit_after_user_error(message)
         report_to_launcher(traceback.format_exc())
         raise
+
+
+def _exit_after_user_error(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    report_to_launcher(f"error: {message}\n")
+    _discard_output()
+    sys.exit(2)
+
+
+def _open_standard_streams() -> None:
+    """Open closed standard streams on /dev/null.
+
+    Otherwise the first file that the process opens, such as a checkpoint's, receives what is written to the stream.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+def _output_has_no_reader() -> bool:
+    """Return whether the reader of standard output or standard error has closed its end of a pipe."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _discard_output() -> None:
+    """Send output that cannot be written to /dev/null: Python would report it again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _follow_launcher() -> None:

@@ -95,9 +95,10 @@ def test_read_file_with_a_duplicate_key_fails(tmp_path):
     assert "written twice, first in line 6" in found.message
 
 
-def test_convert_with_an_unpaired_surrogate_fails(tmp_path):
-    (found,) = problems(write(tmp_path, GOOD.replace('"out"', '"\\ud800"')))
-    assert "surrogate" in found.message and found.key == "output_dir"
+@pytest.mark.parametrize(("written", "word"), [("\\ud800", "surrogate"), ("a\\u0000b", "NUL character")])
+def test_convert_with_an_invalid_character_fails(tmp_path, written, word):
+    (found,) = problems(write(tmp_path, GOOD.replace('"out"', f'"{written}"')))
+    assert word in found.message and found.key == "output_dir"
 
 
 def test_read_file_reports_problems_before_a_syntax_error(tmp_path):

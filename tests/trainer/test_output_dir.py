@@ -11,9 +11,9 @@ from paddlenlp_ext import LoRAConfig
 from paddlenlp_ext.trainer.output_dir import (
     check_output_dir,
     clear_leftovers,
-    find_checkpoint,
     list_checkpoints,
     prune_checkpoints,
+    resume_candidates,
 )
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.files import write_json
@@ -93,18 +93,22 @@ def test_check_output_dir_not_writable_is_an_error(tmp_path, monkeypatch):
         check(make_config(tmp_path / "runs" / "one"))
 
 
-def test_find_checkpoint_ignores_incomplete_ones(tmp_path):
-    with pytest.raises(ValueError, match="has no complete checkpoint"):
-        find_checkpoint(tmp_path, True)
-    checkpoint(tmp_path, 4)
+def test_resume_candidates_are_the_newest_first(tmp_path):
+    with pytest.raises(ValueError, match="has no checkpoint; leave the key out"):
+        resume_candidates(tmp_path, True)
+    assert resume_candidates(tmp_path, "auto") == []
     (tmp_path / "checkpoint-8").mkdir()
     (tmp_path / ".checkpoint-9.incomplete").mkdir()
-    newest = checkpoint(tmp_path, 10)
+    checkpoint(tmp_path, 4).rename(tmp_path / ".checkpoint-4.replaced")
+    checkpoint(tmp_path, 10)
+    assert resume_candidates(tmp_path, None) == []
+    for resume in (True, "auto"):
+        assert [path.name for path in resume_candidates(tmp_path, resume)] == [
+            "checkpoint-10", "checkpoint-8", "checkpoint-4",
+        ]  # fmt: skip
     assert list(list_checkpoints(tmp_path)) == [4, 10]
-    assert find_checkpoint(tmp_path, True) == newest
-    assert find_checkpoint(tmp_path, None) is None
     with pytest.raises(ValueError, match=r"checkpoint-8' is not a checkpoint"):
-        find_checkpoint(tmp_path, str(tmp_path / "checkpoint-8"))
+        resume_candidates(tmp_path, str(tmp_path / "checkpoint-8"))
 
 
 def test_save_checkpoint_has_all_files_and_no_pickle(tmp_path):
@@ -112,7 +116,7 @@ def test_save_checkpoint_has_all_files_and_no_pickle(tmp_path):
     names = {path.name for path in (tmp_path / "checkpoint-2").iterdir()}
     assert names == {
         "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "run_config.json", "trainer_state.json",
-        "training_state.json", "training_state.safetensors",
+        "training_state.json", "training_state.safetensors", "manifest.json",
     }  # fmt: skip
     assert json.loads((tmp_path / "checkpoint-2" / "run_config.json").read_text())["max_length"] == 32
 
@@ -213,7 +217,7 @@ def test_save_checkpoint_failure_leaves_no_checkpoint(tmp_path, monkeypatch, wri
 
 
 def test_save_checkpoint_writes_the_progress_last(tmp_path, monkeypatch):
-    """Check that a folder with trainer_state.json has everything else, also on a disk that loses the last files."""
+    """Check that a folder with trainer_state.json has everything else except the manifest, which has the sum of it."""
     present = {}
 
     def record_and_write(path, content):
@@ -223,7 +227,7 @@ def test_save_checkpoint_writes_the_progress_last(tmp_path, monkeypatch):
     monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.write_json", record_and_write)
     make_trainer(tmp_path, save_strategy="steps", save_steps=4).train()
     files = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
-    assert present["trainer_state.json"] == files - {"trainer_state.json"}
+    assert present["trainer_state.json"] == files - {"trainer_state.json", "manifest.json"}
 
 
 def _disk_full(*arguments):
@@ -241,12 +245,19 @@ def test_prune_checkpoints_interrupted_leaves_no_broken_checkpoint(tmp_path, mon
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="interrupted"):
         patch.setattr("shutil.rmtree", remove_half)
-        prune_checkpoints(tmp_path, 1, keep=[])
+        prune_checkpoints(tmp_path, 1, step=6, best_step=None)
     assert all((path / "model.safetensors").exists() for path in list_checkpoints(tmp_path).values())
     assert list(list_checkpoints(tmp_path)) == [4, 6]
     clear_leftovers(tmp_path)
-    prune_checkpoints(tmp_path, 1, keep=[4])
+    prune_checkpoints(tmp_path, 1, step=6, best_step=4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_prune_checkpoints_does_not_count_damaged_ones_of_later_steps(tmp_path):
+    for step in (2, 4, 5, 8):
+        checkpoint(tmp_path, step)
+    prune_checkpoints(tmp_path, 1, step=5, best_step=2)
+    assert list(list_checkpoints(tmp_path)) == [2, 5, 8]
 
 
 def test_clear_leftovers_restores_a_replaced_checkpoint(tmp_path):

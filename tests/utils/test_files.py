@@ -86,3 +86,15 @@ def test_write_text_failure_leaves_the_old_file(tmp_path, monkeypatch, method):
         write_text(tmp_path / "x.json", "new content")
     assert (tmp_path / "x.json").read_text() == "old content"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_atomic_folder_flushes_every_file_before_it_appears(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("paddlenlp_ext.utils.files.flush", lambda path: flushed.append((path.name, target.exists())))
+    target = tmp_path / "run"
+    with atomic_folder(target) as draft:
+        (draft / "below").mkdir()
+        for name in ("a", "below/b"):
+            (draft / name).write_text("")
+    assert sorted(flushed[:-1]) == [(name, False) for name in (".run.incomplete", "a", "b", "below")]
+    assert flushed[-2:] == [(".run.incomplete", False), (tmp_path.name, True)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +55,37 @@ def test_run_command_on_success_returns():
     seen = []
     run_command(seen.extend, ["a", "b"])
     assert seen == ["a", "b"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), OSError(13, "Permission denied", "runs/a")])
+def test_run_command_with_a_storage_error_of_a_library_prints_one_line(capsys, error):
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as exit_info:
+        run_command(main, [])
+    assert exit_info.value.code == 2
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and output.count("\n") == 1 and "; " in output
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        ("| true", 128 + 13, ""),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("> /dev/full", 2, "error: standard output or a file: no space is left on the device"),
+    ],
+)
+def test_run_command_with_unwritable_output_has_no_traceback(redirection, code, message):
+    program = (
+        "from paddlenlp_ext.utils.process import run_command; "
+        "run_command(lambda argv: (print('x' * 100000), open('/dev/null').fileno() > 2 or 1 / 0), [])"
+    )
+    script = f'set -o pipefail; "{sys.executable}" -c "$PROGRAM" {redirection}'
+    done = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PROGRAM": program}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert done.stderr.startswith(message) and done.stderr.count("\n") <= 1

@@ -20,6 +20,7 @@ from paddlenlp_ext.trainer.callbacks.progress import build_progress
 from paddlenlp_ext.trainer.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
+from paddlenlp_ext.utils.storage_errors import explained_errors
 
 
 class MetricsFile(Callback):
@@ -36,7 +37,7 @@ class MetricsFile(Callback):
         write_text(self.path, "".join(_line(entry) for entry in state.log_history))
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
+        with explained_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(entry))
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
@@ -139,7 +140,8 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    with explained_errors(path):
+        figure.savefig(path)
 
 
 class LossPlot(Callback):

@@ -1,0 +1,102 @@
+"""Manifest of a checkpoint folder: size and SHA-256 sum of every file, which find damaged, missing and mixed files.
+
+manifest.json:
+    {"version": 1, "step": 100, "files": {"model.safetensors": {"bytes": 538090408, "sha256": "..."}, ...},
+     "sha256": sum of the JSON of all other keys}
+
+The sums find accidents. They do not prove who wrote the files: whoever changes a file can change the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.utils.files import read_json_object, write_json
+
+MANIFEST_FILE = "manifest.json"
+_VERSION = 1
+_CHUNK_BYTES = 1 << 20
+_NUM_THREADS = 4
+_STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
+_WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
+
+def write_manifest(folder: Path, step: int) -> None:
+    """Hash all files of a folder, which are in the page cache after a save, and write the manifest.
+
+    Args:
+        folder: folder of the checkpoint, with all its other files.
+        step: number of completed optimizer steps.
+    """
+    manifest = folder / MANIFEST_FILE
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
+    names = [path.relative_to(folder).as_posix() for path in files]
+    entries = [
+        {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, _digests(files), strict=True)
+    ]
+    content = {"version": _VERSION, "step": step, "files": dict(zip(names, entries, strict=True))}
+    write_json(manifest, {**content, "sha256": _digest_of(content)})
+
+
+def find_damage(folder: Path) -> list[str]:
+    """Compare a folder with its manifest.
+
+    Returns:
+        Descriptions of all problems, each with the file's name; empty if every file has its size and sum.
+    """
+    try:
+        content = read_json_object(folder / MANIFEST_FILE)
+    except ValueError as error:
+        return [str(error).removeprefix(f"{folder}/")]
+    if content.pop("sha256", None) != _digest_of(content):
+        return [f"{MANIFEST_FILE}: damaged, its sum differs"]
+    if content.get("version") != _VERSION:
+        return [f"{MANIFEST_FILE}: version {content.get('version')!r} is unknown to this release"]
+    problems = _wrong_sizes(folder, content["files"])
+    intact = {name: entry for name, entry in content["files"].items() if name not in problems}
+    for name, digest in zip(intact, _digests(folder / name for name in intact), strict=True):
+        if digest != intact[name]["sha256"]:
+            problems[name] = f"{name}: damaged or of another checkpoint, its SHA-256 sum differs"
+    for pattern in _WEIGHT_FILES:
+        for path in folder.glob(pattern):
+            if path.name not in content["files"]:
+                problems[path.name] = f"{path.name}: not in {MANIFEST_FILE}, so it is of another checkpoint"
+    named = _STEP_FOLDER.fullmatch(folder.name)
+    if named and int(named[1]) != content["step"]:
+        problems[""] = f"the folder's name says step {named[1]}, {MANIFEST_FILE} says step {content['step']}"
+    return list(problems.values())
+
+
+def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
+    problems = {}
+    for name, entry in entries.items():
+        path = folder / name
+        if not path.is_file():
+            problems[name] = f"{name}: missing"
+        elif (size := path.stat().st_size) != entry["bytes"]:
+            problems[name] = f"{name}: {size} bytes instead of {entry['bytes']}"
+    return problems
+
+
+def _digests(files: Iterable[Path]) -> list[str]:
+    """Return the sums of files in order; hashlib releases the GIL, so several files are hashed at once."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        return list(pool.map(_digest, files))
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _digest_of(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

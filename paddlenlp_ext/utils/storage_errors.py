@@ -1,0 +1,79 @@
+"""Errors of disks, permissions and paths, explained: place, problem and remedy instead of a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ELSEWHERE = "or choose a folder on another device"
+_REPAIRABLE = {
+    errno.ENOSPC: ("no space is left on the device", f"free some space {_ELSEWHERE}"),
+    errno.EDQUOT: ("the disk quota is used up", f"free some space {_ELSEWHERE}"),
+    errno.EFBIG: (
+        "the file is larger than the file system or the limit of this process (ulimit -f) allows",
+        f"raise the limit {_ELSEWHERE}",
+    ),
+    errno.EROFS: ("the file system is read-only", "make it writable or choose another folder"),
+    errno.EACCES: ("permission denied", "change the permissions or choose another path"),
+    errno.EPERM: ("the operation is not permitted", "change the permissions or choose another path"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
+    errno.EIO: ("the device reports an input/output error", f"check the disk {_ELSEWHERE}"),
+    errno.ESTALE: ("the network file system has lost the file", "mount it again"),
+}
+_OF_RUST = re.compile(r"\(os error (\d+)\)")  # end of the messages of the tokenizers and safetensors libraries
+
+
+class StorageError(OSError, ValueError):
+    """Error of a disk, a permission or a path, which the user can repair; the message says how."""
+
+
+def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str | None:
+    """Return a message with place, problem and remedy; None for an error that is not one of storage.
+
+    Args:
+        error: error of Python, or of a library that reports the error number of the system in its text.
+        path: file or folder that was being read or written; None: the one that the error names.
+    """
+    if isinstance(error, StorageError):
+        return str(error)
+    if isinstance(error, ValueError) and "embedded null" in str(error):
+        return f"{_place(path, None)}: a path has a NUL character; remove it"
+    number = _error_number(error)
+    if number not in _REPAIRABLE:
+        return None
+    problem, remedy = _REPAIRABLE[number]
+    return f"{_place(path, getattr(error, 'filename', None))}: {problem}; {remedy}"
+
+
+def _place(path: str | os.PathLike[str] | None, named: str | bytes | int | None) -> str:
+    """Return `path`, with the name of a file in it or in its draft; a file elsewhere, such as an input, by itself."""
+    file = os.fsdecode(named) if isinstance(named, str | bytes) else None
+    if path is None or file is None:
+        return file or (os.fspath(path) if path is not None else "standard output or a file")
+    folder, name = os.path.split(os.path.abspath(path))
+    if not os.path.abspath(file).startswith((os.path.join(folder, name), os.path.join(folder, f".{name}."))):
+        return file
+    inner = os.path.basename(file)
+    return os.fspath(path) if name in inner else f"{os.fspath(path)} ({inner})"
+
+
+def _error_number(error: Exception) -> int | None:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    match = _OF_RUST.search(str(error))
+    return int(match[1]) if match else None
+
+
+@contextmanager
+def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Return a context in which errors of storage become a `StorageError` that names `path`."""
+    try:
+        yield
+    except Exception as error:
+        message = None if isinstance(error, StorageError) else explain(error, path)
+        if message is None:
+            raise
+        raise StorageError(message) from error
