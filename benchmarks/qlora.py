@@ -30,7 +30,7 @@ from benchmarks.measure import environment, random_documents
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
@@ -92,7 +92,7 @@ def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, 
 def weight_bytes(model: str, options: QuantizationConfig | None) -> tuple[int, int]:
     """Return the number of weights in the layers that can be quantized, and their bytes."""
     quantized = AutoModelForCausalLM.from_pretrained(model, quantization_config=options or KINDS["nf4"])
-    layers = quantized_linears(quantized).values()
+    layers = quantized_layers(quantized).values()
     num_weights = sum(layer.in_features * layer.out_features for layer in layers)
     return num_weights, 4 * num_weights if options is None else sum(layer.num_bytes for layer in layers)
 

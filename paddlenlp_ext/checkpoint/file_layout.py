@@ -6,13 +6,18 @@
                                                  mlp.experts.1.gate_proj.weight, ...
 
 Tensors are converted one at a time, while they are read or written.
+
+Quantized experts are stored as one linear layer per matrix, here and in memory, under other names:
+
+    mlp.experts.gate_up_proj.3.1.weight          mlp.experts.3.up_proj.weight          expert 3, part 1
+    mlp.experts.gate_up_proj.3.1.weight.absmax   mlp.experts.3.up_proj.weight.absmax
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -71,6 +76,8 @@ class ExpertPart(NamedTuple):
     """Index among the parts of an expert's slice."""
     num_parts: int
     """Number of parts, which have equally many rows."""
+    rest: str = ""
+    """End of the name of a quantized part's scales or table, such as ".absmax"; empty for a weight."""
 
 
 class StackedExperts(FileLayout):
@@ -99,7 +106,7 @@ class StackedExperts(FileLayout):
         for name, tensor in tensors.items():
             prefix, own = split_layer(name)
             if own not in self.stacks:
-                written[prefix + self.renamed.get(own, own)] = tensor
+                written[prefix + (self._name_of_matrix(own) or self.renamed.get(own, own))] = tensor
                 continue
             files, stacked = self.stacks[own], as_lazy(tensor)
             experts, rows, *rest = stacked.shape
@@ -112,20 +119,40 @@ class StackedExperts(FileLayout):
                     )
         return written
 
+    def _name_of_matrix(self, own: str) -> str | None:
+        """Return the name in files of a tensor of a quantized matrix; None for another tensor."""
+        layer, weight, rest = own.partition(".weight")
+        found = locate_matrix(layer)
+        if not weight or found is None or f"{found[0]}.weight" not in self.stacks:
+            return None
+        stack, expert, part = found
+        return self.stacks[f"{stack}.weight"][part].format(expert) + rest
+
     def locate(self, name: str) -> ExpertPart | None:
         """Return the place in memory of a tensor of a single expert in a file; None for a tensor of no stack."""
         prefix, own = split_layer(name)
         for stacked, files in self.stacks.items():
             for part, file in enumerate(files):
-                found = re.fullmatch(re.escape(file).replace(r"\{\}", r"(\d+)"), own)
+                found = re.fullmatch(re.escape(file).replace(r"\{\}", r"(\d+)") + r"([._].+)?", own)
                 if found:
-                    return ExpertPart(prefix + stacked, int(found[1]), part, len(files))
+                    return ExpertPart(prefix + stacked, int(found[1]), part, len(files), found[2] or "")
         return None
 
     def name_in_memory(self, name: str) -> str:
         """Return the name in memory of a tensor of no stack."""
         prefix, own = split_layer(name)
         return prefix + {file: memory for memory, file in self.renamed.items()}.get(own, own)
+
+
+def matrix_name(stack: str, expert: int, part: int) -> str:
+    """Return the name in memory of the linear layer as which a quantized matrix of a layer of experts is stored."""
+    return f"{stack}.{expert}.{part}"
+
+
+def locate_matrix(layer: str) -> tuple[str, int, int] | None:
+    """Return layer of experts, expert and part of a name of `matrix_name`; None for another one."""
+    found = re.fullmatch(r"(.+\.experts\..+)\.(\d+)\.(\d+)", layer)
+    return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 def split_layer(name: str) -> tuple[str, str]:
@@ -156,7 +183,7 @@ class _StackedWeights(WeightSource):
     """Tensors of a file with those of experts stacked.
 
     Raises:
-        ValueError: a part of a stack is missing.
+        ValueError: a part of a stack is missing, or only some of them are quantized.
     """
 
     def __init__(self, source: WeightSource, layout: StackedExperts) -> None:
@@ -164,23 +191,32 @@ class _StackedWeights(WeightSource):
         self._parts: dict[str, dict[tuple[int, int], str]] = {}  # name in memory -> (expert, part) -> name in the file
         self._plain: dict[str, str] = {}
         self._names: dict[str, None] = {}
-        num_parts: dict[str, int] = {}
-        for name in source.names():
-            if layout.unused.fullmatch(name):
-                continue
-            located = layout.locate(name)
-            if located is None:
+        located = {name: layout.locate(name) for name in source.names() if not layout.unused.fullmatch(name)}
+        packed = {found[:3] for found in located.values() if found is not None and found.rest}
+        parts: dict[str, dict[tuple[int, int], ExpertPart]] = {}
+        for name, found in located.items():
+            if found is None:
                 memory = layout.name_in_memory(name)
                 self._plain[memory] = name
+            elif found[:3] in packed:
+                memory = f"{matrix_name(found.stack.removesuffix('.weight'), *found[1:3])}.weight{found.rest}"
+                self._plain[memory] = name
             else:
-                memory = located.stack
-                self._parts.setdefault(memory, {})[located.expert, located.part] = name
-                num_parts[memory] = located.num_parts
+                memory = found.stack
+                self._parts.setdefault(memory, {})[found.expert, found.part] = name
+            if found is not None:
+                parts.setdefault(found.stack, {})[found.expert, found.part] = found
             self._names[memory] = None
-        for memory, parts in self._parts.items():
-            self._check(memory, parts, num_parts[memory])
+        mixed = self._parts.keys() & {stack for stack, *_ in packed}
+        if mixed:
+            raise ValueError(
+                f"{self.path}: some experts of {min(mixed)} are quantized, and others are not; start from the original "
+                "model"
+            )
+        for memory, of_stack in parts.items():
+            self._check(memory, of_stack, next(iter(of_stack.values())).num_parts)
 
-    def _check(self, memory: str, parts: Mapping[tuple[int, int], str], num_parts: int) -> None:
+    def _check(self, memory: str, parts: Collection[tuple[int, int]], num_parts: int) -> None:
         experts = 1 + max(expert for expert, _ in parts)
         missing = [f"expert {e}, part {p}" for e in range(experts) for p in range(num_parts) if (e, p) not in parts]
         if missing:

@@ -20,13 +20,12 @@ from paddlenlp_ext.data.stream_order import StreamOrder
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.nn.experts import describe_experts
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
-from paddlenlp_ext.peft.parameter_count import describe_kinds
+from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype

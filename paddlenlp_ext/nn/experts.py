@@ -13,7 +13,6 @@ Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F inner
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,6 @@ from paddlenlp_ext.nn.routers import Router, RouterOptions
 from paddlenlp_ext.ops.clamped_swiglu import clamped_swiglu
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
-from paddlenlp_ext.sharding_spec import full_shape
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Experts(nn.Layer):
         super().__init__()
         self.first, self.gate = 0, shape.clamp or GATES[shape.activation]
         self.num_local = shape.num_experts
-        self.gate_up_proj = GroupedLinear(shape.num_experts, hidden_size, 2 * shape.intermediate_size)
+        self.gate_up_proj = GroupedLinear(shape.num_experts, hidden_size, 2 * shape.intermediate_size, parts=2)
         self.down_proj = GroupedLinear(shape.num_experts, shape.intermediate_size, hidden_size)
         self.gate_up_proj_bias = self._create_bias(2 * shape.intermediate_size) if shape.bias else None
         self.down_proj_bias = self._create_bias(hidden_size) if shape.bias else None
@@ -114,7 +112,7 @@ class Experts(nn.Layer):
         weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
 
         def gate_and_up(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-            parts = self.gate_up_proj(gather_rows(x_TD, rows), rows.starts, parts=2)
+            parts = self.gate_up_proj(gather_rows(x_TD, rows), rows.starts)
             if self.gate_up_proj_bias is None:
                 return parts
             biases = paddle.chunk(self.gate_up_proj_bias, 2, axis=-1)
@@ -167,22 +165,3 @@ class MixtureOfExperts(nn.Layer):
                 shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
             y_TD = y_TD + shared_TD
         return y_TD.reshape(x.shape)
-
-
-def describe_experts(model: nn.Layer) -> str | None:
-    """Return the numbers of parameters of experts and of those that a token uses, in a line; None without experts."""
-    layers = [layer for layer in model.sublayers() if isinstance(layer, MixtureOfExperts)]
-    if not layers:
-        return None
-    router, number = layers[0].shape.router, layers[0].shape.num_experts
-    in_experts = sum(_size(parameter) for layer in layers for parameter in layer.experts.parameters())
-    total = sum(_size(parameter) for parameter in model.parameters())
-    active = total - in_experts + in_experts * router.top_k // number
-    return (
-        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}), of which a token "
-        f"uses {router.top_k}; {active:,} parameters are active"
-    )
-
-
-def _size(parameter: paddle.Tensor) -> int:
-    return math.prod(full_shape(parameter))

@@ -13,12 +13,23 @@ from paddlenlp_ext.ops.grouped_linear import grouped_linear
 
 
 class GroupedLinear(nn.Layer):
-    """Linear layers `x W[g]^T` of G groups of rows, with the weight [G, O, I]: O outputs and I inputs."""
+    """Linear layers `x W[g]^T` of G groups of rows, with the weight [G, O, I]: O outputs and I inputs.
 
-    def __init__(self, groups: int, inputs: int, outputs: int) -> None:
+    Attributes:
+        parts: P, the number of equal parts of the outputs that are separate linear layers, such as gate and up.
+    """
+
+    def __init__(self, groups: int, inputs: int, outputs: int, parts: int = 1) -> None:
         super().__init__()
         zeros: Any = nn.initializer.Constant()
+        self.parts = parts
         self.weight = self.create_parameter([groups, outputs, inputs], default_initializer=zeros)
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        groups, outputs, inputs = self.weight.shape
+        return groups, outputs, inputs
 
     @property
     def compute_dtype(self) -> paddle.dtype:
@@ -32,10 +43,10 @@ class GroupedLinear(nn.Layer):
         """Return the weight as float32 [G, O, I]; it may be the parameter itself, so the caller must not change it."""
         return self.weight.astype("float32")
 
-    def forward(self, x_NI: paddle.Tensor, starts: np.ndarray, parts: int = 1) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs, each [N, O / parts]; arguments are those of `ops.grouped_linear`."""
-        return grouped_linear(x_NI, self.weight, starts, parts)
+    def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
+        return grouped_linear(x_NI, self.weight, starts, self.parts)
 
     def extra_repr(self) -> str:
-        groups, outputs, inputs = self.weight.shape
-        return f"groups={groups}, inputs={inputs}, outputs={outputs}"
+        groups, outputs, inputs = self.weight_shape
+        return f"groups={groups}, inputs={inputs}, outputs={outputs}, parts={self.parts}"

@@ -53,6 +53,12 @@ def grouped_linear(
     return backend.forward(x_NI, weight_GOI, starts, parts)
 
 
+def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return index, first row and end of each group that has rows; `starts` is that of `grouped_linear`."""
+    bounds = enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False))
+    return [(group, first, end) for group, (first, end) in bounds if first < end]
+
+
 class _GroupedLinear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, starts, parts, backend):
@@ -126,8 +132,7 @@ class _Reference:
     @classmethod
     def _groups(cls, weight: paddle.Tensor, starts: np.ndarray) -> list[tuple[int, int, paddle.Tensor]]:
         """Return first row, end and weight of each group with rows."""
-        bounds = enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False))
-        return [(a, b, weight[group].astype(cls.precision(weight))) for group, (a, b) in bounds if a < b]
+        return [(a, b, weight[group].astype(cls.precision(weight))) for group, a, b in groups_with_rows(starts)]
 
 
 class _Cpp:

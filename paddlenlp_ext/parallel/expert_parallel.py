@@ -36,15 +36,15 @@ from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
-from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
 from paddlenlp_ext.parallel.mesh import ProcessAxis
-from paddlenlp_ext.parallel.shard_parameters import shard_experts
+from paddlenlp_ext.parallel.shard_parameters import own_tensors, set_own_tensor, shard_experts
 from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.sharding_spec import is_on_stage
 
-_STACKS = (Experts, GroupedLinear)
-"""Layers all of whose own parameters are stacked: a slice for each expert."""
+_STACKS = (Experts, GroupedLinear, QuantizedGroupedLinear)
+"""Layers all of whose own tensors are stacked: a slice for each expert."""
 
 
 class ExpertShards:
@@ -100,7 +100,7 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
 
 
 def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
-    stacked = {id(own_parameters(layer)[leaf]) for layer, leaf in _stacked_parameters(experts)}
+    stacked = {id(own_tensors(layer)[leaf]) for layer, leaf in _stacked_tensors(experts)}
     tensors = [*experts.named_parameters(), *experts.named_buffers()]
     others = [path for path, tensor in tensors if id(tensor) not in stacked]
     if others:
@@ -110,8 +110,8 @@ def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
         )
 
 
-def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
-    """Return the parameters of experts and their adapters whose first axis is that of the experts.
+def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
+    """Return the tensors of experts and their adapters whose first axis is that of the experts.
 
     Each is given by its layer and its name in the layer.
     """
@@ -119,13 +119,13 @@ def _stacked_parameters(experts: Experts) -> list[tuple[nn.Layer, str]]:
     found: list[tuple[nn.Layer, str]] = []
     for stacked in layers:
         if isinstance(stacked, _STACKS):
-            found += [(stacked, name) for name in own_parameters(stacked)]
+            found += [(stacked, name) for name in own_tensors(stacked)]
     for adapter in layers:
         axes = adapter.sharding_axes("experts") if isinstance(adapter, AdapterLayer) else {}
         for name in (name for name, axis in axes.items() if axis == 0):
             parent, _, leaf = name.rpartition(".")
             found.append((layer_at(adapter, parent), leaf))
-    return [(layer, name) for layer, name in found if own_parameters(layer).get(name) is not None]
+    return [(layer, name) for layer, name in found if name in own_tensors(layer)]
 
 
 class ExpertExchange:
@@ -138,12 +138,12 @@ class ExpertExchange:
 
     def __init__(self, experts: Experts, axis: ProcessAxis) -> None:
         self._experts, self._axis, self._first_of_group = experts, axis, experts.first
-        stacked = _stacked_parameters(experts)
+        stacked = _stacked_tensors(experts)
         for layer, name in stacked:
             shard = shard_experts(layer, name, axis)
             experts.first, experts.num_local = shard.start, shard.stop - shard.start
         self._first, self._num_local = experts.first, experts.num_local
-        self._own = [(layer, name, own_parameters(layer)[name]) for layer, name in stacked]
+        self._own = [(layer, name, own_tensors(layer)[name]) for layer, name in stacked]
         self._is_gathered = False
         self._sent: tuple[ExpertRows, list[int], list[int]] | None = None
         experts.register_forward_pre_hook(self._dispatch)
@@ -184,13 +184,13 @@ class ExpertExchange:
             if is_on_stage(own):
                 full = all_gather_cat(own.detach(), 0, [own.shape[0]] * self._axis.size, self._axis.group)
                 full.stop_gradient = own.stop_gradient
-                own_parameters(layer)[name] = full
+                set_own_tensor(layer, name, full)
 
     def release(self) -> None:
         """Free the experts of other ranks."""
         self._set_gathered(False, self._first, self._num_local)
         for layer, name, own in self._own:
-            own_parameters(layer)[name] = own
+            set_own_tensor(layer, name, own)
 
     def _set_gathered(self, is_gathered: bool, first: int, number: int) -> None:
         self._is_gathered, self._experts.first, self._experts.num_local = is_gathered, first, number

@@ -12,6 +12,17 @@ from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement
 AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
 
 
+def own_tensors(layer: nn.Layer) -> dict[str, paddle.Tensor]:
+    """Return a layer's own parameters and buffers, without those of its sublayers."""
+    tensors = {**own_parameters(layer), **own_buffers(layer)}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def set_own_tensor(layer: nn.Layer, name: str, tensor: paddle.Tensor) -> None:
+    """Replace one of the tensors that `own_tensors` returns."""
+    (own_parameters if name in own_parameters(layer) else own_buffers)(layer)[name] = tensor
+
+
 @paddle.no_grad()
 def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
     """Replace a layer's parameter or buffer by this rank's shard.
@@ -26,8 +37,7 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
     Raises:
         ValueError: `even` is set, and the number of ranks does not divide the axis.
     """
-    full = own_parameters(layer).get(name)
-    full = own_buffers(layer)[name] if full is None else full
+    full = own_tensors(layer)[name]
     size = full.shape[shard_axis]
     if even and size % axis.size:
         raise ValueError(
@@ -40,14 +50,14 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
 
 
 def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
-    """Replace a stacked parameter of experts, or of a tensor-parallel rank's experts, by this expert rank's slice.
+    """Replace a stacked tensor of experts, or of a tensor-parallel rank's experts, by this expert rank's slice.
 
     Args:
-        layer: the layer that owns the parameter.
-        name: the parameter's name in the layer; its first axis is that of the experts.
+        layer: the layer that owns the tensor.
+        name: the tensor's name in the layer; its first axis is that of the experts.
         axis: the expert-parallel ranks; their number divides the experts.
     """
-    held = own_parameters(layer)[name]
+    held = own_tensors(layer)[name]
     number = held.shape[0]
     kept, outer = local_shard(number, 0, axis), shard_of(held) or Shard(0, 0, number, number)
     shard = Shard(0, outer.start + kept.start, outer.start + kept.stop, outer.size, by_experts=True)
@@ -57,17 +67,14 @@ def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
 
 def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
     """Replace a parameter or buffer by its slice `kept`, which is the slice `shard` of the unsharded tensor."""
-    full = own_parameters(layer).get(name)
-    is_parameter = full is not None
-    full = full if is_parameter else own_buffers(layer)[name]
+    full = own_tensors(layer)[name]
     if not has_storage(full):  # built without values; the shard's values are loaded later
         shape = [*full.shape[: kept.axis], kept.stop - kept.start, *full.shape[kept.axis + 1 :]]
         part = paddle.zeros(shape, full.dtype)
     else:
         part = full[kept.index].clone()
-    if not is_parameter:
+    if name not in own_parameters(layer):
         part.stop_gradient = True
-        own_buffers(layer)[name] = part
     else:
         new = layer.create_parameter(
             list(part.shape), dtype=full.dtype, default_initializer=nn.initializer.Constant(0.0)
@@ -75,7 +82,8 @@ def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
         new.set_value(part)
         new.stop_gradient = full.stop_gradient
         new.is_distributed = True
-        own_parameters(layer)[name] = part = new
+        part = new
+    set_own_tensor(layer, name, part)
     set_placement(part, shard=shard, is_on_stage=is_on_stage(full))
     if not is_on_stage(full):
         free_storage(part)

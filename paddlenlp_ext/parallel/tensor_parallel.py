@@ -30,6 +30,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -37,11 +38,18 @@ from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards, apply_sequence_parallel
-from paddlenlp_ext.parallel.shard_parameters import AXES, keep_on_first_rank, local_shard, shard_parameter, shard_sizes
+from paddlenlp_ext.parallel.shard_parameters import (
+    AXES,
+    keep_on_first_rank,
+    local_shard,
+    own_tensors,
+    shard_parameter,
+    shard_sizes,
+)
 from paddlenlp_ext.parallel.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.model import quantizable_linears
+from paddlenlp_ext.quantization.model import quantizable_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import block_size_of
 from paddlenlp_ext.quantization.slicing import sharded_block_size
@@ -124,10 +132,12 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     if quantization is None or degree == 1:
         return
     styles = styles_by_name(model, model.config.tensor_plan)
-    for name, chosen in quantization.for_layers(quantizable_linears(model)).items():
-        if styles[name] == "replicated":
-            continue
-        linear, shard_axis = layer_at(model, name), AXES[styles[name]]
+    layers = quantizable_layers(model)
+    for name, chosen in quantization.for_layers(layers).items():
+        linear = layers[name]
+        if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
+            continue  # a rank holds complete experts
+        shard_axis = AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
         size = shape[shard_axis]
@@ -343,8 +353,9 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     assert isinstance(experts, Experts)
     for outermost in (experts.gate_up_proj, experts.down_proj):
         adapters, base = _unwrap(outermost)
-        shard = shard_parameter(base, "weight", 0, axis)
-        experts.first, experts.num_local = shard.start, shard.stop - shard.start
+        for tensor in own_tensors(base):
+            shard = shard_parameter(base, tensor, 0, axis)
+            experts.first, experts.num_local = shard.start, shard.stop - shard.start
         for adapter in adapters:
             _shard_adapter(adapter, "experts", axis, has_partial_gradients=False)
     for bias in list(own_parameters(experts)):

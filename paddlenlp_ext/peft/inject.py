@@ -23,7 +23,7 @@ from paddlenlp_ext.peft.replaced_parameters import (
     replace_parameters,
 )
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TABLES, TrainableTokens, tokens_of_model
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.module_patterns import matches, matching
 
@@ -71,7 +71,7 @@ def _check_residual_bases(model: nn.Layer) -> None:
         ValueError: another adapter holds the part.
     """
     covered = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
-    for name, base in quantized_linears(model).items():
+    for name, base in quantized_layers(model).items():
         if base.is_residual and id(base) not in covered:
             raise ValueError(
                 f"{name.removesuffix('.base')}: a part of the weight was subtracted before quantization, and another "

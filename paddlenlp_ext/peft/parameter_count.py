@@ -8,15 +8,16 @@ from collections import Counter
 
 from paddle import nn
 
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.sharding_spec import full_shape
 
 
 def count_parameters(model: nn.Layer) -> tuple[int, int]:
     """Return the numbers of trainable and of all parameters; a quantized weight counts its elements."""
     trainable = sum(parameter.size for parameter in model.parameters() if not parameter.stop_gradient)
-    packed = sum(layer.in_features * layer.out_features for layer in quantized_linears(model).values())
+    packed = sum(layer.stored.num_weights for layer in quantized_layers(model).values())
     return trainable, sum(parameter.size for parameter in model.parameters()) + packed
 
 
@@ -51,3 +52,26 @@ def describe_kinds(model: nn.Layer) -> str:
             kind = next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "others")
             counts[kind] += math.prod(full_shape(parameter))
     return ", ".join(f"{kind} {counts[kind]:,}" for kind in (*_KINDS, "others") if counts[kind])
+
+
+def describe_experts(model: nn.Layer) -> str | None:
+    """Return the numbers of parameters of experts and of those that a token uses, in a line; None without experts.
+
+    A quantized weight counts its elements.
+    """
+    layers = [layer for layer in model.sublayers() if isinstance(layer, MixtureOfExperts)]
+    if not layers:
+        return None
+    router, number = layers[0].shape.router, layers[0].shape.num_experts
+    in_experts, total = sum(_full_size(layer.experts) for layer in layers), _full_size(model)
+    active = total - in_experts + in_experts * router.top_k // number
+    return (
+        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}), of which a token "
+        f"uses {router.top_k}; {active:,} parameters are active"
+    )
+
+
+def _full_size(model: nn.Layer) -> int:
+    """Return the number of parameters and quantized weights, unsharded."""
+    packed = sum(layer.num_weights for layer in quantized_layers(model).values())
+    return packed + sum(math.prod(full_shape(parameter)) for parameter in model.parameters())

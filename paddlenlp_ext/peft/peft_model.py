@@ -12,7 +12,6 @@ import paddle
 
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
-from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import replaced_parameters, resume
@@ -26,6 +25,7 @@ from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
 from paddlenlp_ext.peft.token_rows import ROWS
+from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -67,7 +67,7 @@ def get_peft_model(
 def _log_frozen_experts(model: TrainableModel, config: PeftConfig) -> None:
     """Log that the default targets exclude experts and routers, as those of Hugging Face PEFT do."""
     is_default = getattr(config, "target_modules", ()) is None and not getattr(config, "target_parameters", None)
-    if is_default and any(isinstance(layer, GroupedLinear) for layer in model.sublayers()):
+    if is_default and any(isinstance(layer, AnyGroupedLinear) for layer in model.sublayers()):
         logger.info("experts and routers are not adapted; name them in target_parameters to adapt them with LoRA")
 
 

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.model import quantizable_layers, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 
 _OURS = "paddlenlp_ext"
@@ -26,11 +28,14 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
         dtype: compute dtype that the file names for other programs.
     """
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
-    algos = {layer.stored.algo for layer in quantized_linears(model).values()}
+    layers = quantized_layers(model).values()
+    algos = {layer.algo for layer in layers}
     if not algos:
         return plain
     fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
-    if len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization):
+    is_linear = all(isinstance(layer, QuantizedLinear) for layer in layers)  # transformers 5 stacks experts
+    is_known = len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization)
+    if is_linear and is_known:
         fields |= {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,
@@ -39,11 +44,15 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
             "bnb_4bit_use_double_quant": model.quantization.double_quant,
             "bnb_4bit_compute_dtype": dtype,
             "bnb_4bit_quant_storage": "uint8",
-            "llm_int8_skip_modules": ["lm_head", *quantizable_linears(model)],
+            "llm_int8_skip_modules": ["lm_head", *_linears(model)],
         }
     else:
         fields["quant_method"] = _OURS
     return {**plain, "quantization_config": fields}
+
+
+def _linears(model: TrainableModel) -> list[str]:
+    return [name for name, layer in quantizable_layers(model).items() if isinstance(layer, Linear)]
 
 
 def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:

@@ -1,69 +1,68 @@
-"""Linear layer with a frozen quantized weight."""
+"""Layers with a frozen quantized weight, and the linear one among them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.linear import quantized_linear
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized.weight import TENSORS, QuantizedStack, QuantizedWeight
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.slicing import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 
-_TENSORS = ("codes", "scales", "group_scales", "offset")
 
-
-class QuantizedLinear(nn.Layer):
-    """Linear layer `x @ weight^T + bias` with a packed weight [out_features, in_features].
+class QuantizedLayer(nn.Layer):
+    """Layer with a quantized weight, or a stack of them.
 
     The packed weight is stored in the buffers `codes`, `scales` and, with double quantization, `group_scales` and
     `offset`, so it moves, saves and loads with the layer.
 
     Args:
-        weight: result of `quantization.quantize`.
-        bias: [out_features], or None.
+        weight: format and tensors of the weight.
+        num_weights: number of weights of the unsharded layer.
         compute_dtype: dtype of the activations, and of adapters on this layer.
     """
 
-    def __init__(
-        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
-    ) -> None:
+    def __init__(self, weight: QuantizedWeight, num_weights: int, compute_dtype: paddle.dtype) -> None:
         super().__init__()
-        self.compute_dtype = compute_dtype
-        self._set_weight(weight)
-        self.bias = bias
-        if bias is not None:
-            bias.stop_gradient = True
+        self.num_weights, self.compute_dtype = num_weights, compute_dtype
+        self._set_packed(weight)
 
-    def _set_weight(self, weight: QuantizedWeight) -> None:
-        self.out_features, self.in_features = weight.shape
-        no_tensors: dict[str, Any] = dict.fromkeys(_TENSORS)
+    def _set_packed(self, weight: QuantizedWeight) -> None:
+        no_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
         self._format = dataclasses.replace(weight, **no_tensors, kernel_cache={})
-        for name in _TENSORS:
+        for name in TENSORS:
             own_buffers(self).pop(name, None)
             tensor = getattr(weight, name)
             if tensor is not None:
                 self.register_buffer(name, tensor)
 
-    @property
-    def stored(self) -> QuantizedWeight:
-        """Packed weight, which shares the layer's tensors."""
-        tensors: dict[str, Any] = {name: getattr(self, name, None) for name in _TENSORS}
+    def _packed(self) -> QuantizedWeight:
+        """Return format and tensors; kernel caches of other codes than the present ones are dropped."""
+        tensors: dict[str, Any] = {name: getattr(self, name, None) for name in TENSORS}
+        cache = self._format.kernel_cache
+        if cache.setdefault("codes", tensors["codes"]) is not tensors["codes"]:
+            cache.clear()
+            cache["codes"] = tensors["codes"]
         return dataclasses.replace(self._format, **tensors)
 
-    def shard_weight(self, shard: Shard) -> None:
-        """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
+    @property
+    def stored(self) -> QuantizedWeight | QuantizedStack:
+        """Packed weight, which shares the layer's tensors."""
+        raise NotImplementedError
 
-        Raises:
-            ValueError: see `slicing.sharded_block_size`.
-        """
-        self._set_weight(slice_weight(self.stored, shard))
+    @property
+    def algo(self) -> str:
+        """Format of the codes."""
+        return self._format.algo
 
     @property
     def is_residual(self) -> bool:
@@ -74,6 +73,60 @@ class QuantizedLinear(nn.Layer):
     def num_bytes(self) -> int:
         """Size of the packed weight in bytes."""
         return self.stored.num_bytes
+
+    def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
+        """Return the matrices of the layer `name`, with the names of the linear layers as which files store them."""
+        raise NotImplementedError
+
+    def dequantized(self) -> nn.Layer:
+        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
+        raise NotImplementedError
+
+
+class QuantizedLinear(QuantizedLayer):
+    """Linear layer `x @ weight^T + bias` with a packed weight [out_features, in_features].
+
+    Args:
+        weight: result of `quantization.quantize`.
+        bias: [out_features], or None.
+        compute_dtype: dtype of the activations, and of adapters on this layer.
+    """
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
+    ) -> None:
+        super().__init__(weight, weight.num_weights, compute_dtype)
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        if bias is not None:
+            bias.stop_gradient = True
+
+    @property
+    def stored(self) -> QuantizedWeight:
+        """Packed weight, which shares the layer's tensors."""
+        return self._packed()
+
+    def shard_weight(self, shard: Shard) -> None:
+        """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
+
+        Raises:
+            ValueError: see `slicing.sharded_block_size`.
+        """
+        weight = slice_weight(self.stored, shard)
+        self._set_packed(weight)
+        self.out_features, self.in_features = weight.shape
+
+    def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
+        """Return the weight, with the name of the layer."""
+        yield name, self.stored
+
+    def dequantized(self) -> Linear:
+        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
+        linear = Linear(self.in_features, self.out_features)
+        linear.to(dtype=self.compute_dtype)
+        linear.weight.set_value(self.weight_value().astype(self.compute_dtype))
+        linear.bias = self.bias
+        return linear
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:

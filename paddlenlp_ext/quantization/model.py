@@ -1,37 +1,51 @@
-"""Quantize the linear layers of a model, while loading or afterwards, and dequantize them."""
+"""Quantize the linear layers of a model and those of its experts, while loading or afterwards, and dequantize them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import paddle
 from paddle import nn
 
 from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.module_utils import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear, QuantizedGroupedLinear
+from paddlenlp_ext.quantization.linear import QuantizedLayer, QuantizedLinear
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import BeforeQuantizing, packed_bytes, quantize_layer
+from paddlenlp_ext.quantization.quantize import BeforeQuantizing, packed_bytes, quantize_layer, quantize_stack
 from paddlenlp_ext.quantization.storage import tensors_to_store
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 
-def quantizable_linears(model: TrainableModel) -> list[str]:
-    """Return the names of the layers that may be quantized: all linear layers except lm_head."""
+def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinear]:
+    """Return the layers that may be quantized: those of experts, and all linear layers except lm_head."""
     head = model.head_weight()
-    linears = ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, Linear))
-    return [name for name, layer in linears if layer.weight is not head]
+    layers = {name: each for name, each in model.named_sublayers() if isinstance(each, Linear | GroupedLinear)}
+    return {name: layer for name, layer in layers.items() if layer.weight is not head}
 
 
-def quantized_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
-    """Return the quantized layers by name."""
-    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLinear)}
+def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
+    """Return the names of the layers that may be quantized, or are.
+
+    The values are the numbers of matrices: 1 for a linear layer; for a layer of experts, those of each expert.
+    """
+    layers = {**quantizable_layers(model), **quantized_layers(model)}
+    return {name: layer.parts if isinstance(layer, AnyGroupedLinear) else 1 for name, layer in layers.items()}
+
+
+def quantized_layers(model: nn.Layer) -> dict[str, QuantizedLayer]:
+    """Return the quantized layers by name, those of experts included."""
+    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLayer)}
 
 
 def load_quantized(
@@ -42,8 +56,9 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    Each linear layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLinear`. Only
-    one weight at a time is in memory in full precision. Layers of other pipeline stages stay without values.
+    Each layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLayer`. Only one
+    weight at a time is in memory in full precision, and of experts that of one expert. Layers of other pipeline stages
+    stay without values.
 
     Args:
         model: model whose parameter names are those of the file.
@@ -54,38 +69,52 @@ def load_quantized(
     Raises:
         ValueError: see `load_weights` and `QuantizedWeights`; nothing has been loaded.
     """
-    weights = QuantizedWeights(source, options, quantizable_linears(model), before)
+    weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    for name, linear in _linears_on_stage(model, quantizable_linears(model)):
-        packed = weights.packed(name)
+    for name, layer in quantizable_layers(model).items():
+        packed = weights.packed(name) if is_on_stage(layer.weight) else None
         if packed is not None:
-            replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
+            replace_layer(model, name, _quantized(layer, packed))
     read_into_parameters(dict(model.named_parameters()), weights)
 
 
 def quantize_linears(
     model: TrainableModel, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> None:
-    """Quantize the linear layers of a loaded model, except lm_head, and freeze their biases.
+    """Quantize the linear layers of a loaded model, those of experts included, and freeze their biases; not lm_head.
 
-    `before` transforms each weight before it is quantized.
+    `before` transforms each weight before it is quantized, except those of experts.
 
     Raises:
         ValueError: the model is already quantized, or a pattern of the options matches no layer.
     """
     if model.quantization is not None:
         raise ValueError(f"the model is already quantized ({model.quantization.describe()}); load the original model")
-    chosen = options.for_layers(quantizable_linears(model))
-    for name, linear in _linears_on_stage(model, chosen):
-        packed = quantize_layer(name, linear.weight_value(), chosen[name], before)
-        replace_layer(model, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
+    layers = quantizable_layers(model)
+    for name, chosen in options.for_layers(layers).items():
+        layer = layers[name]
+        if not is_on_stage(layer.weight):
+            continue
+        if isinstance(layer, GroupedLinear):
+            read = partial(_float32_slice, layer.weight)
+            packed = quantize_stack(name, read, layer.weight_shape[0], layer.parts, chosen)
+        else:
+            packed = quantize_layer(name, layer.weight_value(), chosen, before)
+        replace_layer(model, name, _quantized(layer, packed))
     model.quantization = options
 
 
-def _linears_on_stage(model: TrainableModel, names: Iterable[str]) -> Iterator[tuple[str, Linear]]:
-    """Return (name, layer) of the linear layers that this pipeline stage holds."""
-    layers = ((name, layer_at(model, name)) for name in names)
-    return ((name, layer) for name, layer in layers if is_on_stage(layer.weight))
+@paddle.no_grad()
+def _float32_slice(weight: paddle.Tensor, index: int) -> paddle.Tensor:
+    return weight[index].astype("float32")
+
+
+def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | QuantizedStack) -> QuantizedLayer:
+    """Return the layer with a packed weight in place of its own."""
+    if isinstance(packed, QuantizedStack):
+        return QuantizedGroupedLinear(packed, layer.compute_dtype)
+    assert isinstance(layer, Linear), "layers of experts have stacks of weights"
+    return QuantizedLinear(packed, layer.bias, layer.compute_dtype)
 
 
 @dataclass(frozen=True)
@@ -105,49 +134,52 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute the size of the quantized linear layers of an unquantized model from their shapes.
+    """Compute the size of the quantized layers of an unquantized model from their shapes.
 
     Raises:
         ValueError: see `quantize_linears`.
     """
     num_weights = num_bytes = 0
-    for name, chosen in options.for_layers(quantizable_linears(model)).items():
-        linear = layer_at(model, name)
-        num_weights += linear.out_features * linear.in_features
-        num_bytes += packed_bytes((linear.out_features, linear.in_features), chosen)
+    layers = quantizable_layers(model)
+    for name, chosen in options.for_layers(layers).items():
+        shape, matrices = _matrices(layers[name])
+        num_weights += matrices * math.prod(shape)
+        num_bytes += matrices * packed_bytes(shape, chosen)
     return PackedSize(num_weights, num_bytes)
 
 
+def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
+    """Return the shape [out, in] of a layer's matrices that are quantized on their own, and their number."""
+    if isinstance(layer, Linear):
+        return (layer.out_features, layer.in_features), 1
+    groups, outputs, inputs = layer.weight_shape
+    return (outputs // layer.parts, inputs), groups * layer.parts
+
+
 def quantization_report(model: TrainableModel) -> str:
-    """Describe the quantized layers of a model and their size in one line, and the experts, which are not quantized."""
-    layers = quantized_linears(model).values()
-    num_weights = sum(layer.in_features * layer.out_features for layer in layers)
+    """Describe the quantized layers of a model and their size in one line, and the experts among them."""
+    layers = quantized_layers(model).values()
+    num_weights = sum(layer.num_weights for layer in layers)
     size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
     report = (
         f"quantized: {len(layers)} layers, {num_weights:,} weights in {size.num_bytes / 1e6:,.1f} MB "
         f"({size.bits:.2f} bits each): {model.quantization.describe()}"
     )
-    experts = [layer.weight for layer in model.sublayers() if isinstance(layer, GroupedLinear)]
-    if not experts:
+    in_experts = sum(layer.num_weights for layer in layers if isinstance(layer, QuantizedGroupedLinear))
+    if in_experts:
+        report += f"; {in_experts:,} of them in experts"
+    left = [layer.weight for layer in model.sublayers() if isinstance(layer, GroupedLinear)]
+    if not left:
         return report
-    dtype = str(experts[0].dtype).removeprefix("paddle.")
-    return f"{report}; not quantized: {sum(weight.size for weight in experts):,} weights of experts, in {dtype}"
+    dtype = str(left[0].dtype).removeprefix("paddle.")
+    return f"{report}; not quantized: {sum(weight.size for weight in left):,} weights of experts, in {dtype}"
 
 
 def dequantize_linears(model: TrainableModel) -> None:
-    """Replace each quantized linear layer by an unquantized one with the dequantized weight."""
-    for name, layer in quantized_linears(model).items():
-        replace_layer(model, name, dequantized_linear(layer))
+    """Replace each quantized layer by an unquantized one with the dequantized weight."""
+    for name, layer in quantized_layers(model).items():
+        replace_layer(model, name, layer.dequantized())
     model.quantization = None
-
-
-def dequantized_linear(layer: QuantizedLinear) -> Linear:
-    """Return an unquantized linear layer with the dequantized weight, in the compute dtype, and the same bias."""
-    linear = Linear(layer.in_features, layer.out_features)
-    linear.to(dtype=layer.compute_dtype)
-    linear.weight.set_value(layer.weight_value().astype(layer.compute_dtype))
-    linear.bias = layer.bias
-    return linear
 
 
 def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
@@ -156,5 +188,6 @@ def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]
     `dtype` is the compute dtype that the files name for other programs.
     """
     yield from model.named_parameters()
-    for name, layer in quantized_linears(model).items():
-        yield from tensors_to_store(name, layer.stored, dtype).items()
+    for name, layer in quantized_layers(model).items():
+        for matrix, weight in layer.named_matrices(name):
+            yield from tensors_to_store(matrix, weight, dtype).items()

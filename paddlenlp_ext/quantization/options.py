@@ -17,7 +17,7 @@ _KEY = "weight_quantize_algo"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """Quantization of the linear layers.
+    """Quantization of the linear layers, those of experts included.
 
     Attributes:
         algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, a suffix of

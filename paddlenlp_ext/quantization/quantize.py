@@ -21,7 +21,7 @@ import paddle
 
 from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
 from paddlenlp_ext.quantization.options import QuantizationConfig
 
 QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
@@ -74,6 +74,28 @@ def quantize_layer(
         return dataclasses.replace(quantize(prepared, options), is_residual=prepared is not weight)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def quantize_stack(
+    name: str, read: Callable[[int], paddle.Tensor], groups: int, parts: int, options: QuantizationConfig
+) -> QuantizedStack:
+    """Quantize the weight [G, O, I] of the layer `name`, each part [O / P, I] of each group on its own.
+
+    Only one group at a time is in memory in full precision.
+
+    Args:
+        name: name of the layer, for errors.
+        read: function from the index of a group to its weight, float32 [O, I].
+        groups: G.
+        parts: P.
+        options: format, with a single algo.
+
+    Raises:
+        ValueError: see `quantize`.
+    """
+    return stack_weights(
+        [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]
+    )
 
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:

@@ -77,7 +77,7 @@ def _shaped(tensor: paddle.Tensor, shape: tuple[int, ...]) -> LazyTensor:
     return LazyTensor(shape, dtype, lambda: tensor.numpy().reshape(shape))
 
 
-def quantized_layers(source: WeightSource) -> dict[str, str]:
+def stored_layers(source: WeightSource) -> dict[str, str]:
     """Return the algo of each layer whose weight is stored quantized, by layer name."""
     found = {}
     for name in source.names():

@@ -24,7 +24,6 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.nn.experts import describe_experts
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards, check_experts
@@ -38,10 +37,10 @@ from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, build_sharding
 from paddlenlp_ext.peft.fused import with_parts
-from paddlenlp_ext.peft.parameter_count import describe_kinds
+from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, build_forward_backward
 from paddlenlp_ext.trainer.objective import Objective
@@ -263,7 +262,7 @@ def _fill(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
             f"{source.name} is stored quantized, and quantized weights cannot be trained; choose an adapter (lora: "
             "true), or start from the original model"
         )
-    if quantized_linears(model):
+    if quantized_layers(model):
         logger.info("%s", quantization_report(model))
 
 

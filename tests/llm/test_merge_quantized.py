@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.utils.process import run_command
@@ -163,7 +163,7 @@ def test_load_model_quantizes_the_base_as_in_training(
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
     model = load_model(arguments, str(base), str(tmp_path / "adapter"))
-    assert len(quantized_linears(model)) == 14 and len(list(adapter_layers(model))) == 14
+    assert len(quantized_layers(model)) == 14 and len(list(adapter_layers(model))) == 14
     assert np.array_equal(logits(model), expected)
     assert "quantized: 14 layers" in caplog.text
     assert [len(answer) for answer in model.generate([[1, 2, 3], [4]], max_new_tokens=4, eos_token_id=[])] == [4, 4]

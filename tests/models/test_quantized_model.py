@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import paddle
@@ -16,7 +17,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.model import dequantize_linears, quantized_linears
+from paddlenlp_ext.quantization.model import dequantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.golden import DATA
@@ -63,9 +64,9 @@ def test_quantized_model_save_and_reload_is_exact(folder: Path, tmp_path: Path, 
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.quantization == options
-    assert quantized_linears(again).keys() == quantized_linears(model).keys()
-    for name, layer in quantized_linears(model).items():
-        other = quantized_linears(again)[name].stored
+    assert quantized_layers(again).keys() == quantized_layers(model).keys()
+    for name, layer in quantized_layers(model).items():
+        other = quantized_layers(again)[name].stored
         for part in ("algo", "shape", "block_size", "group_size"):
             assert getattr(other, part) == getattr(layer.stored, part)
         for part in ("codes", "scales", "group_scales", "offset"):
@@ -84,10 +85,10 @@ def test_quantized_model_leaves_other_parameters_unchanged(folder: Path, options
     plain = AutoModelForCausalLM.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=options)
     weights = dict(plain.named_parameters())
-    assert len(quantized_linears(model)) == 14 and isinstance(model.lm_head, Linear)
+    assert len(quantized_layers(model)) == 14 and isinstance(model.lm_head, Linear)
     for name, parameter in model.named_parameters():  # embeddings, head, norms, biases
         assert np.array_equal(parameter.numpy(), weights[name].numpy())
-    for name, layer in quantized_linears(model).items():
+    for name, layer in quantized_layers(model).items():
         expected = dequantize(quantize(weights[f"{name}.weight"], options.for_layer(name)))
         assert np.array_equal(layer.weight_value().numpy(), expected.numpy())
     dequantize_linears(model)
@@ -178,7 +179,7 @@ def test_load_bitsandbytes_folder_matches_reference(name: str):
     """Compare with bitsandbytes (tests/golden/generators/make_quantized_model_golden.py)."""
     path = DATA / "quantized_model" / name
     model = AutoModelForCausalLM.from_pretrained(path)
-    assert len(quantized_linears(model)) == 14
+    assert len(quantized_layers(model)) == 14
     stored = np.load(path / "golden.npz")
     with paddle.no_grad():
         found = model(paddle.to_tensor(stored["input_ids"])).numpy()
@@ -213,25 +214,30 @@ configure_runtime()  # before Paddle is imported
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 def peak():  # from /proc, as getrusage also counts memory of the parent process
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small = QuantizationConfig(algo=sys.argv[2], double_quant=True)
 AutoModelForCausalLM.from_pretrained(sys.argv[1], quantization_config=small)  # memory that loading takes for any size
 before = peak()
 model = AutoModelForCausalLM.from_pretrained(sys.argv[3], quantization_config=small)
-packed = sum(layer.num_bytes for layer in quantized_linears(model).values())
+packed = sum(layer.num_bytes for layer in quantized_layers(model).values())
 print("bytes", peak() - before, packed + sum(4 * p.size for p in model.parameters()), flush=True)
 """
 
 
+EXPERTS = {"model_type": "mixtral", "num_local_experts": 8, "intermediate_size": 1024, "num_hidden_layers": 2}
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8"])
-def test_load_quantized_peak_memory_is_model_plus_few_tensors(folder: Path, tmp_path: Path, algo: str):
-    """Load a model of 134 MB in fp32, whose full-precision weights must never all be in memory."""
+@pytest.mark.parametrize(
+    ("algo", "changes"), [("nf4", {}), ("weight_only_int8", {}), ("nf4", EXPERTS)], ids=["nf4", "int8", "experts"]
+)
+def test_load_quantized_peak_memory_is_model_plus_few_tensors(folder: Path, tmp_path: Path, algo: str, changes: Any):
+    """Load a model of more than 100 MB in fp32, whose full-precision weights must never all be in memory."""
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 8}
-    config = {**CONFIG, **sizes, "num_hidden_layers": 8}
+    config = {**CONFIG, **sizes, "num_hidden_layers": 8, **changes}
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     command = [sys.executable, "-c", PEAK, str(folder), algo, str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
 
-from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts, describe_experts
+from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
 from paddlenlp_ext.nn.routers import RouterOptions
 from tests.common.arrays import normal
 
@@ -91,14 +90,3 @@ def test_experts_of_several_processes_sum_to_those_of_one():
             linear.weight.set_value(values[first : first + count])
         total = total + part(x, weights, experts).numpy()
     np.testing.assert_allclose(total, expected, rtol=0, atol=1e-5)
-
-
-def test_describe_experts_counts_all_and_active_parameters():
-    layer = build()
-    in_experts = 5 * (2 * 6 * 7 + 7 * 6)
-    total = in_experts + 5 * 7 + 3 * 3 * 7 + 7
-    assert describe_experts(nn.Sequential(layer, nn.Linear(7, 2, bias_attr=False))) == (
-        f"{in_experts} of {total + 14} parameters are in experts (1 x 5), of which a token uses 2; "
-        f"{total + 14 - in_experts * 3 // 5} parameters are active"
-    )
-    assert describe_experts(nn.Linear(2, 2)) is None

@@ -57,6 +57,7 @@ LORA = ("lora", {"rank": 4, "dropout": 0.3})
 ON_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight")
 LORA_ON_EXPERTS = ("lora", {"rank": 4, "target_parameters": ON_EXPERTS})
 EXPERTS = {"expert_parallel_degree": 2}
+NF4 = {"weight_quantize_algo": "nf4", "weight_double_quant": True}
 FOUR_EXPERTS = {"expert_parallel_degree": 4}
 ACCUMULATED = {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}
 TENSOR = {**EXPERTS, "tensor_parallel_degree": 2}
@@ -77,6 +78,7 @@ TWO = {
         Case("lora-experts-stage3", {**EXPERTS, "sharding": "stage3", "recompute": True}, SHARED, *LORA_ON_EXPERTS),
         Case("lora-ga", EXPERTS, MIXTRAL, "lora_ga", {"rank": 4, "ga_batches": 2}),
         Case("qlora", {**EXPERTS, "weight_quantize_algo": "nf4"}, SHARED, *LORA),
+        Case("qlora-experts-stage3", {**EXPERTS, **NF4, "sharding": "stage3"}, SHARED, *LORA_ON_EXPERTS),
         Case("sft-muon-random", {**EXPERTS, "optim": "muon", "continue_training": False}, MIXTRAL),
         Case("dpo", {**EXPERTS, "loss_type": "sigmoid", "beta": 0.5}, MIXTRAL),
     ]
@@ -96,6 +98,7 @@ FOUR = {
         Case("lora-tensor-stage3", {**TENSOR, "sharding": "stage3"}, SKEWED, *LORA),
         Case("sft-tensor-biased", TENSOR, BIASED),
         Case("lora-experts-tensor", TENSOR, MIXTRAL, *LORA_ON_EXPERTS),
+        Case("qlora-experts-tensor", {**TENSOR, "weight_quantize_algo": "weight_only_int8"}, MIXTRAL, *LORA_ON_EXPERTS),
         Case("lora-experts-stages", STAGES, MIXTRAL, *LORA_ON_EXPERTS),
         Case("sft-stages", STAGES, SHARED),
         Case("sft-stages-uneven", {**STAGES, **ACCUMULATED, "virtual_pp_degree": 2}, {**MANY, "num_hidden_layers": 4}),

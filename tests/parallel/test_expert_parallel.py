@@ -18,6 +18,9 @@ from paddlenlp_ext.parallel.expert_parallel import ExpertExchange, ExpertShards,
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import shard_experts, shard_parameter
 from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize_stack
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_expert_parallel, shard_of
 from tests.common.models import TINY_SIZES
 
@@ -91,7 +94,8 @@ def on_ranks(size, function):
         return list(pool.map(function, axes))
 
 
-def build_experts():
+def build_experts(algo=None):
+    """Build experts, quantized in the format `algo` if it is given."""
     experts = Experts(
         HIDDEN,
         ExpertShape(num_experts=NUM_EXPERTS, intermediate_size=7, router=RouterOptions(kind="softmax", top_k=2)),
@@ -99,7 +103,14 @@ def build_experts():
     rng = np.random.default_rng(0)
     for parameter in experts.parameters():
         parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32))
+    for name in ("gate_up_proj", "down_proj") if algo else ():
+        layer, options = getattr(experts, name), QuantizationConfig(algo=algo, double_quant=algo == "nf4")
+        packed = quantize_stack(name, layer.weight.__getitem__, NUM_EXPERTS, layer.parts, options)
+        setattr(experts, name, QuantizedGroupedLinear(packed))
     return experts
+
+
+QUANTIZED = pytest.mark.parametrize("algo", [None, "nf4", "weight_only_int8"])
 
 
 def forward(experts, x, weights, choices, _):
@@ -140,10 +151,11 @@ def tokens_of(choices_of_ranks, seed=1):
     ]
 
 
+@QUANTIZED
 @pytest.mark.parametrize("choices", CHOICES.values(), ids=CHOICES)
-def test_expert_exchange_matches_all_experts_on_one_process(monkeypatch, choices):
+def test_expert_exchange_matches_all_experts_on_one_process(monkeypatch, choices, algo):
     install(monkeypatch)
-    tokens, full, held = tokens_of(choices), build_experts(), [build_experts(), build_experts()]
+    tokens, full, held = tokens_of(choices), build_experts(algo), [build_experts(algo), build_experts(algo)]
     want = on_one_process(full, tokens)
 
     def run(axis):
@@ -194,22 +206,25 @@ def test_exchange_rows_sends_gradients_the_opposite_way(monkeypatch):
     assert calls == [([1, 3], [3, 1]), ([3, 1], [1, 3])] and x.grad.shape == [4, 2]
 
 
-def test_gathered_experts_process_all_tokens_without_an_exchange(monkeypatch):
+@QUANTIZED
+def test_gathered_experts_process_all_tokens_without_an_exchange(monkeypatch, algo):
     install(monkeypatch)
     x, weights, choices, _ = tokens_of([CHOICES["uneven"][0]])[0]
-    want = build_experts()(*(paddle.to_tensor(values) for values in (x, weights, choices))).numpy()
+    want = build_experts(algo)(*(paddle.to_tensor(values) for values in (x, weights, choices))).numpy()
 
     def run(axis):
-        experts = build_experts()
+        experts = build_experts(algo)
         exchange = ExpertExchange(experts, axis)
-        own = experts.down_proj.weight
+        name = "codes" if algo else "weight"
+        own = getattr(experts.down_proj, name)
+        assert len(own) == 3
         exchange.gather()
         if axis.index == 0:  # a rank alone: an exchange would wait for the other one
             np.testing.assert_allclose(
                 experts(*(paddle.to_tensor(values) for values in (x, weights, choices))).numpy(), want, rtol=1e-6
             )
         exchange.release()
-        assert experts.down_proj.weight is own and (experts.first, experts.num_local) == (3 * axis.index, 3)
+        assert getattr(experts.down_proj, name) is own and (experts.first, experts.num_local) == (3 * axis.index, 3)
 
     on_ranks(2, run)
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import FAMILIES, loss_of, tiny_model, train
 
@@ -64,9 +64,9 @@ def test_training_over_quantized_base_keeps_no_full_precision_copy(algo: str, co
     model = wide_model()
     before = allocated()
     quantize_linears(model, QuantizationConfig(algo=algo))
-    num_weights = sum(layer.in_features * layer.out_features for layer in quantized_linears(model).values())
+    num_weights = sum(layer.in_features * layer.out_features for layer in quantized_layers(model).values())
     saved = before - allocated()
-    packed = sum(layer.num_bytes for layer in quantized_linears(model).values())
+    packed = sum(layer.num_bytes for layer in quantized_layers(model).values())
     assert abs(saved - (4 * num_weights - packed)) < 0.02 * 4 * num_weights
     adapted = get_peft_model(model, config)
     adapted.train()

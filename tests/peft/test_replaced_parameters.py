@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 from tests.common.marks import needs_cpp
@@ -122,7 +122,7 @@ def test_excluded_modules_of_a_quantized_base_keep_their_full_weight():
     config, model = PiSSAConfig(rank=2, exclude_modules=["k_proj"]), tiny_model()
     quantize_linears(model, QuantizationConfig(algo="nf4"), config.before_quantizing)
     adapted = get_peft_model(model, config)
-    residual = {name: layer.is_residual for name, layer in quantized_linears(adapted.base_model).items()}
+    residual = {name: layer.is_residual for name, layer in quantized_layers(adapted.base_model).items()}
     assert all(is_residual == ("k_proj" not in name) for name, is_residual in residual.items())
     assert sum(residual.values()) == 12
 

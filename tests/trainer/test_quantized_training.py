@@ -18,7 +18,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
-from paddlenlp_ext.quantization.model import quantized_linears
+from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.build import build_model, build_trainer, load_data
 from tests.common.training import make_config
@@ -59,7 +59,7 @@ def test_quantized_run_resumes_to_the_same_bits_and_merges(run_folders, method):
         return config_for(run_folders, output, method(rank=4), save_strategy="steps", save_steps=2, **keys)
 
     model = run(config("whole"))
-    assert len(quantized_linears(model)) == 14 and model.quantization == QuantizationConfig(
+    assert len(quantized_layers(model)) == 14 and model.quantization == QuantizationConfig(
         algo="nf4", double_quant=True
     )
     checkpoint = run_folders / "whole" / "checkpoint-2"
@@ -87,7 +87,7 @@ def test_build_model_stored_quantized_without_adapter_is_an_error(run_folders):
     model.save_pretrained(stored)
     config = config_for(run_folders, model_name_or_path=str(stored), weight_quantize_algo=None)
     source = ModelSource.from_config(config.model)
-    assert len(quantized_linears(build_model(source, config).model)) == 14
+    assert len(quantized_layers(build_model(source, config).model)) == 14
     with pytest.raises(ValueError, match=r"stored quantized.*choose an adapter"):
         build_model(source, dataclasses.replace(config, peft=None, peft_switch=None))
 
@@ -96,7 +96,7 @@ def test_outline_model_packed_size_equals_the_loaded_model(run_folders):
     config = config_for(run_folders)
     source = ModelSource.from_config(config.model)
     packed = outline_model(source, config).packed
-    layers = quantized_linears(build_model(source, config).model).values()
+    layers = quantized_layers(build_model(source, config).model).values()
     assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
     assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
     plain = config_for(run_folders, weight_quantize_algo=None)
@@ -115,7 +115,7 @@ def test_quantized_run_loads_best_adapter_and_rejects_another_format(run_folders
     best, saved = run_folders / "out" / "checkpoint-2", adapter_of(run_folders / "out")
     loaded = adapter_of(best)
     assert loaded.keys() == saved.keys() and all(np.array_equal(loaded[name], saved[name]) for name in loaded)
-    assert len(quantized_linears(model)) == 14
+    assert len(quantized_layers(model)) == 14
     other = config_for(run_folders, "other", weight_quantize_algo="fp4", resume_from_checkpoint=str(best))
     with pytest.raises(ValueError, match=r"over weights in nf4, .* has them in fp4"):
         run(other)
@@ -133,4 +133,4 @@ def test_build_model_logs_what_is_quantized(run_folders, caplog, monkeypatch):
 def test_build_model_random_weights_are_quantized(run_folders):
     config = config_for(run_folders, continue_training=False)
     model = build_model(ModelSource.from_config(config.model), config).model
-    assert len(quantized_linears(model)) == 14
+    assert len(quantized_layers(model)) == 14

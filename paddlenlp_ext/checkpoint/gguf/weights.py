@@ -62,6 +62,12 @@ class GgufWeights(WeightSource):
         return _PLAIN.get(self._tensor(name).type, "float32")
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        if shard is not None and len(self.shape(name)) == 3:
+            assert shard.axis == 0, "stacked experts are sharded by experts"
+            experts = [
+                read_gguf_tensor(self.file, self._places[name].stored, e) for e in range(shard.start, shard.stop)
+            ]
+            return cast(np.stack(experts), self.dtype(name), dtype or self.dtype(name))
         values = read_gguf_tensor(self.file, *self._places[name]).reshape(self.shape(name))
         num_heads = self._permuted_heads(name)
         if num_heads:

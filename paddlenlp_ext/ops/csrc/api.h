@@ -241,8 +241,9 @@ Status dequantize_weight(const QuantizedWeight* weight, i64 first, i64 last, voi
 // `is_bf16` describes x, or the gradient.
 Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, float* y, i64 rows, bool is_bf16);
 Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows);
+// Adds to x_gradient if `accumulate` is set.
 Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
-                                       bool is_bf16);
+                                       bool accumulate, bool is_bf16);
 
 // -- cross entropy ----------------------------------------------------------------------------------------------------
 

@@ -31,10 +31,10 @@ void forward(const Value* x, const QuantizedWeight& weight, float* y, i64 rows) 
 }
 
 template <class Value>
-void input_gradient(const Value* gradient, const QuantizedWeight& weight, float* to, i64 rows) {
+void input_gradient(const Value* gradient, const QuantizedWeight& weight, float* to, i64 rows, bool accumulate) {
     by_rows<Value>(weight, [&](i64 first, i64 count, const Value* part) {
         gemm(false, false, rows, weight.in, count, 1.0f, gradient + first, weight.out, part, weight.in,
-             first == 0 ? 0.0f : 1.0f, to, weight.in);
+             first == 0 && !accumulate ? 0.0f : 1.0f, to, weight.in);
     });
 }
 
@@ -47,10 +47,10 @@ Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, fl
 }
 
 Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
-                                       bool is_bf16) {
+                                       bool accumulate, bool is_bf16) {
     return guarded([&] {
         with_dtype(is_bf16, [&](auto value) {
-            input_gradient(static_cast<const decltype(value)*>(gradient), *weight, x_gradient, rows);
+            input_gradient(static_cast<const decltype(value)*>(gradient), *weight, x_gradient, rows, accumulate);
         });
     });
 }

@@ -11,6 +11,7 @@ Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -21,7 +22,7 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_cpp, usable_on_codes
 from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_with_triton
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
 
 _CHUNK = 1 << 20
 """Weights dequantized at a time on the CPU: 4 MB in float32."""
@@ -47,6 +48,12 @@ def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
     """Return the full weight, float32 [out, in]."""
     parts = [dequantize_rows(weight, first, last) for first, last in row_blocks(weight)]
     return parts[0] if len(parts) == 1 else paddle.concat(parts)
+
+
+def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
+    """Return the full weights of all groups, float32 [G, O, I]."""
+    indices = itertools.product(range(stack.shape[0]), range(stack.parts))
+    return paddle.stack([dequantize(stack.matrix(*index)) for index in indices]).reshape(stack.shape)
 
 
 @paddle.no_grad()

@@ -1,11 +1,17 @@
-"""Container of a quantized weight: codes and scales."""
+"""Containers of a quantized weight, and of a stack of them: codes and scales."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import paddle
+
+TENSORS = ("codes", "scales", "group_scales", "offset")
+"""Fields of `QuantizedWeight` that are tensors."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class QuantizedWeight:
     offset: paddle.Tensor | None = None
     group_size: int = 0
     is_residual: bool = False
-    kernel_cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    kernel_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_weights(self) -> int:
@@ -44,5 +50,56 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         """Size of all tensors in bytes."""
-        tensors = (self.codes, self.scales, self.group_scales, self.offset)
+        tensors = (getattr(self, name) for name in TENSORS)
         return sum(tensor.size * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+@dataclass(frozen=True)
+class QuantizedStack:
+    """Weight [G, O, I] of G groups, each of P matrices [O / P, I] that are quantized on their own.
+
+    Attributes:
+        matrices: format and shape of one matrix; the tensors of all of them, with the leading axes [G, P].
+    """
+
+    matrices: QuantizedWeight
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        groups, parts, _ = self.matrices.codes.shape
+        outputs, inputs = self.matrices.shape
+        return groups, parts * outputs, inputs
+
+    @property
+    def parts(self) -> int:
+        """P, the number of matrices of a group."""
+        return self.matrices.codes.shape[1]
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights of all matrices."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors in bytes."""
+        return self.matrices.num_bytes
+
+    def matrix(self, group: int, part: int) -> QuantizedWeight:
+        """Return a matrix, with a kernel cache that all its copies share."""
+        tensors: dict[str, Any] = {name: getattr(self.matrices, name) for name in TENSORS}
+        own = {name: None if tensor is None else tensor[group, part] for name, tensor in tensors.items()}
+        cache = self.matrices.kernel_cache.setdefault((group, part), {})
+        return dataclasses.replace(self.matrices, **own, kernel_cache=cache)
+
+
+def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack:
+    """Return the stack of the matrices of each group, which have one format and shape; their tensors are copied."""
+    first = groups[0][0]
+    stacked: dict[str, Any] = dict.fromkeys(TENSORS)
+    for name in TENSORS:
+        if getattr(first, name) is not None:
+            tensors = [getattr(matrix, name) for parts in groups for matrix in parts]
+            stacked[name] = paddle.stack(tensors).reshape([len(groups), len(groups[0]), -1])
+    return QuantizedStack(dataclasses.replace(first, **stacked, kernel_cache={}))

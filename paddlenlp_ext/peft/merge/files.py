@@ -27,11 +27,13 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack
 from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable
 from paddlenlp_ext.peft.replaced_parameters import TIED_COPIES
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
 from paddlenlp_ext.peft.token_rows import EMBEDDING, TrainableTokens, tokens_by_table
+from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import write_text
@@ -162,7 +164,7 @@ def _merge_tensor(
         value = source.read(f"{module}.{leaf}", "float32") if replacement is None else replacement
         getattr(base, leaf).set_value(value)
     else:
-        base = QuantizedLinear(packed)
+        base = QuantizedGroupedLinear(packed) if isinstance(packed, QuantizedStack) else QuantizedLinear(packed)
     layer = wrap(module, base)
     merged = merged_bias(layer) if leaf == "bias" else merged_weight(layer)
     value = getattr(base, leaf) if merged is None else merged

@@ -9,7 +9,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.peft.replaced_parameters import merge_replaced
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.linear import QuantizedLayer
 from paddlenlp_ext.quantization.model import dequantize_linears
 
 
@@ -35,7 +35,7 @@ def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
     dequantize_linears(model)
     for name, layer in layers:
         base, bias = layer.base, merged_bias(layer)
-        assert not isinstance(base, QuantizedLinear), f"{name} is still quantized"
+        assert not isinstance(base, QuantizedLayer), f"{name} is still quantized"
         if bias is not None:
             assert base.bias is not None
             base.bias.set_value(bias.astype(base.bias.dtype))

@@ -42,7 +42,7 @@ from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
-from paddlenlp_ext.quantization.model import quantizable_linears, quantized_linears
+from paddlenlp_ext.quantization.model import matrices_by_layer
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder
@@ -195,7 +195,7 @@ def _load_adapted(
     if quantization is not None:
         options |= {"quantization_config": quantization, "before_quantizing": before}
     model = load_model(base, **options)
-    layers, config = [*quantizable_linears(model), *quantized_linears(model)], model.config
+    layers, config = matrices_by_layer(model), model.config
     weights = with_vocab_size(config.from_files(open_weights(base)), overrides.get("vocab_size"))
     if SCORE_WEIGHT in stored.tensors:
         weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])

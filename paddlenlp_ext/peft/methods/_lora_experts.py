@@ -25,11 +25,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
+from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.registry import did_you_mean
 
@@ -50,21 +50,21 @@ class LoRAExperts(WeightAdapter):
         gaussian: draw A from N(0, 1/r^2); False: Kaiming-uniform.
     """
 
-    base: GroupedLinear
+    base: AnyGroupedLinear
 
-    def __init__(self, base: GroupedLinear, rank: int, scaling: float, seed: int, name: str, gaussian: bool) -> None:
+    def __init__(self, base: AnyGroupedLinear, rank: int, scaling: float, seed: int, name: str, gaussian: bool) -> None:
         super().__init__(base)
         self.scaling = scaling
-        experts, outputs, inputs = base.weight.shape
+        experts, outputs, inputs = base.weight_shape
         a = _initial_a((experts * rank, inputs), rank, seed, name, gaussian)
         self.lora_A = Factor(a.reshape(experts, rank, inputs), base.compute_dtype)
         self.lora_B = Factor(np.zeros((experts, outputs, rank), np.float32), base.compute_dtype)
 
-    def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray, parts: int = 1) -> tuple[paddle.Tensor, ...]:
+    def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
         """Return the parts of the outputs, as `GroupedLinear` does; experts without rows get zero gradients."""
-        results = self.base(x_NI, starts, parts)
+        results = self.base(x_NI, starts)
         inner_NR = grouped_linear(x_NI, self.lora_A.weight, starts)[0] * self.scaling
-        updates = grouped_linear(inner_NR, self.lora_B.weight, starts, parts)
+        updates = grouped_linear(inner_NR, self.lora_B.weight, starts, self.base.parts)
         return tuple(result + update.astype(result.dtype) for result, update in zip(results, updates, strict=True))
 
     def merged_weight(self) -> paddle.Tensor:
@@ -117,7 +117,7 @@ def parameter_names(model: nn.Layer) -> dict[str, str]:
     names = {}
     for name, layer in model.named_sublayers():
         own = name.removesuffix(".base")
-        if isinstance(layer, GroupedLinear):
+        if isinstance(layer, AnyGroupedLinear):
             names[own] = own
         elif isinstance(layer, Router):
             names[f"{own}.weight"] = own

@@ -41,7 +41,6 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
@@ -68,6 +67,7 @@ from paddlenlp_ext.peft.methods._lora_layers import LoRAEmbedding, LoRAHead, LoR
 from paddlenlp_ext.peft.methods._single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
+from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -207,7 +207,7 @@ class LoRAConfig(LayerRanksConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> WeightAdapter:
         rank, scaling = self.rank_and_scaling(name)
-        if isinstance(base, GroupedLinear):
+        if isinstance(base, AnyGroupedLinear):
             return LoRAExperts(base, rank, scaling, seed, name, self.init_a == "gaussian")
         if isinstance(base, Router):
             return LoRARouter(base, rank, scaling, seed, name, self.init_a == "gaussian")

@@ -6,38 +6,23 @@ Memory peaks at one of two points:
     optimizer step                all gradients, no activations
 
 The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
-
-A linear that trains saves its input in the format of its product; a frozen linear saves nothing in the C++ library, and
-its input in Paddle's own product. LoRA fused with its base saves its input in that format as well. Every other adapter
-computes in full precision next to the linear, and saves its input unconverted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from paddle import nn
-
-from paddlenlp_ext.models.layers import DecoderLayer
-from paddlenlp_ext.nn.attention import AttentionLayer
-from paddlenlp_ext.nn.experts import MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts
-from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
+from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
-from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics, SavedInputs
-from paddlenlp_ext.trainer.memory.adapters import saved_activations
+from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, saved_inputs
 from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 
-_DROPOUT = 1.25
-"""fp32 elements that dropout saves per input element: its result, and one byte of mask."""
 _PROCESS_BYTES = 400e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
@@ -180,113 +165,6 @@ def _free_bytes(needed: _MemoryUse, numerics: Numerics, has_adapters: bool) -> f
     return (_FREE_PLAIN_HEAP_OF_ADAPTERS if has_adapters else _FREE_PLAIN_HEAP) * needed.heap
 
 
-# -- inputs that linears and adapters save ----------------------------------------------------------------------------
-def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
-    """Return the saved inputs of the model's average layer.
-
-    Args:
-        model: a `CausalLM` or `PeftModel`; only its shapes are read.
-        numerics: number formats and fused ops of the backend.
-    """
-    layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
-    each = [_inputs_of_layer(layer, numerics) for layer in layers]
-    means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
-    if isinstance(model, PromptModel) and not numerics.native:
-        means["result"] = numerics.attention  # o_proj reads a copy: the results of prompt and documents, concatenated
-    return SavedInputs(**means)
-
-
-def has_separate_adapters(model: Any) -> bool:
-    """Return whether adapters compute next to the linears, in Paddle's own ops."""
-    return any(_is_separate(layer) for _, layer in adapter_layers(model))
-
-
-def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
-    parts = list(layer.sublayers())
-    attention = next(part for part in parts if isinstance(part, AttentionLayer))
-    adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = [getattr(attention, name) for name in attention.input_names]
-    of_latents = [getattr(attention, name) for name in attention.latent_names]
-    experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
-    feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
-    into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
-    out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
-    normed = _bytes_of_normed(into_feed_forward, numerics)
-    gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, numerics.gated)
-    return SavedInputs(
-        attention=_bytes_of_normed(into_attention, numerics),
-        result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
-        latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
-        feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
-        gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
-        adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
-    )
-
-
-def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
-    """Return the number of rows that an adapter reads for each token: one, or one for each of its experts."""
-    if not isinstance(adapter, LoRAExperts):
-        return 1
-    return next(part for part in parts if isinstance(part, MixtureOfExperts)).shape.router.top_k
-
-
-def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float:
-    """Return the bytes that an expert layer saves per element of its input.
-
-    Its router saves the input, even if it is frozen. A gated shared expert also saves its result, of equal size.
-    """
-    return numerics.attention * (2 if layer.shape.gates_shared else 1)
-
-
-def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
-    """Return the bytes saved per element of a norm's result that these linears read."""
-    if not numerics.autocast:
-        return _bytes_of_input(linears, numerics, numerics.attention, numerics.product)
-    saving = [linear for linear in linears if _saves_input(linear, numerics)]
-    return sum(2 if isinstance(linear, LinearAdapter) else 1 for linear in saving) * numerics.product
-
-
-def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted: float, as_product: float) -> float:
-    """Return the bytes saved per element of an input that these linears read.
-
-    A tensor is saved at most once unconverted and once in the format of products; copies of equal size are one tensor.
-
-    Args:
-        linears: readers of the input.
-        numerics: number formats and fused ops of the backend.
-        unconverted: bytes per element of the unconverted tensor, which separate adapters save.
-        as_product: bytes per element in the format of products, which linears and fused adapters save.
-    """
-    saving = [linear for linear in linears if _saves_input(linear, numerics)]
-    return sum({unconverted if _is_separate(linear) else as_product for linear in saving})
-
-
-def _saves_input(linear: Any, numerics: Numerics) -> bool:
-    """Return whether a linear saves its input; Paddle's own product saves it even if the weight is frozen."""
-    if isinstance(linear, LinearAdapter):
-        row = saved_activations(linear)
-        return row.saves_input(linear) or not (numerics.native or row.changes_input(linear))
-    return not numerics.native or not linear.weight.stop_gradient
-
-
-def _is_separate(linear: nn.Layer) -> bool:
-    """Return whether a layer is an adapter that computes next to its base, in separate ops."""
-    return isinstance(linear, LinearAdapter) and not saved_activations(linear).is_fused(linear)
-
-
-def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
-    """Return the bytes per token that an adapter saves itself, with the changed input that its base saves."""
-    row = saved_activations(adapter)
-    size = row.size(adapter)
-    if not isinstance(adapter, LinearAdapter):
-        return numerics.attention * size
-    if not numerics.native and row.changes_input(adapter):
-        size += adapter.in_features
-    dropout = _DROPOUT * adapter.in_features if adapter.dropout else 0.0
-    return (numerics.attention if _is_separate(adapter) else numerics.product) * (size + dropout)
-
-
-# -- the other parts --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Storage:
     """Format of each parameter: on the CPU only the decoder's matrices are stored in half precision."""

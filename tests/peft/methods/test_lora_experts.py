@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import quantization_report, quantize_linears
+from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import logits_of, same_bits, tiny_model, train
 from tests.golden.cases.model_cases import CASES
@@ -148,15 +148,34 @@ def test_lora_without_target_parameters_leaves_experts_frozen_and_says_so(caplog
     assert "experts and routers are not adapted; name them in target_parameters" in caplog.text
 
 
-def test_lora_of_experts_over_quantized_layers_says_that_experts_are_not_quantized():
-    model = tiny_model("experts")
-    quantize_linears(model, QuantizationConfig(algo="nf4"))
-    weights = 2 * 5 * 3 * 36 * 36
-    assert f"; not quantized: {weights:,} weights of experts, in float32" in quantization_report(model)
-    adapter = get_peft_model(model, LoRAConfig(rank=3, target_parameters=EVERYTHING))
-    train(adapter, steps=1)
-    expected = logits_of(adapter)
-    np.testing.assert_allclose(logits_of(adapter.merge_and_unload()), expected, rtol=0, atol=1e-5)
+@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8", {"experts.down_proj": "weight_only_int4"}], ids=str)
+def test_lora_of_quantized_experts_comes_back_from_files_and_merges(algo: Any, tmp_path: Path):
+    """Merge into the dequantized weights, in memory and in files, and into the original ones."""
+    base, options = tiny_model("experts"), QuantizationConfig(algo=algo)
+    base.save_pretrained(tmp_path / "base")
+    quantize_linears(base, options)
+    model = get_peft_model(base, LoRAConfig(rank=3, target_parameters=EVERYTHING))
+    started = logits_of(model)
+    train(model, steps=2)
+    model.config.__dict__["name_or_path"] = str(tmp_path / "base")
+    model.save_pretrained(tmp_path / "adapter")
+    expected = logits_of(model)
+    assert np.abs(expected - started).max() > 1e-3
+    loaded = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=options), tmp_path / "adapter"
+    )
+    np.testing.assert_array_equal(logits_of(loaded), expected)
+    report = merge_adapter(tmp_path / "adapter", tmp_path / "merged", AutoModelForCausalLM.from_pretrained)
+    assert report.difference < 1e-5
+    np.testing.assert_allclose(logits_of(model.merge_and_unload()), expected, rtol=0, atol=1e-5)
+    merge_adapter(
+        tmp_path / "adapter", tmp_path / "original", AutoModelForCausalLM.from_pretrained, merge_base="original"
+    )
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "original").state_dict()
+    plain, name = tiny_model("experts").state_dict(), f"{LAYER}.experts.down_proj"
+    adapter = dict(loaded.named_sublayers())[f"base_model.{name}"]
+    update = adapter.merged_weight() - adapter.base.weight_value()
+    np.testing.assert_allclose((plain[f"{name}.weight"] + update).numpy(), merged[f"{name}.weight"].numpy(), atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
-from paddlenlp_ext.trainer.memory.estimate import saved_inputs
+from paddlenlp_ext.trainer.memory.saved_inputs import saved_inputs
 from tests.common.adapters import default_config
 from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.training import VOCABULARY

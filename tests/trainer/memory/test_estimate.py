@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_linears
+from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
@@ -141,7 +141,7 @@ def test_estimate_memory_quantized_weights_count_as_stored(algo, double: bool):
     plain, quantized = make_model(), make_model()
     packed = packed_size(plain, options)
     quantize_linears(quantized, options)
-    layers = quantized_linears(quantized).values()
+    layers = quantized_layers(quantized).values()
     assert packed.num_weights == sum(layer.in_features * layer.out_features for layer in layers)
     assert packed.num_bytes == sum(layer.num_bytes for layer in layers)
     stored = sum(math.prod(p.shape) for p in quantized.parameters())
