@@ -88,8 +88,10 @@ class QuantizedStack:
 
     def matrix(self, group: int, part: int) -> QuantizedWeight:
         """Return a matrix, with a kernel cache that all its copies share."""
-        tensors: dict[str, Any] = {name: getattr(self.matrices, name) for name in TENSORS}
-        own = {name: None if tensor is None else tensor[group, part] for name, tensor in tensors.items()}
+        own: dict[str, Any] = {}
+        for name in TENSORS:
+            stacked = getattr(self.matrices, name)
+            own[name] = None if stacked is None else stacked[group, part]
         cache = self.matrices.kernel_cache.setdefault((group, part), {})
         return dataclasses.replace(self.matrices, **own, kernel_cache=cache)
 
