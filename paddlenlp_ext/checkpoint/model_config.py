@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.config_values import KEYS, check_config_values, shown
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 
@@ -18,14 +19,17 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
 
     Raises:
-        ValueError: no config.json, a damaged one, one without `model_type`, or an unknown GGUF architecture.
+        ValueError: no config.json, a damaged one, one without `model_type` or with a value that is not allowed, or an
+            unknown GGUF architecture.
     """
     path = Path(path)
     if path.suffix == ".gguf" and path.is_file():
         from paddlenlp_ext.checkpoint.gguf import open_gguf
         from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
 
-        return config_from_gguf(open_gguf(path))
+        config = config_from_gguf(open_gguf(path))
+        check_config_values(config, str(path))
+        return config
     if not path.is_dir():
         raise ValueError(f"{path}: no such directory")
     if not (path / "config.json").is_file():
@@ -33,6 +37,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is unknown; add it')
+    check_config_values(config, str(path))
     return config
 
 
@@ -72,7 +77,7 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:
-        ValueError: a damaged file, or ids that are not integers.
+        ValueError: a damaged file, or ids that are not token ids.
     """
     path = Path(path)
     generation_file = path / "generation_config.json"
@@ -80,11 +85,11 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
         generation.setdefault(key, config.get(key))
+        if not KEYS[key].accepts(generation[key]):
+            found = shown(generation[key])
+            raise ValueError(f"{path}: {key} in generation_config.json must be {KEYS[key].words}, got {found}")
     eos = generation["eos_token_id"]
     generation["eos_token_id"] = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    ids = [*generation["eos_token_id"], generation["bos_token_id"], generation["pad_token_id"]]
-    if not all(token_id is None or isinstance(token_id, int) for token_id in ids):
-        raise ValueError(f"{path}: eos_token_id, bos_token_id and pad_token_id must be token ids, found {ids}")
     return generation
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from paddlenlp_ext.checkpoint.config_values import check_config_values
 from paddlenlp_ext.checkpoint.file_layout import FileLayout
 from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -20,6 +21,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.sharding_spec import TensorPlan
 
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -115,8 +117,20 @@ class DecoderConfig:
         """Read a config.json dict; `config_overrides` names keys of it that differ from the loaded file.
 
         Raises:
-            ValueError: an unknown `model_type`, activation or rope type; a missing or impossible size.
+            ValueError: an unknown `model_type`, activation or rope type; a missing or impossible value.
         """
+        try:
+            return cls._from_dict(source, name_or_path, config_overrides)
+        except ValueError as error:
+            if name_or_path is None:
+                raise
+            raise ValueError(f"{name_or_path}: {error}") from error
+
+    @classmethod
+    def _from_dict(
+        cls, source: Mapping[str, Any], name_or_path: str | None, config_overrides: Mapping[str, Any]
+    ) -> DecoderConfig:
+        check_config_values(source)
         if "model_type" not in source:
             raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
         if source["model_type"] not in FAMILIES.names():
@@ -125,6 +139,8 @@ class DecoderConfig:
                 f"supported: {', '.join(FAMILIES.names())}"
             )
         family = FAMILIES.get(source["model_type"])
+        for key in _REQUIRED:
+            _Reader(source, family).size(key)
         completed = family.complete(source)
         reader = _Reader(completed, family)
         activation = reader.value(family.activation_key)

@@ -24,6 +24,8 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not settings.get("alpha"):
         return config
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if head_dim == 2:
+        raise ValueError("alpha in the rope settings of config.json needs a head_dim above 2")
     theta = settings.get("rope_theta") or config.get("rope_theta") or 10_000.0
     stretched = {"rope_type": "default", "rope_theta": theta * settings["alpha"] ** (head_dim / (head_dim - 2))}
     return {**config, "rope_scaling": None, "rope_parameters": stretched}

@@ -131,7 +131,7 @@ class ModelSource:
         Raises:
             ValueError: no readable weights at `path`, an unsupported config, or see `DecoderConfig.from_files`.
         """
-        config = DecoderConfig.from_dict(self.config)
+        config = DecoderConfig.from_dict(self.config, self.name)
         weights = config.from_files(open_weights(self.path))
         weights = with_vocab_size(weights, self.config_overrides.get("vocab_size"))
         if self.score_seed is None:

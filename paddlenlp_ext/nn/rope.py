@@ -61,7 +61,8 @@ class RopeSettings:
         trained = config.get("original_max_position_embeddings")
         if trained is not None and rope_type in ("llama3", "longrope", "yarn"):
             scaling["original_max_position_embeddings"] = trained
-        longest = int(config.get("max_position_embeddings", 2048))
+        longest = config.get("max_position_embeddings")
+        longest = 2048 if longest is None else int(longest)
         return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -188,12 +189,18 @@ def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Increase the base for lengths beyond the trained context, so that the slowest frequency covers the length."""
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     stretch = np.float32(factor * max(length, trained)) / np.float32(trained) - np.float32(factor - 1)
+    if dim == 2:
+        raise ValueError("rope type 'dynamic' in config.json needs a head_dim above 2")
     return _unscaled(settings, settings.theta * _power(stretch, dim / (dim - 2))), 1.0
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Stretch long wavelengths by `factor`, keep short ones, and interpolate in between by the number of turns."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
+    if not low < high:
+        raise ValueError(
+            f"low_freq_factor {low} in the rope settings of config.json is not below high_freq_factor {high}"
+        )
     trained = settings.number("original_max_position_embeddings")
     unscaled, factor = _unscaled(settings), np.float32(settings.number("factor"))
     turns = np.float32(trained) / (np.float32(2 * math.pi) / unscaled)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.checkpoint.config_values import Kind, list_of, number, one_of, shown, whole
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
@@ -138,7 +139,35 @@ def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
 
 
 def _state(layer: str, algo: str, source: WeightSource) -> dict[str, Any]:
-    return json.loads(source.read(f"{layer}{_STATE}{algo}").tobytes())
+    """Return the description of a quantized weight in bitsandbytes' files.
+
+    Raises:
+        ValueError: it is not JSON, or one of its values is missing or not allowed.
+    """
+    place = f"{source.path}: the description of the quantized {layer}.weight"
+    try:
+        state = json.loads(source.read(f"{layer}{_STATE}{algo}").tobytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is damaged ({error}); download or save the model again") from error
+    for key, kind in _STATE_KEYS.items():
+        value = state.get(key, _ABSENT.get(key)) if isinstance(state, dict) else None
+        if not kind.accepts(value):
+            raise ValueError(
+                f"{place} is damaged: {key} must be {kind.words}, got {shown(value)}; download or save the model again"
+            )
+    return state
+
+
+_BLOCK = whole(2, 2**20)
+_STATE_KEYS = {
+    "shape": Kind("two sizes", lambda value: list_of(whole(1, 2**31)).accepts(value) and len(value) == 2),
+    "blocksize": _BLOCK,
+    "dtype": one_of("float32", "float16", "bfloat16"),
+    "nested_blocksize": _BLOCK,
+    "nested_offset": number(),
+}
+_ABSENT = {"nested_blocksize": 2, "nested_offset": 0.0}
+"""Values in place of keys that only files with quantized scales have."""
 
 
 def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:

@@ -53,8 +53,12 @@ def test_write_generation_config_empty_eos_is_null(tmp_path):
 
 
 def test_read_generation_config_non_integer_ids_raise(tmp_path):
-    with pytest.raises(ValueError, match="must be token ids"):
+    with pytest.raises(ValueError, match=r"eos_token_id in config.json must be an integer.* got '</s>'"):
         read_generation_config(folder_with(tmp_path, {"eos_token_id": "</s>"}))
+    folder = folder_with(tmp_path, {"eos_token_id": 2})
+    (folder / "generation_config.json").write_text('{"bos_token_id": 1.5}')
+    with pytest.raises(ValueError, match=r"bos_token_id in generation_config.json must be an integer.* got 1.5"):
+        read_generation_config(folder)
 
 
 def test_read_model_config_errors_name_the_file(tmp_path):

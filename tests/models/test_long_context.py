@@ -146,7 +146,7 @@ def test_context_overrides_with_another_trained_length_count_from_it():
     ("strategy", "parameters", "config", "message"),
     [
         ("YaRNScalingRotaryEmbedding", {"low_freq_factor": 1.0}, {}, "has no low_freq_factor; known: original_max"),
-        ("YaRNScalingRotaryEmbedding", {"beta_fast": "32"}, {}, "beta_fast '32' .* is not a number"),
+        ("YaRNScalingRotaryEmbedding", {"beta_fast": "32"}, {}, "beta_fast .* must be a number .*'32'"),
         ("LongRoPEScalingRotaryEmbedding", {"long_factor": [2.0]}, {}, "needs a list of 4 numbers as 'long_factor'"),
         (
             "LinearScalingRotaryEmbedding",

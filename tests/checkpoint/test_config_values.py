@@ -1,0 +1,95 @@
+"""Test the types and ranges of the keys of config.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from paddlenlp_ext.checkpoint.config_values import KEYS
+from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from tests.generation.tiny_models import FAMILIES as MODELS
+from tests.generation.tiny_models import SIZES
+
+OF_OTHER_TYPE: dict[type, tuple[Any, ...]] = {
+    bool: (2, "x", [], {"x": 1}, math.nan),
+    int: ("x", [], {"x": 1}, math.nan, math.inf, 1.5, True, -2, 10**12, 1e9),
+    float: ("x", [], {"x": 1}, math.nan, math.inf, True, -2, 1e300),
+    str: (5, [], {"x": 1}, math.nan, True),
+}
+"""Type of a key's default or tiny value -> values that no key of this type can have."""
+WRITTEN_AS_INTEGERS = ("query_pre_attn_scalar", "scale_emb", "dim_model_base", "original_max_position_embeddings")
+"""Numbers whose default has no fraction."""
+MAY_BE_NEGATIVE = ("attn_logit_softcapping", "final_logit_softcapping")  # refused by the family, where it has the key
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_from_dict_value_of_another_type_raises_with_key_and_value(model):
+    config = {**SIZES, **MODELS[model]}
+    values = {**FAMILIES.get(config["model_type"]).defaults, **config}
+    for key, value in values.items():
+        assert key in KEYS, f"declare {key} in checkpoint/config_values.py"
+        if value is None:
+            continue
+        for wrong in OF_OTHER_TYPE[float if key in WRITTEN_AS_INTEGERS else type(value)]:
+            if wrong == -2 and key in MAY_BE_NEGATIVE:
+                continue
+            with pytest.raises(ValueError, match=rf"^m: {key} .*config\.json") as caught:
+                DecoderConfig.from_dict({**config, key: wrong}, "m")
+            assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rope_theta": -10000.0},
+            r"rope_theta in config\.json must be a number above 1 up to 1e\+12, or null, got",
+        ),
+        ({"torch_dtype": "float31"}, "torch_dtype in config.json must be one of float64, .*, got 'float31'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers in config.json must be an integer from 0 to 1024"),
+        ({"layer_types": ["x", 1]}, "layer_types in config.json must be a list of which each entry is a string"),
+        ({"eos_token_id": [1, "x"]}, r"eos_token_id in config.json must be .*, got \[1, 'x'\]"),
+        ({"architectures": "x"}, "architectures in config.json must be a list"),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor in rope_scaling of config.json .*, got '4'"),
+        ({"rope_parameters": {"a": {"rope_theta": 0}}}, "rope_theta in rope_parameters.a of config.json .*, got 0"),
+        ({"quantization_config": {"load_in_4bit": 4}}, "load_in_4bit in quantization_config of config.json"),
+        (
+            {"quantization_config": {"paddlenlp_ext": {"algo": "nf4", "block_size": 0}}},
+            "block_size in quantization_config.paddlenlp_ext of config.json",
+        ),
+        ({"rope_scaling": {"x": "y" * 100, "type": 3 * ["z" * 100]}}, r"type in .*, got \['zz.{40,60}\.\.\.$"),
+    ],
+)
+def test_read_model_config_value_out_of_range_raises_with_the_folder(changes, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **changes}))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_model_config(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (
+            {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4},
+            "low_freq_factor 4.0 .* is not below high_freq_factor 4.0",
+        ),
+        ({"type": "dynamic", "factor": 2}, "rope type 'dynamic' .* needs a head_dim above 2"),
+    ],
+)
+def test_rotary_embedding_with_impossible_settings_raises(rope, message):
+    config = {**SIZES, "model_type": "llama", "head_dim": 2, "rope_scaling": rope}
+    with pytest.raises(ValueError, match=message):
+        RotaryEmbeddings(DecoderConfig.from_dict(config).ropes)
+
+
+def test_from_dict_hunyuan_with_two_channels_and_alpha_raises():
+    config = {**SIZES, "model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"alpha": 5.0}}
+    with pytest.raises(ValueError, match=r"alpha .* needs a head_dim above 2"):
+        DecoderConfig.from_dict(config)
