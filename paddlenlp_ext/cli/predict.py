@@ -28,6 +28,7 @@ from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.model import quantization_report
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def find_model_and_adapter(arguments: ModelArguments) -> tuple[str, str | None]:
             f"--model_name_or_path {named} is itself an adapter, and --lora_path names another; pass the base model"
         )
     for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
-        base = json.loads((named / file).read_text(encoding="utf-8")).get(key) if (named / file).is_file() else None
+        base = read_json_object(named / file).get(key) if (named / file).is_file() else None
         if base:
             resolve_base(base, named, f"--model_name_or_path BASE --lora_path {named}")
             return base, str(named)
@@ -115,7 +116,7 @@ def choose_template(
     """
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)
-    settings = {} if run is None else json.loads(run.read_text(encoding="utf-8"))
+    settings = {} if run is None else read_json_object(run)
     kwargs = arguments.chat_template_kwargs or {}
     if arguments.chat_template is None and arguments.chat_template_kwargs is None:
         kwargs = settings.get("chat_template_kwargs") or {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.utils.files import read_json_object
 
 _USAGE = """reft_predictor.py --model_name_or_path MODEL --reft_path REFT [--data_file ROWS] [--key value ...]
 
@@ -63,7 +63,7 @@ def check_reft(folder: Path) -> None:
         ValueError: the folder holds an adapter of another method.
     """
     config = folder / "adapter_config.json"
-    found = json.loads(config.read_text(encoding="utf-8")).get("peft_type") if config.is_file() else "REFT"
+    found = read_json_object(config).get("peft_type") if config.is_file() else "REFT"
     if found != "REFT":
         raise ValueError(
             f"--reft_path {folder} holds an adapter of type {found}; use predictor.py, which accepts any method"

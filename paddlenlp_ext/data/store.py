@@ -1,12 +1,14 @@
 """Store of tokenized rows: arrays that are appended to on disk and then memory-mapped.
 
-The directory of a split holds the arrays of `TokenArrays`, one file each, and the statistics of the split
-(account.json).
+The directory of a split holds the arrays of `TokenArrays`, one file each, the statistics of the split (account.json),
+and the sums of these files (sums.json). Sums are checked in full when a cache is opened: CRC-32 runs at about 4 GB/s, a
+thousandth of the time that the tokens took.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +19,12 @@ import numpy as np
 
 from paddlenlp_ext.data.tokenize import TokenizedRow
 from paddlenlp_ext.data.types import DataStats, EncodedRow
-from paddlenlp_ext.utils.files import atomic_folder, file_lock
+from paddlenlp_ext.utils.files import atomic_folder, file_lock, read_json_object, write_json
 from paddlenlp_ext.utils.logging import get_logger
 
 STATS_FILE = "account.json"
+SUMS_FILE = "sums.json"
+_CHUNK_BYTES = 1 << 22
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
 """File names of the arrays that are not named after their attribute."""
 
@@ -81,10 +85,10 @@ class TokenArrays:
             names = list(cls.__dataclass_fields__)
             mapped = [np.load(folder / _file_name(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
-            raise ValueError(f"{folder}: the cached tokens are damaged ({error}); delete this directory") from error
+            raise ValueError(f"{folder}: {error}; delete this directory") from error
         arrays = cls(*map(np.asarray, mapped))  # plain arrays: slicing a np.memmap takes five times as long
         if len(arrays.offsets) < 1 or arrays.offsets[-1] != len(arrays.tokens):
-            raise ValueError(f"{folder}: the cached tokens are damaged (lengths disagree); delete this directory")
+            raise ValueError(f"{folder}: lengths disagree; delete this directory")
         return arrays
 
     def __len__(self) -> int:
@@ -167,7 +171,7 @@ def _file_name(name: str) -> str:
 
 
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:
-    """Load the arrays and statistics in `folder`, after building them if the directory does not exist.
+    """Load the arrays and statistics in `folder`, after building them if the directory does not exist or is damaged.
 
     One of several processes builds while the others wait. If `build` raises an error, no files remain.
 
@@ -176,15 +180,66 @@ def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[Tok
         build: function that writes the arrays of a split into a folder with `TokenWriter`, and returns its statistics.
 
     Raises:
-        ValueError: the directory is damaged or cannot be written.
+        ValueError: the directory cannot be written, or the process that writes it does not go on.
     """
-    with file_lock(folder, "set data_cache_dir"):
-        if not folder.is_dir():
-            with atomic_folder(folder) as draft:
-                stats = build(draft)
-                (draft / STATS_FILE).write_text(json.dumps(stats.to_json(), indent=1), encoding="utf-8")
-            get_logger().info("tokens cached in %s", folder)
-        else:
-            get_logger().info("cached tokens found in %s", folder)
+    if find_damage(folder) is None:
+        get_logger().info("cached tokens found in %s", folder)
+    else:
+        with file_lock(folder, "set data_cache_dir"):
+            damage = find_damage(folder)  # again: another process may have built the files in the meantime
+            if damage is not None:
+                if folder.is_dir():
+                    get_logger().warning("%s: %s; tokenizing the rows again", folder, damage)
+                _build(folder, build)
+    return _load(folder)
+
+
+def _build(folder: Path, build: Callable[[Path], DataStats]) -> None:
+    with atomic_folder(folder) as draft:
+        stats = build(draft)
+        (draft / STATS_FILE).write_text(json.dumps(stats.to_json(), indent=1), encoding="utf-8")
+        write_json(draft / SUMS_FILE, {path.name: _sum_of(path) for path in sorted(draft.iterdir())})
+    get_logger().info("tokens cached in %s", folder)
+
+
+def find_damage(folder: Path) -> str | None:
+    """Compare the files of a split with their sums. Earlier versions wrote none: their files only have to be readable.
+
+    Returns:
+        A description of the first file that is missing or has other contents; None if the files are as written.
+    """
+    if not folder.is_dir():
+        return "no cached tokens"
+    if not (folder / SUMS_FILE).is_file():
+        return _find_unreadable(folder)
+    try:
+        sums = read_json_object(folder / SUMS_FILE)
+    except ValueError:
+        return f"the cached tokens are damaged ({SUMS_FILE})"
+    names = {STATS_FILE, *map(_file_name, TokenArrays.__dataclass_fields__)}
+    for name in sorted(names):
+        if not (folder / name).is_file() or _sum_of(folder / name) != sums.get(name):
+            return f"the cached tokens are damaged ({name})"
+    return None
+
+
+def _find_unreadable(folder: Path) -> str | None:
+    try:
+        _load(folder)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return f"the cached tokens are damaged ({error})"
+    return None
+
+
+def _load(folder: Path) -> tuple[TokenArrays, DataStats]:
     stored: Mapping[str, Any] = json.loads((folder / STATS_FILE).read_text(encoding="utf-8"))
     return TokenArrays.load(folder), DataStats.from_json(dict(stored))
+
+
+def _sum_of(path: Path) -> list[int]:
+    """Return the size of a file in bytes and its CRC-32."""
+    size = crc = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+    return [size, crc]

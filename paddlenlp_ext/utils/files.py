@@ -6,26 +6,33 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
+
+MAX_JSON_BYTES = 1 << 28
+"""Limit of JSON files of models and runs; the index of the largest models has some megabytes."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: the file is missing, not UTF-8, not JSON, or not an object.
+        ValueError: the file is missing, not UTF-8, not JSON, larger than `MAX_JSON_BYTES`, nested too deeply, or not an
+            object.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ValueError(f"larger than {MAX_JSON_BYTES >> 20} MiB")
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also of a number with thousands of digits
         raise ValueError(f"{path}: damaged, not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
@@ -95,25 +102,65 @@ def _sibling(target: Path, state: str) -> Path:
 def file_lock(folder: Path, remedy: str) -> Iterator[None]:
     """Hold the lock file next to `folder`; the system releases the lock even if the process is killed.
 
+    Another process that holds the lock is waited for while it makes progress.
+
     Args:
         folder: folder that only one process of a machine may write at a time.
-        remedy: end of the error message, advice for a user whose lock file cannot be written.
+        remedy: end of the error messages, advice for a user whose lock file cannot be written or locked.
 
     Raises:
-        ValueError: the lock file cannot be written.
+        ValueError: the lock file cannot be written, or the process that holds it has written nothing to the draft of
+            the folder for `LOCK_PATIENCE_S`.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.with_suffix(".lock"), "w")  # noqa: SIM115 (closed below, after the message)
+        lock = open(folder.with_suffix(".lock"), "a+")  # noqa: SIM115 (closed below, after the message)
     except OSError as error:
         raise ValueError(f"{folder.parent}: cannot be written to ({error}); {remedy}") from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            get_logger().info("waiting for another process that writes %s", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _try_lock(lock):
+            _wait_for_lock(lock, folder, remedy)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
+
+
+LOCK_PATIENCE_S = 1800.0
+_LOCK_POLL_S = 0.2
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for_lock(lock: IO[str], folder: Path, remedy: str) -> None:
+    lock.seek(0)
+    holder = f"process {lock.read(20) or 'unknown'}"
+    get_logger().info("waiting for %s, which writes %s", holder, folder)
+    draft = _sibling(folder, "incomplete")
+    state, since = _state_of(draft), time.monotonic()
+    while not _try_lock(lock):
+        time.sleep(_LOCK_POLL_S)
+        if (now := _state_of(draft)) != state:
+            state, since = now, time.monotonic()
+        elif time.monotonic() - since > LOCK_PATIENCE_S:
+            idle = f"{LOCK_PATIENCE_S / 60:.0f} minutes"
+            raise ValueError(
+                f"{folder}: {holder} holds the lock and has written nothing for {idle}; end it, or {remedy}"
+            )
+
+
+def _state_of(draft: Path) -> list[tuple[str, int]]:
+    """Return names and sizes of the files in a folder, which may be absent."""
+    try:
+        return sorted((path.name, path.stat().st_size) for path in draft.iterdir())
+    except OSError:  # the folder, or a file of it, was renamed or removed in between
+        return []
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import re
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.sources import open_reader
 from paddlenlp_ext.data.store import TokenWriter, load_or_build
 from paddlenlp_ext.data.types import DataStats, InvalidRow
+from paddlenlp_ext.utils import files
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 from tests.golden.generators.write_token_cache import data_config, make_words_tokenizer
@@ -272,20 +274,58 @@ def test_load_dataset_twice_tokenizes_once(options, tokenizer, tmp_path, monkeyp
     assert list(second.prompts()) == list(first.prompts())
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "foreign"])
-def test_load_dataset_with_a_damaged_cache_names_it(damage, options, tokenizer, tmp_path):
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "flipped": flip,
+    "zeroed": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-4]),
+    "missing": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "name", ["tokens.npy", "learned.npy", "offsets.npy", "places.npy", "answers.npy", "account.json", "sums.json"]
+)
+def test_load_dataset_with_a_damaged_cache_tokenizes_again(name, damage, options, tokenizer, tmp_path, caplog):
     folder = write(tmp_path / "set")
-    load_dataset(options(folder), "train", tokenizer)
-    (tokens,) = (tmp_path / "cache").glob("*/tokens.npy")
-    if damage == "truncated":
-        tokens.write_bytes(tokens.read_bytes()[:-4])
-    elif damage == "missing":
-        tokens.unlink()
-    else:
-        np.save(tokens, np.zeros(3, np.int32))
-    with pytest.raises(ValueError, match="delete this directory") as caught:
-        load_dataset(options(folder), "train", tokenizer)
-    assert str(tokens.parent) in str(caught.value)
+    first = load_dataset(options(folder), "train", tokenizer)
+    rows = [(row.tokens.tolist(), row.loss_mask.tolist()) for row in first]
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    content = file.read_bytes()
+    DAMAGE[damage](file)
+    again = load_dataset(options(folder), "train", tokenizer)
+    assert [(row.tokens.tolist(), row.loss_mask.tolist()) for row in again] == rows
+    if (name, damage) != ("sums.json", "missing"):  # as in caches of earlier versions, which are read
+        assert file.read_bytes() == content
+        assert f"{file.parent}: the cached tokens are damaged ({name})" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["tokens.npy", "offsets.npy", "account.json"])
+def test_load_dataset_with_an_unreadable_cache_of_an_earlier_version_tokenizes_again(
+    name, options, tokenizer, tmp_path
+):
+    folder = write(tmp_path / "set")
+    rows = [row.tokens.tolist() for row in load_dataset(options(folder), "train", tokenizer)]
+    (file,) = (tmp_path / "cache").glob(f"*/{name}")
+    (file.parent / "sums.json").unlink()
+    DAMAGE["zeroed"](file)
+    assert [row.tokens.tolist() for row in load_dataset(options(folder), "train", tokenizer)] == rows
+
+
+def test_load_or_build_beside_a_process_that_stands_still_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(files, "_LOCK_POLL_S", 0.02)
+    folder = tmp_path / "train-0"
+    with files.file_lock(folder, "wait"), pytest.raises(ValueError, match="holds the lock") as caught:
+        load_or_build(folder, must_not_run)
+    assert f"{folder}: process {os.getpid()} holds the lock and has written nothing" in str(caught.value)
+    assert "set data_cache_dir" in str(caught.value)
 
 
 def test_load_dataset_with_an_unwritable_cache_names_the_key(options, tokenizer, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_ext.utils import files
 from paddlenlp_ext.utils.files import atomic_folder, write_text
 
 
@@ -98,3 +99,15 @@ def test_atomic_folder_flushes_every_file_before_it_appears(tmp_path, monkeypatc
             (draft / name).write_text("")
     assert sorted(flushed[:-1]) == [(name, False) for name in (".run.incomplete", "a", "b", "below")]
     assert flushed[-2:] == [(".run.incomplete", False), (tmp_path.name, True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("[" * 100_000, "recursion"), ('{"n": ' + "1" * 5000 + "}", "digits"), ("{} " * 9, "larger than 0 MiB")],
+)
+def test_read_json_object_of_a_bomb_raises_with_the_file(content, message, tmp_path, monkeypatch):
+    if "larger" in message:
+        monkeypatch.setattr(files, "MAX_JSON_BYTES", 20)
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"x\.json: damaged, not JSON \(.*{message}"):
+        files.read_json_object(tmp_path / "x.json")
