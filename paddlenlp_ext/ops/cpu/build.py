@@ -1,7 +1,8 @@
 """Build the C++ library: compile every source of `csrc/` in its own process, then link.
 
 Objects and library are stored in the user's cache under a hash of everything that they depend on. After a change of a
-source, a flag, the Paddle version or the processor new files are built; other files are reused.
+source, a flag, the Paddle version or the processor new files are built; other files are reused. The SHA-256 of the
+library is stored beside it, because loading a truncated library ends the process with a bus error.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import paddle
 
-from paddlenlp_ext.utils.files import cache_folder
+from paddlenlp_ext.utils.files import cache_folder, write_text
 from paddlenlp_ext.utils.logging import get_logger
 
 SOURCES = Path(__file__).parents[1] / "csrc"
@@ -38,7 +39,7 @@ class BuildError(Exception):
 
 
 def build(libraries: Path) -> Path:
-    """Return the path of the shared library; compile it if the cache does not have it.
+    """Return the path of the shared library; compile it if the cache does not have it, or a damaged one.
 
     Args:
         libraries: Paddle's directory of shared libraries.
@@ -62,16 +63,35 @@ def build(libraries: Path) -> Path:
         for source in sorted(SOURCES.glob("*.cpp"))
     }
     library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
-    if not library.exists():
+    if not _is_intact(library):
         _require_writable(folder)
         with open(folder / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one of several ranks builds, the others wait and reuse the result
-            if not library.exists():
+            if not _is_intact(library):
+                if _sum_file(library).exists() and library.exists():
+                    get_logger(__name__).warning("%s is damaged; compiling it again", library)
+                    for path in objects.values():  # they may be damaged too
+                        path.unlink(missing_ok=True)
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
                 linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
                 shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))
                 _run([*compiler, *sanitizers, *shared, *linked], library)
+                write_text(_sum_file(library), _sum_of(library))
     return library
+
+
+def _is_intact(library: Path) -> bool:
+    """Return whether the library exists with the contents that were linked."""
+    stored = _sum_file(library)
+    return library.is_file() and stored.is_file() and stored.read_bytes() == _sum_of(library).encode()
+
+
+def _sum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _sum_of(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
 
 
 def _require_writable(folder: Path) -> None:

@@ -98,6 +98,18 @@ def test_build_runs_once_and_again_when_a_source_changes(not_loaded, sources, ca
 
 
 @needs_cpp
+@pytest.mark.parametrize("damage", ["cut in half", "flipped"])
+def test_build_with_a_damaged_library_compiles_it_again(damage, not_loaded, sources, caplog):
+    library = build.build(LIBRARIES)
+    content = library.read_bytes()
+    library.unlink()  # a mapped file must not change
+    library.write_bytes(content[: len(content) // 2] if damage == "cut in half" else content[:-1] + b"x")
+    assert build.build(LIBRARIES) == library
+    assert library.read_bytes() == content
+    assert "is damaged; compiling it again" in caplog.text
+
+
+@needs_cpp
 def test_build_syncs_files_before_renaming_them(not_loaded, sources, monkeypatch):
     synced, fsync = set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.add(os.fstat(file).st_ino), fsync(file)))
