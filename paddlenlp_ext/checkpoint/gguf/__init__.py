@@ -14,21 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from paddlenlp_ext.checkpoint.gguf.header import GgufTensor, read_header
+
 T = TypeVar("T")
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 _ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-
-
-@dataclass(frozen=True)
-class GgufTensor:
-    """Stored tensor: quantization type, shape (rows first, as in NumPy), file, first byte, number of bytes."""
-
-    type: str
-    shape: tuple[int, ...]
-    path: Path
-    start: int
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ def part_paths(path: Path) -> list[Path]:
 @functools.lru_cache(maxsize=2)
 def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     """Read the headers of all parts: (path, size, time of modification), the last two being only cache keys."""
-    headers = [_read_header(path) for path, _, _ in parts]
+    headers = [GgufFile(path, *read_header(path)) for path, _, _ in parts]
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers, start=1):
         _check_part(header, number, len(parts))
@@ -178,26 +169,3 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
         f"{header.path}: the metadata says part {stored_number} of {stored_count}, "
         f"but the name says part {number} of {count}; rename the file to {name}"
     )
-
-
-def _read_header(path: Path) -> GgufFile:
-    import gguf
-
-    try:
-        reader = gguf.GGUFReader(path)
-        metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); fetch it again") from error
-    if reader.byte_order != "I":
-        raise ValueError(f"{path}: a big-endian GGUF file is not supported; use a little-endian one")
-    tensors = {
-        tensor.name: GgufTensor(
-            tensor.tensor_type.name,
-            tuple(int(n) for n in reversed(tensor.shape)),
-            path,
-            tensor.data_offset,
-            tensor.n_bytes,
-        )
-        for tensor in reader.tensors
-    }
-    return GgufFile(path, metadata, tensors)

@@ -28,16 +28,18 @@ def shortest_decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1) -> int:
+def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31) -> int:
     """Return a whole number under the architecture's prefix; without a default, it must exist.
 
     Raises:
-        ValueError: the number is missing, or less than the minimum.
+        ValueError: the number is missing, less than the minimum or greater than the maximum.
     """
     key = file.architecture_key(key)
     value = file.require(key, int) if default is None else file.get(key, int, default)
     if value < minimum:
         raise ValueError(f"{file.path}: {key} is {value}, less than {minimum}; the file is damaged")
+    if value > maximum:
+        raise ValueError(f"{file.path}: {key} is {value}, more than {maximum}; the file is damaged")
     return value
 
 

@@ -185,4 +185,4 @@ def architecture_of(file: GgufFile) -> Architecture:
 def num_layers(file: GgufFile) -> int:
     """Return the number of layers, without the last ones that predict further tokens in training."""
     unread = count(file, "nextn_predict_layers", 0, minimum=0)
-    return count(file, "block_count", minimum=unread + 1) - unread
+    return count(file, "block_count", minimum=unread + 1, maximum=unread + 1024) - unread

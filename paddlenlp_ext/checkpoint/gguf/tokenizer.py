@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _WORD_MARK = "\u2581"
+_MAX_TOKEN_LENGTH = 1024
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -202,6 +203,9 @@ def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and count > embedding.shape[0]:
         raise ValueError(f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows")
+    longest = max(map(len, tokens), default=0)
+    if longest > _MAX_TOKEN_LENGTH:  # merges are found in a time that grows with the square of the length
+        raise ValueError(f"{file.path}: a token has {longest} characters, more than {_MAX_TOKEN_LENGTH}")
     first_at: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if first_at.setdefault(token, index) != index:
