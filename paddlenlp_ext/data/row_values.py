@@ -80,7 +80,7 @@ def read_json(value: Any, path: FieldPath) -> Any:
         return value
     try:
         return json.loads(read_text(value, path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is a string, but not JSON: {error}", path) from error
 
 

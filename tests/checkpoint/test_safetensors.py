@@ -260,3 +260,25 @@ def test_write_safetensors_full_disk_leaves_no_partial_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
     assert open_weights(tmp_path).read("weight").tolist() == [0, 0, 0, 0]
+
+
+def test_sharded_safetensors_link_out_of_the_folder_raises(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    index = sharded(folder)
+    file = folder / index["weight_map"]["a"]
+    file.rename(tmp_path / "other.safetensors")
+    file.symlink_to(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=rf"shard {file.name} is a link out of its folder, to {tmp_path}"):
+        open_weights(folder)
+
+
+def test_sharded_safetensors_in_the_cache_of_the_hub_reads_links_to_blobs(tmp_path):
+    folder = tmp_path / "models--a--b" / "snapshots" / "0123"
+    folder.mkdir(parents=True)
+    index = sharded(folder)
+    file = folder / index["weight_map"]["a"]
+    (folder.parents[1] / "blobs").mkdir()
+    file.rename(folder.parents[1] / "blobs" / "sum")
+    file.symlink_to("../../blobs/sum")
+    assert "a" in open_weights(folder).names()

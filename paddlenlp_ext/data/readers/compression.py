@@ -13,6 +13,15 @@ from typing import Any, BinaryIO
 from paddlenlp_ext.utils.extras import import_extra
 
 _CHUNK = 1 << 17
+_COMPRESSED_CHUNK = 1 << 11
+"""Bytes of Zstandard that are decompressed at a time: at most 64 MB of text, for 128 KB of which 4 bytes can stand."""
+MAX_ROW_BYTES = 1 << 26
+"""Limit of the text of one row; without it a compressed file of some kilobytes could fill the memory."""
+
+
+def row_too_long() -> str:
+    """Return the message about a row of more than `MAX_ROW_BYTES`."""
+    return f"a row is longer than {MAX_ROW_BYTES >> 20} MiB; split it into several rows"
 
 
 class ByteStream:
@@ -52,13 +61,18 @@ class ByteStream:
         """Return about `count` bytes that end with a line, or with the file.
 
         Raises:
-            ValueError: the compressed data is damaged.
+            ValueError: the compressed data is damaged, or a line is longer than `MAX_ROW_BYTES`.
         """
         content = self.read(count)
+        if not content or content.endswith(b"\n"):
+            return content
         try:
-            return content if content.endswith(b"\n") else content + self._stream.readline()
+            rest = self._stream.readline(MAX_ROW_BYTES)
         except self._errors as error:
             raise self._damaged(error) from error
+        if len(rest) == MAX_ROW_BYTES:
+            raise ValueError(f"{self._path}: {row_too_long()}")
+        return content + rest
 
     def skip(self, count: int) -> None:
         """Move forward by `count` bytes, which decompresses them if the file is compressed.
@@ -111,7 +125,7 @@ class _ZstandardFile(io.RawIOBase):
         return count
 
     def _read_input(self) -> bool:
-        self._input = self._file.read(_CHUNK)
+        self._input = self._file.read(_COMPRESSED_CHUNK)
         if not self._input and self._frame is not None:
             raise EOFError("the last Zstandard frame is incomplete")
         return bool(self._input)

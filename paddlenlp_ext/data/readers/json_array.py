@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paddlenlp_ext.data.readers.base import BLOCK_BYTES, READERS, Block, Cursor, ParsedBlock
-from paddlenlp_ext.data.readers.compression import ByteStream, open_bytes
+from paddlenlp_ext.data.readers.compression import MAX_ROW_BYTES, ByteStream, open_bytes, row_too_long
 from paddlenlp_ext.data.readers.json_lines import BYTE_ORDER_MARK, JsonLinesReader
 from paddlenlp_ext.data.types import InvalidRow, SourceRow
 from paddlenlp_ext.utils.json_reader import ENCODING, JsonError, Location, decode_utf8, read_value, skip_space
@@ -160,12 +160,14 @@ class _ArrayText:
         """Drop the text before the position and append at least as much as remains; return False at the end.
 
         Raises:
-            JsonError: the bytes after the text are not UTF-8.
+            JsonError: the bytes after the text are not UTF-8, or the text before the end of an element is too long.
         """
         if self._encoding_error is not None:
             raise JsonError(self._encoding_error, self.text, len(self.text), ENCODING)
         if self._is_complete:
             return False
+        if len(self.text) - self.at > MAX_ROW_BYTES:
+            raise JsonError(row_too_long(), self.text, self.at)
         content = self._stream.read(max(BLOCK_BYTES, len(self.text) - self.at))
         self._is_complete = not content
         try:

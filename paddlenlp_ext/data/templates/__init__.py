@@ -10,6 +10,7 @@ from paddlenlp_ext.data.templates.base import ChatTemplate, PlainTemplate, Templ
 
 __all__ = ["ChatTemplate", "TemplateOptions", "load_template"]
 
+_MAX_FILE_BYTES = 1 << 22
 FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -45,13 +46,20 @@ def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatT
     if option is None:
         return JinjaTemplate(tokenizer.get_chat_template(), tokenizer, options)
     path = _find(Path(option).expanduser())
-    text = path.read_text(encoding="utf-8")
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"{path}: a chat template has at most {_MAX_FILE_BYTES >> 20} MiB; choose another file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
     if path.suffix != ".json":
         return JinjaTemplate(text, tokenizer, options)
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}:{error.colno}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
     if is_paddlenlp_template(content):
         return PaddleNLPTemplate(content, path, text, tokenizer)
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):

@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from paddlenlp_ext.data.readers import base, json_array, json_lines, parquet
+from paddlenlp_ext.data.readers import base, compression, json_array, json_lines, parquet
 from paddlenlp_ext.data.sources import open_reader
 
 ROWS = [
@@ -129,3 +129,30 @@ def test_json_array_with_a_long_open_string_is_read_to_its_end_only_once(tmp_pat
     monkeypatch.setattr(json_array, "read_value", lambda *args, **keys: calls.append(1) or real(*args, **keys))
     assert [len(row.value["src"]) for row in open_reader(path).rows()] == [50_000]
     assert len(calls) < 15
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.json", "a.json.zst"])
+def test_reader_of_a_row_beyond_the_limit_names_the_file(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "MAX_ROW_BYTES", 1 << 20)
+    monkeypatch.setattr(json_array, "MAX_ROW_BYTES", 1 << 20)
+    row = json.dumps({"src": "x" * (3 << 20), "tgt": "y"}).encode()
+    content = b"[" + row + b"]" if ".json" in Path(name).suffixes else row
+    path = tmp_path / name
+    path.write_bytes(compressed(content, path.suffix) if path.suffix in (".gz", ".zst") else content)
+    problem = "a row is longer than 1 MiB; split it into several rows"
+    if b"[" in content:
+        (found,) = open_reader(path).rows()
+        assert problem in found.message and found.fatal and found.location.file == str(path)
+    else:
+        with pytest.raises(ValueError, match=problem) as caught:
+            list(open_reader(path).rows())
+        assert str(path) in str(caught.value)
+
+
+def test_reader_of_a_zstandard_bomb_decompresses_little_at_a_time(tmp_path):
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 27))
+    (tmp_path / "a.jsonl.zst").write_bytes(bomb)
+    with open(tmp_path / "a.jsonl.zst", "rb") as file:
+        stream = compression.ByteStream(file, tmp_path / "a.jsonl.zst")
+        stream.read(1)
+        assert len(stream._stream.raw._output) <= 1 << 26
