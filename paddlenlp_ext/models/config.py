@@ -270,7 +270,8 @@ class DecoderConfig:
         shapes = [shape for shape in self.experts or () if shape is not None]
         if not shapes:
             return None
-        return LoadBalance(shapes[0].num_experts, shapes[0].router.top_k, self.num_hidden_layers, self.router_loss)
+        first = shapes[0]
+        return LoadBalance(first.num_experts, first.router.top_k, self.num_hidden_layers, len(shapes), self.router_loss)
 
     @property
     def active_size(self) -> float:

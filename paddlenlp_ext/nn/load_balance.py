@@ -10,7 +10,11 @@ logits, and the loss itself is one number at the end of the decoder:
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
 
-The routers' logits need not be saved for it, and layers may be recomputed.
+The routers' logits need not be saved for it, and layers may be recomputed. Since f and P are means over all layers, the
+stages of a pipeline exchange their sums:
+
+    forward    stage 0 --- sums of f and P over its layers ---> stage 1, adds its own ---> ... ---> last stage, loss
+    backward   stage 0 <-------------- f times the gradient of the loss <------------------------- last stage
 
 Shapes: T tokens, E experts, K chosen experts, B batch, S sequence, D hidden.
 """
@@ -30,19 +34,42 @@ from paddlenlp_ext.nn.recompute import value_of_first_run
 
 
 @dataclass
-class _Pass:
-    """One forward pass: what each layer's router did, and the gradient of the loss once it is known."""
+class RoutedPass:
+    """Forward pass through all layers, or those of a pipeline stage: what the routers did.
 
-    token_mask: paddle.Tensor | None
+    Attributes:
+        num_experts: E.
+        token_mask: [T], 0 for padding; None: there is none.
+        is_counted: whether the tokens count in the load.
+        choices, probabilities: index of a layer -> sums over its tokens, [E].
+        num_tokens: T without padding; 0 before the first router.
+        earlier_sums: `sums` of the earlier stages; None: there are none.
+        slopes: f times the gradient of the loss, [E]; None until the backward pass of the loss.
+    """
+
+    num_experts: int
+    token_mask: paddle.Tensor | None = None
     is_counted: bool = True
     choices: dict[int, paddle.Tensor] = field(default_factory=dict)
     probabilities: dict[int, paddle.Tensor] = field(default_factory=dict)
     num_tokens: float = 0.0
-    gradient: paddle.Tensor | None = None
+    earlier_sums: paddle.Tensor | None = None
+    slopes: paddle.Tensor | None = None
 
-    def choices_per_token(self) -> paddle.Tensor:
-        """Return f [E]."""
-        return paddle.add_n(list(self.choices.values())) / (self.num_tokens * len(self.choices))
+    def sums(self) -> paddle.Tensor:
+        """Return the sums of choices and of probabilities over all layers so far, and T, float32 [2E + 1]."""
+        total = paddle.zeros([2 * self.num_experts + 1], "float32") if self.earlier_sums is None else self.earlier_sums
+        if not self.choices:
+            return total
+        own = [paddle.add_n(list(each.values())) for each in (self.choices, self.probabilities)]
+        tokens = paddle.full([1], self.num_tokens, "float32")
+        return paddle.concat([total[:-1] + paddle.concat(own), tokens])
+
+    def means(self, num_routers: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return f and P, [E] each: means over the tokens of all layers with routers."""
+        sums = self.sums()
+        f, p = paddle.split(sums[:-1] / (sums[-1] * num_routers), 2)
+        return f, p
 
 
 class LoadBalance:
@@ -52,21 +79,25 @@ class LoadBalance:
         num_experts: E.
         top_k: K.
         num_layers: layers of the decoder, dense ones included.
+        num_routers: layers with experts.
         coefficient: factor c of the auxiliary loss; 0: there is none.
 
     Attributes:
         loss: auxiliary loss of the last forward pass, a scalar with a gradient; None without one.
         share: factor of the gradients of the loss; 1 / R if R processes compute all of them, and they are summed.
+        current: the last forward pass.
     """
 
-    def __init__(self, num_experts: int, top_k: int, num_layers: int, coefficient: float = 0.0) -> None:
-        self.num_experts, self.top_k, self.coefficient = num_experts, top_k, coefficient
+    def __init__(
+        self, num_experts: int, top_k: int, num_layers: int, num_routers: int, coefficient: float = 0.0
+    ) -> None:
+        self.num_experts, self.top_k, self.num_routers, self.coefficient = num_experts, top_k, num_routers, coefficient
         self.loss: paddle.Tensor | None = None
         self.share = 1.0
         self._token_mask: np.ndarray | None = None
         self._is_counted = True
         self._counts = np.zeros((num_layers, num_experts))
-        self._pass = _Pass(None)
+        self.current = RoutedPass(num_experts)
 
     @contextmanager
     def without_padding(self, token_mask: np.ndarray | None, is_counted: bool = True) -> Iterator[None]:
@@ -86,7 +117,7 @@ class LoadBalance:
     def begin(self) -> None:
         """Begin a forward pass."""
         mask = None if self._token_mask is None else paddle.to_tensor(self._token_mask.reshape(-1).astype(np.float32))
-        self._pass, self.loss = _Pass(mask, self._is_counted), None
+        self.current, self.loss = RoutedPass(self.num_experts, mask, self._is_counted), None
 
     def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
         """Record the logits of a layer's router and return them, with the gradient of the auxiliary loss.
@@ -94,7 +125,7 @@ class LoadBalance:
         Raises:
             ValueError: the token mask has another number of tokens.
         """
-        current: _Pass = value_of_first_run("load_balance", self._pass)
+        current: RoutedPass = value_of_first_run("load_balance", self.current)
         with paddle.no_grad():
             probabilities_TE = F.softmax(logits_TE.detach(), axis=-1)
             chosen_TE = F.one_hot(paddle.topk(probabilities_TE, self.top_k, axis=-1)[1], self.num_experts).sum(1)
@@ -119,15 +150,10 @@ class LoadBalance:
 
     def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
         """Return the hidden states of the last layer, and set `loss`; the loss has its gradient through them."""
-        if not self.coefficient or not self._pass.choices:
+        if not self.coefficient:
             return hidden_BSD
-        hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self._pass)
+        hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self.current)
         return hidden_BSD
-
-    def loss_of(self, current: _Pass) -> paddle.Tensor:
-        """Return the auxiliary loss of a pass, without a gradient."""
-        mean_E = paddle.add_n(list(current.probabilities.values())) / (current.num_tokens * len(current.probabilities))
-        return self.coefficient * self.num_experts * (current.choices_per_token() * mean_E).sum()
 
     def pop_counts(self) -> np.ndarray:
         """Return the tokens per layer and expert since the last call, in passes with gradients, float64 [L, E]."""
@@ -153,12 +179,12 @@ class _Observe(PyLayer):
     @staticmethod
     def backward(ctx, gradient_TE):
         balance, current = ctx.balance, ctx.current
-        if current.gradient is None:
+        if current.slopes is None:
             return gradient_TE
         (logits_TE,) = ctx.saved_tensor()
         p_TE = F.softmax(logits_TE, axis=-1)
-        slope = balance.coefficient * balance.num_experts * balance.share / (current.num_tokens * len(current.choices))
-        toward_E = current.choices_per_token() * (slope * current.gradient)
+        scale = balance.coefficient * balance.num_experts * balance.share / (current.num_tokens * balance.num_routers)
+        toward_E = current.slopes * scale
         added_TE = p_TE * (toward_E - (p_TE * toward_E).sum(-1, keepdim=True))
         return gradient_TE + (added_TE if current.token_mask is None else added_TE * current.token_mask.unsqueeze(-1))
 
@@ -168,10 +194,11 @@ class _AttachLoss(PyLayer):
 
     @staticmethod
     def forward(ctx, hidden_BSD, balance, current):
-        ctx.current = current
-        return hidden_BSD.clone(), balance.loss_of(current)
+        f_E, p_E = current.means(balance.num_routers)
+        ctx.current, ctx.f_E = current, f_E
+        return hidden_BSD.clone(), balance.coefficient * balance.num_experts * (f_E * p_E).sum()
 
     @staticmethod
     def backward(ctx, hidden_gradient, loss_gradient):
-        ctx.current.gradient = loss_gradient
+        ctx.current.slopes = ctx.f_E * loss_gradient
         return hidden_gradient

@@ -206,15 +206,10 @@ def _build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Traini
     """Assign the layers to the stages of the pipeline, and set the decoder's stage.
 
     Raises:
-        ValueError: the model has fewer layers than the pipeline has chunks, or an auxiliary loss of its routers.
+        ValueError: the model has fewer layers than the pipeline has chunks.
     """
     if mesh.pipeline.size == 1:
         return None
-    if model.config.router_loss:
-        raise ValueError(
-            f"pipeline_parallel_degree {mesh.pipeline.size}: the auxiliary loss of the routers needs all layers in one "
-            "process; set output_router_logits to false in config.json, or leave the pipeline out"
-        )
     sample = rows.head(_SAMPLED_ROWS) if isinstance(rows, TokenStream) else rows
     work = FlopEstimate.from_rows(sample, config.peft is None, RecomputePlan.from_config(config.train))
     plan = plan_stages(model.config, mesh.pipeline.size, config.parallel.virtual_pp_degree, work)

@@ -83,6 +83,32 @@ def test_auxiliary_loss_gradient_matches_differences():
     assert ((with_loss - without) * shift).sum() == pytest.approx(expected, rel=2e-3)
 
 
+def test_auxiliary_loss_of_two_pipeline_stages_has_the_gradients_of_one_pass():
+    """Run each layer as a stage of its own, and exchange what the stages send."""
+    model, ids = build(), paddle.to_tensor(IDS)
+    decoder, balance = model.model, model.load_balance
+    hidden = model.hidden_states(ids)
+    (hidden.mean() + balance.loss).backward()
+    loss, gradients = float(balance.loss), [layer.mlp.gate.weight.grad.numpy() for layer in decoder.layers]
+    model.clear_gradients()
+
+    inputs = decoder.attention_inputs(ids, None, None, None)
+    balance.begin()
+    first, sent = balance.current, decoder.run_layers(decoder.embed(ids), inputs, 0, 1)
+    received = sent.detach()
+    received.stop_gradient = False
+    balance.begin()
+    balance.current.earlier_sums = first.sums()
+    hidden = balance.attach_loss(decoder.final_norm(decoder.run_layers(received, inputs, 1, 2)))
+    (hidden.mean() + balance.loss).backward()
+    first.slopes = balance.current.slopes
+    paddle.autograd.backward([sent], [received.grad])
+    assert float(balance.loss) == pytest.approx(loss, rel=1e-6)
+    for layer, gradient in zip(decoder.layers, gradients, strict=True):
+        np.testing.assert_allclose(layer.mlp.gate.weight.grad.numpy(), gradient, rtol=0, atol=1e-7)
+        assert np.abs(gradient).max() > 1e-4
+
+
 def test_auxiliary_loss_ignores_padding():
     model, mask = build(), np.ones_like(IDS)
     mask[1, 6:] = 0

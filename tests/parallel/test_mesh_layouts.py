@@ -20,6 +20,14 @@ GRANITE = {
     "logits_scaling": 2.0,
     "attention_multiplier": 0.25,
 }
+EXPERTS = {
+    **DEEP,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
 REPLACED = {
     "rank": 4,
@@ -57,6 +65,7 @@ FOUR = {
         Case("sft-granite-tensor-stages", BOTH, {**DEEP, **GRANITE}),
         Case("sft-latent-sequence-stages", DIVIDED, {**TINY_LATENT, **DEEP, "first_k_dense_replace": 4}),
         Case("sft-sequence-stages", DIVIDED, DEEP),
+        Case("sft-experts-sequence-stages", DIVIDED, EXPERTS),
         Case("sft-sequence-virtual", {**DIVIDED, "virtual_pp_degree": 2, "recompute": True}, BIASED),
         Case("lora-sequence-stages", {**DIVIDED, "recompute": True}, BIASED, *LORA),
         Case("lora-sequence-virtual", {**DIVIDED, **OUTER, "virtual_pp_degree": 2}, DEEP, *LORA),

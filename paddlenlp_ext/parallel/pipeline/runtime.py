@@ -1,7 +1,8 @@
 """Pipeline parallelism: each process holds some layers; micro-batches pass from stage to stage and back.
 
 All stages of a pipeline read the same batches, so only the hidden states [B, S, D] and their gradients are sent. Under
-sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage.
+sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage. If the routers
+of a model with experts have an auxiliary loss, the stages also send what nn/load_balance.py needs of the other ones.
 
 The model's own forward pass runs unchanged on every stage. The decoder calls its `stage` at three points:
 
@@ -16,20 +17,32 @@ tensors between stages, so the document lengths of a packed batch would have to 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.load_balance import RoutedPass
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.schedule import Entry, Pass, Transfer, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
+Message = tuple[paddle.Tensor, ...]
+"""Hidden states or their gradient and, with an auxiliary loss, `RoutedPass.sums` or its `slopes`; or nothing."""
+
 Forward = Callable[[int, bool], paddle.Tensor | None]
 """Run micro-batch n through the model; returns the loss if the flag says that the pass ends at the lm_head."""
+
+
+class _Saved(NamedTuple):
+    """Values of a chunk's forward pass for its backward pass."""
+
+    received: paddle.Tensor | None
+    output: paddle.Tensor
+    routed: RoutedPass | None
 
 
 class Pipeline:
@@ -49,9 +62,11 @@ class Pipeline:
         self.plan, self.axis = plan, axis
         self.sequence: SequenceShards | None = None
         self._decoder, self._vocab_size = model.model, model.config.vocab_size
+        balance = self._decoder.load_balance
+        self._balance = balance if balance is not None and balance.coefficient else None
         # State of the running pass: its chunk, the received hidden states, and the chunk's output.
         self._chunk: int | None = None
-        self._input: paddle.Tensor | None = None
+        self._input: Message = ()
         self._output: paddle.Tensor | None = None
 
     # -- micro-batches of an optimizer step ---------------------------------------------------------------------------
@@ -63,56 +78,74 @@ class Pipeline:
             forward: see `Forward`.
             training: whether to run backward passes.
         """
-        messages: dict[Pass, Any] = {}  # to send, by producer; received, by consumer
-        saved: dict[tuple[int, int], tuple[paddle.Tensor | None, paddle.Tensor | None]] = {}
+        messages: dict[Pass, Message] = {}  # to send, by producer; received, by consumer
+        saved: dict[tuple[int, int], _Saved] = {}
         for entry in self._schedule(len(shapes), training):
             if isinstance(entry, Transfer):
-                self._transfer(entry, messages, shapes[entry.producer.micro])
+                self._transfer(entry, messages, shapes[entry.producer.micro], training)
                 continue
             if self.sequence is not None:
                 self.sequence.length = shapes[entry.micro][1]
             if entry.backward:
-                gradient = messages.pop(entry, None)
-                received, output = saved.pop((entry.chunk, entry.micro))
-                assert output is not None, "a chunk with a backward pass has an output"
-                messages[entry] = _backward(received, output, gradient)
+                messages[entry] = self._backward(saved.pop((entry.chunk, entry.micro)), messages.pop(entry, ()))
             else:
-                received = messages.pop(entry, None)
+                received = messages.pop(entry, ())
                 output = self._forward(entry, received, forward, training)
+                routed = self._balance.current if self._balance is not None and training else None
                 if output is not None and not self._is_last(entry.chunk):
-                    messages[entry] = output.detach()
+                    messages[entry] = (output.detach(), *(() if routed is None else (routed.sums(),)))
                 if training:
-                    saved[entry.chunk, entry.micro] = received, output
+                    assert output is not None, "a chunk with a backward pass has an output"
+                    saved[entry.chunk, entry.micro] = _Saved(received[0] if received else None, output, routed)
 
     def _schedule(self, num_micro: int, training: bool) -> tuple[Entry, ...]:
         return build_schedule(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
 
-    def _forward(
-        self, entry: Pass, received: paddle.Tensor | None, forward: Forward, training: bool
-    ) -> paddle.Tensor | None:
+    def _forward(self, entry: Pass, received: Message, forward: Forward, training: bool) -> paddle.Tensor | None:
         """Return the chunk's output: hidden states, or the loss from the last chunk."""
-        if received is not None:
-            received.stop_gradient = not training
+        if received:
+            received[0].stop_gradient = not training
         is_last = self._is_last(entry.chunk)
         self._chunk, self._input = entry.chunk, received
         try:
             loss = forward(entry.micro, is_last)
             return loss if is_last else self._output
         finally:
-            self._chunk = self._input = self._output = None
+            self._chunk, self._input, self._output = None, (), None
 
-    def _transfer(self, entry: Transfer, messages: dict[Pass, paddle.Tensor], shape: Sequence[int]) -> None:
+    def _backward(self, saved: _Saved, received: Message) -> Message:
+        """Run the backward pass of a chunk; return the message to the chunk before it, empty for the first one."""
+        gradient, *slopes = received or (None,)
+        if saved.routed is not None and slopes:
+            saved.routed.slopes = slopes[0]
+        if not saved.output.stop_gradient:  # below the first adapter nothing trains
+            gradients = [None if gradient is None else gradient.astype(saved.output.dtype)]
+            paddle.autograd.backward([saved.output], gradients)
+        if saved.received is None:
+            return ()
+        assert saved.received.grad is not None, "hidden states pass through every layer"
+        if saved.routed is None:
+            return (saved.received.grad,)
+        assert saved.routed.slopes is not None, "the loss of the last chunk has the auxiliary loss"
+        return saved.received.grad, saved.routed.slopes
+
+    def _transfer(self, entry: Transfer, messages: dict[Pass, Message], shape: Sequence[int], training: bool) -> None:
         """Send or receive one message; `shape` is the full shape of the micro-batch's hidden states."""
         is_sender, ranks = entry.source == self.axis.index, self.axis.ranks
         group = self.axis.pairs[entry.target if is_sender else entry.source]
         if is_sender:
-            tensor = messages.pop(entry.producer)
-            dist.send(tensor.astype(self._dtype).contiguous(), dst=ranks[entry.target], group=group)
+            hidden, *sums = messages.pop(entry.producer)
+            for tensor in (hidden.astype(self._dtype), *sums):
+                dist.send(tensor.contiguous(), dst=ranks[entry.target], group=group)
         else:
             local_shape = shape if self.sequence is None else self.sequence.shard_shape(shape)
-            tensor = paddle.empty(list(local_shape), self._dtype)
-            dist.recv(tensor, src=ranks[entry.source], group=group)
-            messages[entry.consumer] = tensor
+            received = [paddle.empty(list(local_shape), self._dtype)]
+            if self._balance is not None and training:
+                experts = self._balance.num_experts
+                received.append(paddle.empty([experts if entry.producer.backward else 2 * experts + 1], "float32"))
+            for tensor in received:
+                dist.recv(tensor, src=ranks[entry.source], group=group)
+            messages[entry.consumer] = tuple(received)
 
     @property
     def _dtype(self) -> Any:
@@ -131,27 +164,39 @@ class Pipeline:
         """Run the current chunk in place of all layers; outside `run`, run one forward pass of all stages."""
         if self._chunk is None:
             return self._run_inference(x_BSD, inputs)
-        output = self._run_chunk(self._chunk, x_BSD if self._input is None else self._input, inputs)
+        hidden, *sums = self._input or (x_BSD,)
+        if self._balance is not None and sums:
+            self._balance.current.earlier_sums = sums[0]
+        output = self._run_chunk(self._chunk, hidden, inputs)
         return output if self._is_last(self._chunk) else x_BSD  # unused, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the chunk's layers, and the norm after the last layer; keep the output for `run`."""
+        """Run the chunk's layers, and the norm after the last layer; keep the output for `run`.
+
+        Only training passes, which have gradients, have the auxiliary loss of the routers.
+        """
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
-        return self._decoder.final_norm(self._output) if self._is_last(chunk) else self._output
+        if not self._is_last(chunk):
+            return self._output
+        hidden_BSD = self._decoder.final_norm(self._output)
+        if self._balance is None or not paddle.is_grad_enabled():
+            return hidden_BSD
+        return self._balance.attach_loss(hidden_BSD)
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Run one forward pass of all stages outside `run`; the last stage returns the result."""
         assert not paddle.is_grad_enabled(), "only `run` runs backward passes"
-        messages: dict[Pass, paddle.Tensor] = {}
+        messages: dict[Pass, Message] = {}
         result = x_BSD
         if self.sequence is not None:
             self.sequence.length = x_BSD.shape[1]
         for entry in self._schedule(1, training=False):
             if isinstance(entry, Transfer):
-                self._transfer(entry, messages, x_BSD.shape)
+                self._transfer(entry, messages, x_BSD.shape, training=False)
             else:
-                output = messages[entry] = self._run_chunk(entry.chunk, messages.pop(entry, x_BSD), inputs)
+                output = self._run_chunk(entry.chunk, messages.pop(entry, (x_BSD,))[0], inputs)
+                messages[entry] = (output,)
                 result = output if self._is_last(entry.chunk) else result
         return result
 
@@ -170,15 +215,3 @@ class Pipeline:
         by_stage: list[dict[str, Any]] = []
         dist.all_gather_object(by_stage, values, group=self.axis.group)
         return {name: value for one in by_stage for name, value in one.items()}
-
-
-def _backward(
-    received: paddle.Tensor | None, output: paddle.Tensor, gradient: paddle.Tensor | None
-) -> paddle.Tensor | None:
-    """Run the backward pass of a chunk; return the gradient of the received hidden states."""
-    if not output.stop_gradient:  # below the first adapter nothing trains
-        paddle.autograd.backward([output], [None if gradient is None else gradient.astype(output.dtype)])
-    if received is None:
-        return None
-    assert received.grad is not None, "hidden states pass through every layer"
-    return received.grad

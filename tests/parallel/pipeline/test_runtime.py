@@ -17,6 +17,26 @@ SOFT_CAPS = {
     "attn_logit_softcapping": 1.0,
     "final_logit_softcapping": 2.0,
 }
+AUXILIARY = {
+    **DEEP,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
+SOME_LAYERS = {  # the last chunk has no router
+    "model_type": "qwen2_moe",
+    "num_hidden_layers": 5,
+    "decoder_sparse_step": 2,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 12,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
+ROUTERS = {"rank": 4, "target_modules": (".*layers.3.*q_proj",), "target_parameters": ("layers.1.mlp.gate.weight",)}
 BOTH_TABLES = ("embed_tokens", "lm_head")
 
 TWO = [
@@ -62,6 +82,9 @@ MORE = [
     Case("sft-softcaps", VIRTUAL, SOFT_CAPS),
     Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
     Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
+    Case("sft-auxiliary", VIRTUAL, AUXILIARY),
+    Case("sft-auxiliary-some-layers", {**VIRTUAL, "recompute": True}, SOME_LAYERS),
+    Case("lora-auxiliary-routers", PIPELINE, AUXILIARY, "lora", ROUTERS),
 ]
 CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE)]
 
