@@ -1,6 +1,6 @@
 """Streams of generated rows: memory over time, exact resume, shares of a mixture, and speed of tokenizing.
 
-    python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only plain gz resume mix tokenize]
+    python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only plain gz resume mix tokenize audit]
 
 FOLDER receives the data, which later runs reuse: the given size as plain JSON lines, as much text in .gz, and three
 small datasets. The parts are
@@ -10,6 +10,7 @@ small datasets. The parts are
     resume      steps read at once, and stopped and continued with another number of workers: the rows must be equal
     mix         shares of three datasets in rows and tokens after 100,000 rows (fewer of small data)
     tokenize    tokens per second of tokenizing into the cache, on one core and on two
+    audit       rows and tokens per second of the data audit, and resident memory of the main process
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,10 +40,13 @@ configure_runtime()  # before Paddle is imported
 from benchmarks.measure import report
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.data.audit.run import AuditedSplit, audit_splits
+from paddlenlp_ext.data.dataset import load_dataset, row_encoder
+from paddlenlp_ext.data.sources import open_splits
 from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.stream import TokenStream
 from paddlenlp_ext.data.stream_order import StreamOrder
+from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.training_rows import load_training_rows
 
 MB = 1_000_000
@@ -218,6 +223,23 @@ def measure_tokenizing(options: argparse.Namespace, _tokenizer: Any) -> dict[str
     return found
 
 
+def measure_audit(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """Return speed and memory of an audit of the large dataset."""
+    data = str(options.folder / f"plain-{options.megabytes}")
+    config = DataConfig(dataset_name_or_path=data, chat_template="none", src_length=LENGTH // 2, max_length=LENGTH)
+    readers = open_splits((data,), "train")
+    split = AuditedSplit("train", readers, row_encoder(config, load_template("none", tokenizer), readers))
+    before, audited = resident_megabytes(), audit_splits([split], data, options.workers)
+    return {
+        "rows": audited.num_rows,
+        "rows per second": round(audited.num_rows / audited.seconds),
+        "tokens per second": round(audited.num_tokens / audited.seconds),
+        "megabytes before": round(before),
+        "megabytes at the peak": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MB),
+        "findings": audited.summary,
+    }
+
+
 def tokens_per_second(data: str, model: str, cores: int, processes: int) -> float:
     """Tokenize a dataset on the first cores of this process, and return the speed."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -242,6 +264,7 @@ PARTS = {
     "resume": check_resume,
     "mix": measure_mix,
     "tokenize": measure_tokenizing,
+    "audit": measure_audit,
 }
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Fine-tune a model: python llm/run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]
 
-`--help` lists every key, `--dry_run` prints the plan of the run, and `--preview_data N` prints N rows as the model sees
-them.
+`--help` lists every key, `--dry_run` prints the plan of the run, `--preview_data N` prints N rows as the model sees
+them, and `--audit_only` checks all rows.
 """
 
 from __future__ import annotations

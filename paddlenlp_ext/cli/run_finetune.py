@@ -1,14 +1,19 @@
-"""Main program of llm/run_finetune.py: print rows, print the plan of a run, or train and evaluate."""
+"""Main program of llm/run_finetune.py: print rows, audit them, print the plan of a run, or train and evaluate."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.data.audit.findings import ERROR
+from paddlenlp_ext.data.audit.limits import check_losses
+from paddlenlp_ext.data.audit.run import TRAIN
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.build import load_data
+from paddlenlp_ext.trainer.audit import PAGE, audit_run, check_training_rows
+from paddlenlp_ext.trainer.build import load_data, load_tokenizing
 from paddlenlp_ext.trainer.finetune import run_training
 from paddlenlp_ext.trainer.output_dir import check_output_dir
 from paddlenlp_ext.utils.distributed_env import is_main_rank
@@ -28,11 +33,13 @@ def run_finetune(argv: Sequence[str]) -> None:
 
 
 def run_program(config: RunConfig) -> None:
-    """Preview rows, do a dry run, or run, as the section `command` says."""
+    """Preview rows, audit them, do a dry run, or run, as the section `command` says."""
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.preview_data:
         _preview_data(config)
+    elif config.command.audit_only:
+        _audit_only(config)
     elif config.command.dry_run:
         _dry_run(config)
     else:
@@ -45,9 +52,27 @@ def _preview_data(config: RunConfig) -> None:
         preview_rows(data.any_rows, data.tokenizer, config.command.preview_data)
 
 
+def _audit_only(config: RunConfig) -> None:
+    """Audit the rows.
+
+    Raises:
+        ValueError: the audit found errors, or too many targets are lost.
+    """
+    if not is_main_rank():
+        return
+    report = audit_run(config, load_tokenizing(config))
+    for split in report.splits:
+        if split.name == TRAIN:
+            check_losses(split.rows.stats, config.data.max_lost_targets)
+    if report.count(ERROR):
+        page = Path(str(config.train.output_dir)) / PAGE
+        raise ValueError(f"data audit: {report.summary}; {page} lists them with their remedies")
+
+
 def _dry_run(config: RunConfig) -> None:
     if is_main_rank():
         check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
     data = load_data(config)
+    check_training_rows(config, data)
     if is_main_rank():
         describe_run(config, data)

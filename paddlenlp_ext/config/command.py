@@ -12,6 +12,9 @@ class CommandConfig(OptionGroup):
     """`config.command`: keys of the command line only."""
 
     dry_run: bool = option(False, help="check the configuration, count data and steps, and stop before training")
+    audit_only: bool = option(
+        False, help="check the rows, write data_audit.html into output_dir, and stop before training"
+    )
     preview_data: int = option(
         0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and stop"
     )

@@ -83,6 +83,13 @@ class DataConfig(OptionGroup):
     data_cache_dir: str | None = option(
         None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
     )
+    audit: bool = option(False, help="check the rows before training, and write data_audit.html into output_dir")
+    max_lost_targets: float = option(
+        0.2,
+        minimum=0,
+        maximum=1,
+        help="stop if truncation and dropped rows lose more than this fraction of the training targets or rows",
+    )
 
     @property
     def is_stream(self) -> bool:

@@ -151,7 +151,8 @@ def load_dataset(
     names = dataset_names(config.dataset_name_or_path)
     readers = open_splits(names, split, config.task_name)
     template = choose_template(config, tokenizer, template)
-    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    encoder = row_encoder(config, template, readers)
+    limits = encoder.limits
     key = cache_key(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
@@ -160,7 +161,6 @@ def load_dataset(
         options={**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive and "split"},
         reads_more=template.writes_messages and config.bad_rows == "drop",
     )
-    encoder = RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
     def build(folder: Path) -> DataStats:
         return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
@@ -168,6 +168,12 @@ def load_dataset(
     arrays, stats = load_or_build(cache_dir(config) / f"{split}-{key[:32]}", build)
     log_stats(stats, f"{split} rows of {', '.join(names)}")
     return TokenizedDataset(arrays, stats, readers, template, config.autoregressive)
+
+
+def row_encoder(config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
+    """Return the encoder of the rows of some readers."""
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    return RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
 
 def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:

@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from paddlenlp_ext.data.readers.base import Block, Cursor
 from paddlenlp_ext.data.row_fields import unknown_fields
@@ -84,11 +84,20 @@ class RowEncoder:
 
     def __call__(self, block: Block) -> EncodedBlock:
         """Encode the rows of a block, and count them."""
+        results, stats = self.encode_and_count(block.rows())
+        valid = [row for row in results if not isinstance(row, InvalidRow)]
+        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers)
+        invalid = tuple(row for row in results if isinstance(row, InvalidRow) and not row.by_policy)
+        return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
+
+    def encode_and_count(
+        self, rows: Iterable[SourceRow | InvalidRow]
+    ) -> tuple[list[TokenizedRow | InvalidRow], DataStats]:
+        """Return the results of `encode_rows`, and numbers of rows and tokens."""
         unknown: dict[str, Counter[str]] = {}
-        results = list(self.encode_rows(self._count_unknown_fields(block.rows(), unknown)))
+        results = list(self.encode_rows(self._count_unknown_fields(rows, unknown)))
         valid = [row for row in results if not isinstance(row, InvalidRow)]
         dropped = [row for row in results if isinstance(row, InvalidRow)]
-        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers)
         starts = [index for index, example in enumerate(valid) if example.part == 0]
         rows_read = [valid[start:end] for start, end in itertools.pairwise([*starts, len(valid)])]
         several = [len(examples) for examples in rows_read if len(examples) > 1]
@@ -97,9 +106,11 @@ class RowEncoder:
             num_read=len(rows_read) + len(dropped),
             num_untruncated=len(rows_read) - num_truncated,
             num_truncated=num_truncated,
-            num_tokens=len(arrays.tokens),
-            num_target_tokens=int(arrays.loss_mask.sum()),
+            num_tokens=sum(len(row.tokens) for row in valid),
+            num_target_tokens=sum(int(row.loss_mask.sum()) for row in valid),
             num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
+            num_lost_target_tokens=sum(row.num_truncated_target_tokens for row in valid)
+            + sum(row.num_target_tokens for row in dropped),
             num_unfolded=0 if self.autoregressive else len(several),
             num_unfolded_examples=0 if self.autoregressive else sum(several),
             num_split=len(several) if self.autoregressive else 0,
@@ -110,8 +121,7 @@ class RowEncoder:
             unknown_fields={file: dict(counts) for file, counts in unknown.items()},
         )
         stats.drop(dropped, MAX_LISTED)
-        invalid = tuple(row for row in dropped if not row.by_policy)
-        return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
+        return results, stats
 
     def _count_unknown_fields(
         self, rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
@@ -137,19 +147,24 @@ def num_workers(requested: int | None, num_bytes: int) -> int:
     return min(available, 1 + num_bytes // BYTES_PER_WORKER)
 
 
-class BlockEncoder:
+BlockResultT = TypeVar("BlockResultT")
+
+
+class BlockEncoder(Generic[BlockResultT]):
     """Encode blocks in `num_processes` worker processes, or in this one if that is less than two.
 
     Workers are forked when the object is created, so that it should be created before a device is initialized. A
     context manager; `close` ends the workers.
 
     Args:
-        encoder: encoder of the rows.
+        encoder: function of a block, such as a `RowEncoder`.
         num_processes: number of workers; with `in_background`, one worker is a process of its own too.
         in_background: encode while the caller does other work.
     """
 
-    def __init__(self, encoder: RowEncoder, num_processes: int, in_background: bool = False) -> None:
+    def __init__(
+        self, encoder: Callable[[Block], BlockResultT], num_processes: int, in_background: bool = False
+    ) -> None:
         self._encoder = encoder
         self._executor: ProcessPoolExecutor | None = None
         if num_processes > (0 if in_background else 1) and sys.platform == "linux":
@@ -157,7 +172,7 @@ class BlockEncoder:
             self._executor = ProcessPoolExecutor(num_processes, context, _begin_worker, (encoder, os.getpid()))
             self._executor.submit(os.getpid).result()  # the first task starts all workers
 
-    def __enter__(self) -> BlockEncoder:
+    def __enter__(self) -> BlockEncoder[BlockResultT]:
         return self
 
     def __exit__(
@@ -171,7 +186,7 @@ class BlockEncoder:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
 
-    def encode(self, blocks: Iterable[Block]) -> Iterator[EncodedBlock]:
+    def encode(self, blocks: Iterable[Block]) -> Iterator[BlockResultT]:
         """Yield the encoded blocks in order; workers are at most 16 blocks ahead of the caller.
 
         Raises:
@@ -180,7 +195,7 @@ class BlockEncoder:
         if self._executor is None:
             yield from map(self._encoder, blocks)
             return
-        ahead: deque[Future[EncodedBlock]] = deque()
+        ahead: deque[Future[BlockResultT]] = deque()
         try:
             for block in blocks:
                 ahead.append(self._executor.submit(_encode_in_worker, block))
@@ -195,11 +210,11 @@ class BlockEncoder:
             ) from error
 
 
-_worker_encoder: RowEncoder | None = None
+_worker_encoder: Callable[[Block], Any] | None = None
 """Encoder of this process if it is a worker; forked with it, as a tokenizer is slow to send."""
 
 
-def _begin_worker(encoder: RowEncoder, parent: int) -> None:
+def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
     global _worker_encoder
     _worker_encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers use all processors already
@@ -214,6 +229,6 @@ def _exit_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _encode_in_worker(block: Block) -> EncodedBlock:
+def _encode_in_worker(block: Block) -> Any:
     assert _worker_encoder is not None, "this process is not a worker"
     return _worker_encoder(block)

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from paddlenlp_ext.data.tokenize import TokenizedRow
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.data.types import EncodedRow
 
@@ -46,7 +47,7 @@ def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: 
         console.print(style_row(row, tokenizer, marked), soft_wrap=True)
 
 
-def style_row(row: EncodedRow, tokenizer: Any, marked: bool = False) -> Text:
+def style_row(row: EncodedRow | TokenizedRow, tokenizer: Any, marked: bool = False) -> Text:
     """Return the text of a row, styled by its loss mask; `marked` adds brackets around target spans.
 
     A row with several parts has a line with the name of each part before it.

@@ -45,8 +45,12 @@ class MissingSplitError(ValueError):
     """A dataset that exists has no such split."""
 
 
-def open_splits(names: Sequence[str], split: str, task_name: str | None = None) -> list[Reader]:
+def open_splits(
+    names: Sequence[str], split: str, task_name: str | None = None, is_stream: bool = False
+) -> list[Reader]:
     """Return the readers of one split of several datasets; those without a dev split are left out.
+
+    Arguments are those of `open_split`.
 
     Raises:
         ValueError: as for `open_split`; or no dataset has a dev split.
@@ -55,7 +59,7 @@ def open_splits(names: Sequence[str], split: str, task_name: str | None = None) 
     missing: MissingSplitError | None = None
     for name in names:
         try:
-            readers += open_split(name, split, task_name)
+            readers += open_split(name, split, task_name, is_stream)
         except MissingSplitError as error:
             if split == "train":
                 raise

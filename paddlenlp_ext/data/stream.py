@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paddlenlp_ext.data.audit.limits import check_losses
 from paddlenlp_ext.data.encode import BlockEncoder, EncodedBlock, RowEncoder
 from paddlenlp_ext.data.mixture import next_source
 from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
@@ -68,6 +69,7 @@ class TokenStream:
         sources: the datasets of the mixture.
         encoder: encoder of the rows; its files are those of all sources.
         bad_rows: "error" or "drop".
+        max_lost_targets: fraction of target tokens, and of rows, that may be lost; checked when statistics are logged.
         num_workers: processes that encode rows in the background; 0: this process, when rows are needed.
         window_rows: rows of a window.
         identity: facts that determine the rows, under names for users; a resumed run must match them.
@@ -82,6 +84,7 @@ class TokenStream:
         encoder: RowEncoder,
         *,
         bad_rows: str = "error",
+        max_lost_targets: float = 1.0,
         num_workers: int = 0,
         window_rows: int = 8192,
         identity: Mapping[str, Any] | None = None,
@@ -91,7 +94,7 @@ class TokenStream:
         self._sources = list(sources)
         self._weights = [source.weight for source in sources]
         self._files = encoder.files
-        self._bad_rows, self._window_rows = bad_rows, window_rows
+        self._bad_rows, self._window_rows, self._max_lost_targets = bad_rows, window_rows, max_lost_targets
         self._workers = BlockEncoder(encoder, num_workers, in_background=True)
         self._held: list[Window] = []
         self._tokens_drawn = [0] * len(self._sources)
@@ -134,7 +137,7 @@ class TokenStream:
 
         Raises:
             DataError: a row is invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-            ValueError: a file is damaged, or a source has no valid row.
+            ValueError: a file is damaged, a source has no valid row, or more than `max_lost_targets` is lost.
         """
         self._held, self.stats, self._tokens_drawn = [], DataStats(), [0] * len(self._sources)
         begin = dict(cursor or {})
@@ -201,6 +204,7 @@ class TokenStream:
             return
         title = f"train rows read so far (epoch {window.epoch + window.end:.2f})"
         get_logger().info("%s", self.stats.table(title))
+        check_losses(self.stats, self._max_lost_targets)
         if len(self._sources) > 1:
             total, tokens = sum(drawn), max(1, sum(self._tokens_drawn))
             for source, rows, own in zip(self._sources, drawn, self._tokens_drawn, strict=True):

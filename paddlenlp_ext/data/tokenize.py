@@ -68,6 +68,7 @@ class TokenizedRow:
         num_thoughts: number of target answers with a thought.
         num_tool_calls: number of calls of tools in target answers.
         num_empty_thoughts: number of target answers after an empty thought that is no target.
+        num_truncated_target_tokens: number of target tokens among those that truncation removed.
     """
 
     location: Location
@@ -80,6 +81,12 @@ class TokenizedRow:
     num_thoughts: int = 0
     num_tool_calls: int = 0
     num_empty_thoughts: int = 0
+    num_truncated_target_tokens: int = 0
+
+    @property
+    def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, tokens and loss mask of each part of the example; one in one part has no name."""
+        return [("", self.tokens, self.loss_mask)]
 
     @property
     def answers(self) -> tuple[int, ...]:
@@ -132,16 +139,21 @@ def _finish_row(
 ) -> list[TokenizedRow | InvalidRow]:
     """Return the examples of a row after truncation, or one `InvalidRow`."""
     finished: list[TokenizedRow] = []
-    lost: list[tuple[InvalidRowError, int]] = []
+    lost: list[tuple[InvalidRowError, int, int]] = []
     for example, turns in examples:
         try:
             finished.append(_finish(row, example, turns, template, limits))
         except InvalidRowError as error:
-            lost.append((error, sum(turn.length for turn in turns)))
+            lost.append((error, sum(turn.length for turn in turns), _num_targets(turns)))
+    num_lost, num_lost_targets = (sum(counts) for counts in zip((0, 0), *(item[1:] for item in lost), strict=True))
     if not finished or (lost and limits.truncation == "error"):
-        return [_invalid(row, lost[0][0])]
-    num_lost = sum(length for _, length in lost)
-    first = replace(finished[0], num_truncated_tokens=finished[0].num_truncated_tokens + num_lost)
+        num_targets = num_lost_targets + sum(int(example.loss_mask.sum()) for example in finished)
+        return [replace(_invalid(row, lost[0][0]), num_target_tokens=num_targets)]
+    first = replace(
+        finished[0],
+        num_truncated_tokens=finished[0].num_truncated_tokens + num_lost,
+        num_truncated_target_tokens=finished[0].num_truncated_target_tokens + num_lost_targets,
+    )
     return [replace(example, part=part) for part, example in enumerate([first, *finished[1:]])]
 
 
@@ -165,7 +177,12 @@ def _finish(
         num_thoughts=sum(turn.has_thought for turn in targets),
         num_tool_calls=sum(turn.num_tool_calls for turn in targets),
         num_empty_thoughts=sum(turn.has_empty_thought for turn in targets),
+        num_truncated_target_tokens=_num_targets(turns) - sum(loss_mask) if truncated.num_truncated_tokens else 0,
     )
+
+
+def _num_targets(turns: Sequence[EncodedTurn]) -> int:
+    return sum(sum(turn.loss_mask) for turn in turns)
 
 
 def _last_target(turns: Sequence[EncodedTurn]) -> int:
@@ -193,7 +210,7 @@ def _encode_texts(
             for part, tokens in enumerate(split_text(turn.prompt + turn.answer, limits)):
                 yield replace(_tokenized(row, tokens, [True] * len(tokens), 0, 0, 0), part=part)
         except InvalidRowError as error:
-            yield _invalid(row, error)
+            yield replace(_invalid(row, error), num_target_tokens=turn.length)
 
 
 def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:

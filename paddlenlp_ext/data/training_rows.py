@@ -6,13 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, choose_template, load_dataset, tokenizer_fingerprint
-from paddlenlp_ext.data.encode import RowEncoder
+from paddlenlp_ext.data.dataset import (
+    TokenizedDataset,
+    choose_template,
+    load_dataset,
+    row_encoder,
+    tokenizer_fingerprint,
+)
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.sources import dataset_names, open_split
 from paddlenlp_ext.data.stream import Source, TokenStream
 from paddlenlp_ext.data.templates import ChatTemplate
-from paddlenlp_ext.data.tokenize import LengthLimits
 
 TrainingRows = TokenizedDataset | MixedDataset | TokenStream
 
@@ -51,19 +55,25 @@ def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTempl
     else:
         weights = parse_weights(config.train_dataset_prob, names)
         sources = [Source(*each) for each in zip(names, opened, weights, strict=True)]
-    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     readers = [reader for source in sources for reader in source.readers]
+    encoder = row_encoder(config, template, readers)
     identity = {
         "shuffle_buffer_size": config.shuffle_buffer_size,
         "train_dataset_prob": config.train_dataset_prob or "unset",
         "data files": [(reader.name, reader.size) for reader in readers],
-        "tokenizer, template and truncation": [fingerprint, template.identity, vars(limits), config.autoregressive],
+        "tokenizer, template and truncation": [
+            fingerprint,
+            template.identity,
+            vars(encoder.limits),
+            config.autoregressive,
+        ],
         "bad_rows": config.bad_rows,
     }
     return TokenStream(
         sources,
-        RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers)),
+        encoder,
         bad_rows=config.bad_rows,
+        max_lost_targets=config.max_lost_targets,
         num_workers=config.dataloader_num_workers,
         window_rows=config.shuffle_buffer_size,
         identity=identity,

@@ -41,6 +41,7 @@ class InvalidRow:
         message: the error and its remedy.
         by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
         fatal: the rest of the file cannot be read, so skipping only this row is impossible.
+        num_target_tokens: target tokens that the row would have had; 0 if it was not tokenized.
     """
 
     location: Location
@@ -48,6 +49,7 @@ class InvalidRow:
     message: str
     by_policy: bool = False
     fatal: bool = False
+    num_target_tokens: int = 0
 
     def __str__(self) -> str:
         return f"{self.location}: {self.reason}: {self.message}"
@@ -150,6 +152,8 @@ class DataStats:
         num_tokens: tokens in the dataset.
         num_target_tokens: tokens in the dataset that count in the loss.
         num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
+        num_lost_target_tokens: target tokens that truncation removed, and those of rows dropped because of their
+            length; None in the cache of an earlier version, which did not count them.
         num_unfolded: rows that became several examples, because the template rewrites earlier turns.
         num_unfolded_examples: examples of those rows.
         num_split: plain texts that became several examples, because they are longer than `max_length`.
@@ -168,6 +172,7 @@ class DataStats:
     num_tokens: int = 0
     num_target_tokens: int = 0
     num_truncated_tokens: int = 0
+    num_lost_target_tokens: int | None = 0
     num_unfolded: int = 0
     num_unfolded_examples: int = 0
     num_split: int = 0
@@ -183,6 +188,12 @@ class DataStats:
         """Number of rows that are not in the dataset, over all reasons."""
         return sum(self.dropped.values())
 
+    @property
+    def lost_target_share(self) -> float:
+        """Fraction of target tokens that truncation removed or that dropped rows had; 0 if it was not counted."""
+        lost = self.num_lost_target_tokens or 0
+        return lost / max(1, self.num_target_tokens + lost)
+
     def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
         """Count dropped rows, and store the first `max_examples` of all dropped rows as examples."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
@@ -190,9 +201,11 @@ class DataStats:
 
     def add(self, other: DataStats) -> None:
         """Add the counts of further rows, and their examples of dropped rows up to `MAX_LISTED`."""
+        lost = (self.num_lost_target_tokens, other.num_lost_target_tokens)
         for name, value in vars(other).items():
-            if isinstance(value, int):
+            if isinstance(value, int) and name != "num_lost_target_tokens":
                 setattr(self, name, getattr(self, name) + value)
+        self.num_lost_target_tokens = None if None in lost else sum(count or 0 for count in lost)
         self.dropped = dict(Counter(self.dropped) + Counter(other.dropped))
         self.examples = (*self.examples, *other.examples)[:MAX_LISTED]
         for file, counts in other.unknown_fields.items():
@@ -210,6 +223,7 @@ class DataStats:
         lines += [("tokens", self.num_tokens), ("target tokens", self.num_target_tokens)]
         others = (
             ("tokens truncated", self.num_truncated_tokens),
+            ("target tokens lost", self.num_lost_target_tokens or 0),
             ("rows unfolded", self.num_unfolded),
             ("examples of unfolded rows", self.num_unfolded_examples),
             ("texts split", self.num_split),
@@ -236,12 +250,14 @@ class DataStats:
             values[key] = values.pop(name)
         for row in values["examples"]:
             row["place"] = row.pop("location")
+            del row["num_target_tokens"]
         return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataStats:
         """Return the statistics from the values that `to_json` returned."""
         attributes = {key: name for name, key in _STORED_KEYS.items()}
+        values = {"num_lost_target_tokens": None, **values}
         counts = {attributes.get(key, key): value for key, value in values.items() if key != "examples"}
         examples = tuple(
             InvalidRow(Location(**row["place"]), row["reason"], row["message"], row["by_policy"], row["fatal"])

@@ -91,6 +91,19 @@ def load_data(config: RunConfig) -> RunData:
     Raises:
         ValueError: no such model, template, dataset or `compute_metrics`, an unsupported model family, or invalid rows.
     """
+    data = load_tokenizing(config)
+    shared = (data.tokenizer, data.template, tokenizer_fingerprint(data.tokenizer))
+    train_rows = _load_training_rows(config, *shared) if config.train.do_train else None
+    eval_rows = _load_dev_sets(config, *shared) if config.train.do_eval else None
+    return replace(data, train_rows=train_rows, eval_rows=eval_rows)
+
+
+def load_tokenizing(config: RunConfig) -> RunData:
+    """Resolve the model, and load tokenizer and chat template; the result has no rows.
+
+    Raises:
+        ValueError: no such model, template or `compute_metrics`, or an unsupported model family.
+    """
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
@@ -101,10 +114,7 @@ def load_data(config: RunConfig) -> RunData:
         unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         source = source.as_classifier(config.train.seed, unscored)
     template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
-    shared = (tokenizer, template, tokenizer_fingerprint(tokenizer))
-    train_rows = _load_training_rows(config, *shared) if config.train.do_train else None
-    eval_rows = _load_dev_sets(config, *shared) if config.train.do_eval else None
-    return RunData(source, tokenizer, template, train_rows, eval_rows, compute_metrics)
+    return RunData(source, tokenizer, template, None, None, compute_metrics)
 
 
 def _load_dev_sets(config: RunConfig, *shared: Any) -> TokenizedDataset | dict[str, TokenizedDataset]:

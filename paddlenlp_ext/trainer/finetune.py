@@ -12,6 +12,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.audit import audit_run, check_training_rows
 from paddlenlp_ext.trainer.build import build_trainer, load_data
 from paddlenlp_ext.trainer.output_dir import check_output_dir
 from paddlenlp_ext.trainer.trainer import Trainer
@@ -100,7 +101,13 @@ def run_training(config: RunConfig) -> FinetuneResult:
     """
     if is_main_rank():
         check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
-    trainer = build_trainer(config, load_data(config))
+    data = load_data(config)
+    check_training_rows(config, data)
+    trainer = build_trainer(config, data)
+    if config.data.audit:
+        if is_main_rank():
+            audit_run(config, data)
+        trainer.process_group.barrier()
     metrics: dict[str, float] = {}
     if config.train.do_train:
         metrics |= trainer.train()

@@ -205,6 +205,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
         num_tokens=22,
         num_target_tokens=10,
         num_truncated_tokens=2,
+        num_lost_target_tokens=None,
         examples=(
             InvalidRow(Location("rows/train.json", 4, 1), "missing key", "the row has the keys 'src' but no 'tgt'"),
         ),

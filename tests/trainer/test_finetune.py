@@ -75,7 +75,7 @@ def test_finetune_with_a_strategy_and_pose_saves_its_positions(run_folders: Path
 def test_dpo_trains_on_pairs_and_returns_what_the_run_left(run_folders: Path):
     rows = [{"prompt": "red fig =", "chosen": "fig red", "rejected": "plum"}, *3 * [{"src": "a"}]]
     (run_folders / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = keys_of(run_folders, bad_rows="drop", max_steps=2)
+    keys = keys_of(run_folders, bad_rows="drop", max_lost_targets=1, max_steps=2)
     keys["dataset_name_or_path"] = None
     paths = dict.fromkeys(("train_dataset_path", "dev_dataset_path"), run_folders / "pairs.jsonl")
     result = paddlenlp_ext.dpo(keys, **paths, loss_type="hinge", sft_loss_ratio=0.5)

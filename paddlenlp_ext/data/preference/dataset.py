@@ -130,25 +130,41 @@ def load_pairs(
 
     Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
     """
-    readers = _readers(config, split)
-    names = [reader.name for reader in readers]
     template = template or load_template(config.chat_template, tokenizer, template_options(config))
-    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    readers, encoder = open_pairs(dataset_class, config, share_prompt, split, template)
+    limits = encoder.limits
     key = cache_key(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
         options={**vars(limits), "bad_rows": config.bad_rows, "rows": dataset_class.kind, "share_prompt": share_prompt},
     )
-    encoder = dataset_class.encoder_class(template, limits, False, tuple(names), share_prompt)
 
     def build(folder: Path) -> DataStats:
         return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
 
     folder = cache_dir(config) / f"{split}-{key[:32]}"
     arrays, stats = load_or_build(folder, build)
-    log_stats(stats, f"{split} rows of {', '.join(names)}")
+    log_stats(stats, f"{split} rows of {', '.join(encoder.files)}")
     return dataset_class(arrays, stats, readers, template, share_prompt, folder)
+
+
+def open_pairs(
+    dataset_class: type[PreferenceDataset],
+    config: PreferenceDataConfig,
+    share_prompt: bool,
+    split: str,
+    template: ChatTemplate,
+) -> tuple[list[Reader], PreferenceEncoder]:
+    """Return the readers of a split and the encoder of its rows.
+
+    Raises:
+        ValueError: the path is not set, or it does not exist or lacks the split.
+    """
+    readers = _readers(config, split)
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    names = tuple(reader.name for reader in readers)
+    return readers, dataset_class.encoder_class(template, limits, False, names, share_prompt)
 
 
 def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:

@@ -48,6 +48,16 @@ class TokenizedPreference(TokenizedRow):
     is_desirable: bool
 
     @property
+    def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, tokens and loss mask of the prompt and of each answer."""
+        is_pair = self.second_start < len(self.tokens)
+        names = ("chosen", "rejected") if is_pair else ("good" if self.is_desirable else "bad",)
+        starts = (0, self.answer_start, self.second_start)[: 2 + is_pair]
+        spans = [slice(start, end) for start, end in zip(starts, (*starts[1:], len(self.tokens)), strict=True)]
+        named = zip(("prompt", *names), spans, strict=True)
+        return [(name, self.tokens[span], self.loss_mask[span]) for name, span in named]
+
+    @property
     def answers(self) -> tuple[int, ...]:
         """Numbers that are stored about the answers of the row."""
         return self.answer_start, self.second_start, int(self.is_desirable)
@@ -63,6 +73,10 @@ class _Encoded:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + sum(len(ids) for ids, _ in self.answers)
+
+    @property
+    def num_targets(self) -> int:
+        return sum(sum(mask) for _, mask in self.answers)
 
 
 @dataclass(frozen=True)
@@ -133,9 +147,11 @@ class PreferenceEncoder(RowEncoder):
         try:
             complete = _split(sequences)
             encoded = self._shorten(complete, answers)
-            return self.finished(row, _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens))
+            tokenized = _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens)
+            num_lost = complete.num_targets - encoded.num_targets
+            return self.finished(row, replace(tokenized, num_truncated_target_tokens=num_lost))
         except InvalidRowError as error:
-            return _invalid(row, error)
+            return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
 
     def _shorten(self, encoded: _Encoded, answers: Sequence[Answer]) -> _Encoded:
         """Shorten a row to the limits.

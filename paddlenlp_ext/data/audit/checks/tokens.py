@@ -1,0 +1,135 @@
+"""Checks of rows as tokens: what was dropped, truncated, doubled, or left out."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+import numpy as np
+
+from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt, printable
+from paddlenlp_ext.data.audit.row import AuditedRow, Hit, TokenizerFacts, check
+from paddlenlp_ext.data.tokenize import TOO_LONG
+
+_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_SPACE = re.compile(r"\s+")
+_LAST_TOKENS = 12
+
+
+@check("invalid row", ERROR, "fix the row; training stops at it, or drops it with bad_rows: drop")
+def invalid_row(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows that cannot be read or violate their format."""
+    if row.dropped is not None and not row.dropped.num_target_tokens:
+        yield Hit(f"{row.dropped.reason}: {row.dropped.message}")
+
+
+@check("target cut away", ERROR, "raise max_length, lower src_length, or shorten the prompt")
+def target_cut_away(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows of which truncation leaves no target token, or no room for the answer."""
+    dropped = row.dropped
+    if dropped is not None and dropped.num_target_tokens and dropped.reason != TOO_LONG:
+        yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
+
+
+@check(
+    "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error refuses it"
+)
+def too_long(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows that `truncation` drops or refuses."""
+    dropped = row.dropped
+    if dropped is not None and dropped.num_target_tokens and dropped.reason == TOO_LONG:
+        yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
+
+
+@check("target mostly cut away", ERROR, "raise max_length, or shorten the row")
+def target_mostly_cut(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows that lost more target tokens than they kept."""
+    if row.num_lost_targets > row.num_targets:
+        yield _loss(row)
+
+
+@check("target truncated", WARNING, "raise max_length: the answer has no end, so the row does not teach to stop")
+def target_truncated(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows that lost up to half of their target tokens."""
+    if 0 < row.num_lost_targets <= row.num_targets:
+        yield _loss(row)
+
+
+def _loss(row: AuditedRow) -> Hit:
+    lost, kept = row.num_lost_targets, row.num_targets
+    return Hit(f"{lost} of {lost + kept} target tokens removed: {excerpt(row.text)}")
+
+
+@check("prompt truncated", NOTE, "raise src_length or max_length: a part of the question is missing")
+def prompt_truncated(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield rows that lost tokens of their prompts only."""
+    if row.num_truncated_tokens and not row.num_lost_targets:
+        yield Hit(f"{row.num_truncated_tokens} tokens removed: {excerpt(row.text)}")
+
+
+@check("doubled begin token", ERROR, "remove the begin token from the template or from the text")
+def doubled_begin(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield two beginning-of-sequence tokens in a row."""
+    for example in row.examples:
+        doubled = np.flatnonzero((example.tokens[:-1] == facts.begin) & (example.tokens[1:] == facts.begin))
+        if len(doubled):
+            first = max(0, int(doubled[0]) - 4)
+            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], facts))
+            return
+
+
+@check("doubled end token", WARNING, "remove the end token from the answer: the template writes it")
+def doubled_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield targets that end with two end tokens."""
+    for span in row.target_spans():
+        if facts.count_ends(span) > max(1, facts.num_ends):
+            yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
+            return
+
+
+@check("missing end token", ERROR, "write a special token after every answer in the template, or use another template")
+def missing_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield targets of untruncated rows that do not end with an end token: the model does not learn to stop."""
+    if row.num_truncated_tokens:
+        return
+    spans = list(row.target_spans())
+    for span in spans[-1:] if row.is_plain_text else spans:
+        if not facts.count_ends(span):
+            yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
+            return
+
+
+@check("unknown token", WARNING, "use a tokenizer that knows the characters, or remove them")
+def unknown_token(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield text that the tokenizer replaces by its token for unknown text."""
+    for example in row.examples:
+        unknown = np.flatnonzero(example.tokens == facts.unknown)
+        if len(unknown):
+            first = max(0, int(unknown[0]) - 4)
+            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], facts))
+            return
+
+
+@check("text lost", ERROR, "use a template that writes every message, and a tokenizer that encodes it without loss")
+def lost_text(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield messages that the decoded tokens of a row do not contain: the round trip through template and tokenizer."""
+    if not row.examples or row.num_truncated_tokens:
+        return
+    pieces = [example.tokens for example in row.examples]
+    if row.is_plain_text:  # a text was split, and each example begins with the last token of the one before it
+        pieces = [np.concatenate([pieces[0], *(tokens[1:] for tokens in pieces[1:])])]
+    decoded = _normalized("\n".join(map(facts.decode, pieces)))
+    for part in row.parts:
+        text = _normalized(_THOUGHT.sub("", part.text))
+        if text not in decoded:
+            yield Hit(excerpt(part.text), part.path)
+
+
+def _normalized(text: str) -> str:
+    """Return a text without differences that normalizers of tokenizers make."""
+    return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
+
+
+def _decoded(tokens: np.ndarray, facts: TokenizerFacts) -> str:
+    return printable(facts.decode(tokens.tolist()))

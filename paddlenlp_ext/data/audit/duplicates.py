@@ -1,0 +1,197 @@
+"""Near-duplicates among rows: MinHash of word triples, and candidates by locality-sensitive hashing.
+
+    row --> words --> hashes of word triples --> 128 minima, 8 bits each --> 16 bands of 64 bits
+                                                                             |
+    rows with an equal band are candidates; the share of equal minima estimates the Jaccard similarity of their triples
+
+MinHash: Broder 1997, doi:10.1109/SEQUEN.1997.666900; 8 bits of each minimum: Li and König 2010, arXiv:0910.3349. The
+records of rows are in a temporary file, and bands are compared one after the other by sorting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext.data.audit.findings import printable
+
+TRAIN_ROWS = 0
+"""Split of the training rows in their records; dev splits have other numbers."""
+MAX_ROWS = 1 << 22
+"""Rows that are compared; comparing them takes about 70 bytes of memory each."""
+THRESHOLD = 0.85
+"""Estimated similarity from which rows are near-duplicates."""
+MIN_WORDS = 8
+"""Words below which only equal texts, and no similar ones, are duplicates; equal prompts need as many words too."""
+NUM_MINIMA, NUM_BANDS = 128, 16
+RECORD = np.dtype(
+    [
+        ("signature", np.uint8, (NUM_MINIMA,)),
+        ("text", np.uint64),
+        ("prompt", np.uint64),
+        ("split", np.uint32),
+        ("file", np.uint32),
+        ("line", np.uint32),
+        ("num_words", np.uint32),
+        ("beginning", "S72"),
+    ]
+)
+"""Record of a row: signature, hashes of all words and of the prompt's (0: too few), location, beginning of the text."""
+
+# A character of Chinese or Japanese is a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
+_RANDOM = np.random.default_rng(20261122)
+_FACTORS, _OFFSETS = _RANDOM.integers(1, 1 << 63, (2, NUM_MINIMA), np.uint64) | np.uint64(1)
+_TRIPLE = _RANDOM.integers(1, 1 << 63, 3, np.uint64) | np.uint64(1)
+_CHUNK = 1 << 12
+_MAX_EQUAL_PROMPTS = 10
+_MOST_ALIKE = np.float32(0.995)
+"""Similarity of rows with equal triples whose words are not all equal."""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Two rows that are alike.
+
+    Attributes:
+        row, other: indices of the records; the other row comes before the row, in an earlier split or in the same one.
+        similarity: estimated Jaccard similarity; 1.0: equal words.
+        same_prompt: only the prompts are equal.
+    """
+
+    row: int
+    other: int
+    similarity: float
+    same_prompt: bool = False
+
+
+def record_of(text: str, prompt: str, file: int, line: int) -> np.ndarray:
+    """Return the record of a row, a scalar of dtype `RECORD`; `DuplicateFinder.append` sets its split."""
+    words, prompt_words = _WORD.findall(text.lower()), _WORD.findall(prompt.lower())
+    hashes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
+    record = np.zeros((), RECORD)
+    record["text"] = _hash(words)
+    record["prompt"] = _hash(prompt_words) if len(prompt_words) >= MIN_WORDS else 0
+    record["file"], record["line"], record["num_words"] = file, line, len(words)
+    record["beginning"] = printable(text[:72]).encode()[:72]
+    if len(words) >= MIN_WORDS:
+        record["signature"] = _signature(hashes)
+    return record
+
+
+def _hash(words: list[str]) -> np.uint64:
+    digest = hashlib.blake2b("\n".join(words).encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def _signature(hashes: np.ndarray) -> np.ndarray:
+    """Return 8 bits of the minimum of each hash function over the triples of words, uint8 [NUM_MINIMA]."""
+    with np.errstate(over="ignore"):
+        triples = np.unique(hashes[:-2] * _TRIPLE[0] + hashes[1:-1] * _TRIPLE[1] + hashes[2:] * _TRIPLE[2])
+        triples ^= triples >> np.uint64(29)
+        minima = np.full(NUM_MINIMA, np.iinfo(np.uint64).max, np.uint64)
+        for start in range(0, len(triples), _CHUNK):
+            hashed = triples[start : start + _CHUNK, None] * _FACTORS + _OFFSETS
+            minima = np.minimum(minima, hashed.min(axis=0))
+        return (minima * _FACTORS[0] >> np.uint64(56)).astype(np.uint8)
+
+
+class DuplicateFinder:
+    """Collect the records of rows in a temporary file, and compare them.
+
+    A context manager: the file is removed after the block.
+
+    Attributes:
+        num_rows: number of rows that were appended, up to `MAX_ROWS`.
+    """
+
+    def __init__(self) -> None:
+        self.num_rows = 0
+        self._file = tempfile.NamedTemporaryFile(prefix="paddlenlp_ext_audit_")  # noqa: SIM115 (closed by __exit__)
+
+    def __enter__(self) -> DuplicateFinder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def append(self, records: np.ndarray, split: int) -> None:
+        """Append the records of rows that follow; splits come one after the other."""
+        added = records[: MAX_ROWS - self.num_rows].copy()
+        added["split"] = split
+        self._file.write(added.tobytes())
+        self.num_rows += len(added)
+
+    def records(self) -> np.ndarray:
+        """Return the records, mapped from the file."""
+        self._file.flush()
+        if not self.num_rows:
+            return np.zeros(0, RECORD)
+        return np.memmap(Path(self._file.name), RECORD, mode="r")
+
+    def duplicates(self) -> Iterator[Duplicate]:
+        """Yield each row that is like an earlier one, once, in reading order.
+
+        A row of a dev split is compared with the training rows first, also by its prompt alone.
+        """
+        records = self.records()
+        found = _Matches(records)
+        found.match("text", np.arange(len(records)))
+        long_enough = np.flatnonzero(records["num_words"] >= MIN_WORDS)
+        for band in range(NUM_BANDS):
+            found.match(band, long_enough)
+        found.match_prompts()
+        for row in np.flatnonzero(found.other >= 0).tolist():
+            similarity = float(found.similarity[row])
+            yield Duplicate(row, int(found.other[row]), abs(similarity), similarity < 0)
+
+
+class _Matches:
+    """Best match of each row so far: index of the other row, and similarity; -1 stands for an equal prompt."""
+
+    def __init__(self, records: np.ndarray) -> None:
+        self.records = records
+        self.other = np.full(len(records), -1, np.int32)
+        self.similarity = np.zeros(len(records), np.float32)
+
+    def match(self, key: str | int, rows: np.ndarray) -> None:
+        """Match rows with an equal key, a hash or the number of a band, to the first such row and to the one before."""
+        if isinstance(key, str):
+            keys = self.records[key][rows]
+        else:
+            width = NUM_MINIMA // NUM_BANDS
+            band = self.records["signature"][:, key * width : (key + 1) * width][rows]
+            keys = np.ascontiguousarray(band).view(np.uint64)[:, 0]
+        order = np.argsort(keys, kind="stable")
+        is_new = np.concatenate([[True], keys[order[1:]] != keys[order[:-1]]]) if len(order) else np.zeros(0, bool)
+        starts = np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))
+        repeated = np.flatnonzero(~is_new)
+        for earlier in (starts[repeated], repeated - 1):
+            self._compare(rows[order[repeated]], rows[order[earlier]], is_equal=key == "text")
+
+    def _compare(self, rows: np.ndarray, others: np.ndarray, is_equal: bool) -> None:
+        for start in range(0, len(rows), _CHUNK):
+            row, other = rows[start : start + _CHUNK], others[start : start + _CHUNK]
+            alike = np.ones(len(row), np.float32)
+            if not is_equal:
+                equal = self.records["signature"][row] == self.records["signature"][other]
+                alike = np.minimum(equal.mean(1, np.float32), _MOST_ALIKE)
+            better = (alike >= THRESHOLD) & (alike > self.similarity[row])
+            self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
+
+    def match_prompts(self) -> None:
+        """Match rows of dev splits that have no match to training rows with the same prompt, unless these are many."""
+        prompts, splits = self.records["prompt"], self.records["split"]
+        train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
+        order = train[np.argsort(prompts[train], kind="stable")]
+        first = np.searchsorted(prompts[order], prompts[dev], "left")
+        last = np.searchsorted(prompts[order], prompts[dev], "right")
+        matched = (last > first) & (last - first <= _MAX_EQUAL_PROMPTS) & (self.other[dev] < 0)
+        self.other[dev[matched]], self.similarity[dev[matched]] = order[first[matched]], -1

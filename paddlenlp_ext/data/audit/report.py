@@ -1,0 +1,144 @@
+"""Result of an audit, as JSON and as text for the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.audit.block import AuditedRows
+from paddlenlp_ext.data.audit.findings import ERROR, NOTE, SEVERITIES, WARNING, Findings
+
+_MAX_LOGGED = 3
+_EXCERPT_WIDTH = 72
+_BAR_BINS = 40
+
+
+@dataclass
+class SplitReport:
+    """Result of an audit of a split.
+
+    Attributes:
+        name: "train", or "dev" with the name of the dev set.
+        files: names of the data files.
+        rows: what was counted and found.
+        is_sample: only the first rows were read.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    rows: AuditedRows
+    is_sample: bool = False
+
+    @property
+    def target_share(self) -> float:
+        """Fraction of target tokens among all tokens."""
+        return self.rows.stats.num_target_tokens / max(1, self.rows.stats.num_tokens)
+
+    def length_bins(self, max_length: int) -> tuple[int, list[int]]:
+        """Return the width of bins, and the number of examples in each; the last bin has all longer ones.
+
+        The bins reach to twice `max_length` at most.
+        """
+        longest = min(max(self.rows.lengths, default=1), 2 * max_length)
+        width = max(1, -(-longest // _BAR_BINS))
+        bins = [0] * (longest // width + 1)
+        for length, count in self.rows.lengths.items():
+            bins[min(length // width, len(bins) - 1)] += count
+        return width, bins
+
+    def percentile(self, fraction: float) -> int:
+        """Return the length in tokens that this fraction of the examples does not exceed."""
+        seen, total = 0, self.rows.num_examples
+        for length in sorted(self.rows.lengths):
+            seen += self.rows.lengths[length]
+            if seen >= fraction * total:
+                return length
+        return 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON."""
+        stats = {name: value for name, value in self.rows.stats.to_json().items() if name != "examples"}
+        return {
+            "split": self.name,
+            "files": list(self.files),
+            "is_sample": self.is_sample,
+            "account": stats,
+            "num_examples": self.rows.num_examples,
+            "target_share": self.target_share,
+            "lengths": {name: self.percentile(share) for name, share in PERCENTILES.items()},
+            "target_shares": self.rows.target_shares.tolist(),
+            "languages": dict(self.rows.languages.most_common()),
+            "findings": self.rows.findings.to_json(),
+        }
+
+
+PERCENTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
+
+
+@dataclass
+class AuditReport:
+    """Result of an audit of all splits of a run.
+
+    Attributes:
+        title: names of the datasets.
+        max_length: limit of a row in tokens.
+        splits: the splits, training first.
+        seconds: time that the audit took.
+        num_compared: number of rows that were compared with each other.
+    """
+
+    title: str
+    max_length: int
+    splits: list[SplitReport]
+    seconds: float
+    num_compared: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that were read."""
+        return sum(split.rows.stats.num_read for split in self.splits)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all examples."""
+        return sum(split.rows.stats.num_tokens for split in self.splits)
+
+    def count(self, severity: str) -> int:
+        """Return the number of findings of a severity."""
+        return sum(split.rows.findings.count(severity) for split in self.splits)
+
+    @property
+    def summary(self) -> str:
+        """Numbers of findings in words."""
+        counts = [f"{self.count(name):,} {name}{'s' * (self.count(name) != 1)}" for name in SEVERITIES]
+        return ", ".join(counts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON."""
+        return {
+            "title": self.title,
+            "seconds": round(self.seconds, 3),
+            "num_rows": self.num_rows,
+            "num_compared": self.num_compared,
+            "errors": self.count(ERROR),
+            "warnings": self.count(WARNING),
+            "notes": self.count(NOTE),
+            "splits": [split.to_json() for split in self.splits],
+        }
+
+    def table(self) -> str:
+        """Return a short table for the log: the findings of each split with their first places."""
+        speed = f"{self.num_rows / self.seconds:,.0f} rows/s, {self.num_tokens / self.seconds:,.0f} tokens/s"
+        lines = [f"data audit of {self.num_rows:,} rows ({speed}): {self.summary}"]
+        for split in self.splits:
+            lines += [f"  {split.name}: {line}" for line in _finding_lines(split.rows.findings)]
+        return "\n".join(lines)
+
+
+def _finding_lines(findings: Findings) -> list[str]:
+    lines = []
+    for kind in findings.by_severity():
+        lines.append(f"{kind.severity}: {kind.name} ({findings.counts[kind]:,}); {kind.remedy}")
+        for place in findings.places[kind][:_MAX_LOGGED]:
+            lines.append(f"    {place.location}: {place.excerpt[:_EXCERPT_WIDTH]}")
+    return lines
