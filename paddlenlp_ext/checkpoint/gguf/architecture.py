@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -57,7 +58,8 @@ class Architecture:
         has_window: whether the family has sliding windows.
         is_partly_rotated: whether the rotation may leave channels of a head as they are.
         truncates_yarn: whether YaRN rounds the bounds between scaled and unscaled frequencies to whole ones.
-        interleaves_gates: whether Hugging Face's files interleave the gates of experts with their upper projections.
+        is_latent: whether keys and values are computed from latents.
+        restore: function from the stored tensors, under the names of `in_block`, to those of Hugging Face's files.
         settings: function from the file to further keys of config.json.
     """
 
@@ -70,7 +72,8 @@ class Architecture:
     has_window: bool = False
     is_partly_rotated: bool = False
     truncates_yarn: bool = True
-    interleaves_gates: bool = False
+    is_latent: bool = False
+    restore: Callable[[WeightSource], WeightSource] = lambda source: source
     settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
 
 

@@ -23,6 +23,7 @@ from paddlenlp_ext.checkpoint.gguf.architecture import (
     number,
 )
 from paddlenlp_ext.checkpoint.gguf.experts import WITH_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT, JoinedLatents, latent_settings
 
 _POST_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
@@ -104,6 +105,17 @@ def _gemma3(file: GgufFile) -> dict[str, Any]:
     }
 
 
+def _minicpm3(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of MiniCPM3; the file does not tell the factors of the published model, which llama.cpp knows."""
+    return {
+        **latent_settings(file),
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "original_max_position_embeddings": count(file, "context_length"),
+    }
+
+
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", PRE_NORM, permutes=True, has_window=True, settings=_llama),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", PRE_NORM),
@@ -159,6 +171,9 @@ ARCHITECTURES = {
         norm_offset=1.0,
         has_window=True,
         settings=_gemma3,
+    ),
+    "minicpm3": Architecture(
+        "minicpm3", "MiniCPM3ForCausalLM", LATENT, is_latent=True, restore=JoinedLatents, settings=_minicpm3
     ),
 }
 

@@ -58,6 +58,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _head_dim(file: GgufFile, default: int) -> int:
+    if architecture_of(file).is_latent:  # that of the rotation, as in Hugging Face's configs
+        return count(file, "rope.dimension_count")
     head_dim = count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
         value = count(file, key, head_dim)

@@ -17,14 +17,16 @@ from paddlenlp_ext.checkpoint.gguf.architecture import (
     has_bias,
     number,
 )
+from paddlenlp_ext.checkpoint.gguf.interleaved import InterleavedGates
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT, JoinedLatents, latent_settings
 
-_EXPERTS = {
-    **PRE_NORM,
+_ROUTED = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+_EXPERTS = {**PRE_NORM, **_ROUTED}
 _SHARED_EXPERTS = {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -88,8 +90,35 @@ def _glm4_moe(file: GgufFile) -> dict[str, Any]:
     if scores not in (0, 2):
         raise ValueError(f"{file.path}: glm4moe with expert_gating_func {scores} is not supported; known: 2 (sigmoid)")
     return {
+        **_experts_of_groups(file),
         "attention_bias": has_bias(file, "attn_q"),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _deepseek2(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of DeepSeek V2, or of V3 if routers have sigmoid scores, as those of GLM-4.7-Flash.
+
+    Files without `expert_gating_func` have sigmoid scores if there is a correction of the choice.
+
+    Raises:
+        ValueError: a router of another kind.
+    """
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)
+    if scores not in (1, 2):
+        raise ValueError(
+            f"{file.path}: deepseek2 with expert_gating_func {scores} is not supported; known: 1 (softmax), 2 (sigmoid)"
+        )
+    keys = {**latent_settings(file), **_experts_of_groups(file)}
+    if scores == 2:
+        return {**keys, "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
+    return {**keys, "topk_method": "group_limited_greedy" if keys["n_group"] > 1 else "greedy"}
+
+
+def _experts_of_groups(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of routed and shared experts, chosen within groups, as DeepSeek's configs name them."""
+    return {
         "n_routed_experts": count(file, "expert_count"),
         "num_experts_per_tok": count(file, "expert_used_count"),
         "n_shared_experts": count(file, "expert_shared_count", 0, minimum=0),
@@ -169,6 +198,14 @@ WITH_EXPERTS = {
         is_partly_rotated=True,
         settings=_glm4_moe,
     ),
+    "deepseek2": Architecture(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
+        {**LATENT, **_ROUTED, **_SHARED_EXPERTS, "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        is_latent=True,
+        restore=JoinedLatents,
+        settings=_deepseek2,
+    ),
     "gpt-oss": Architecture(
         "gpt_oss",
         "GptOssForCausalLM",
@@ -186,7 +223,7 @@ WITH_EXPERTS = {
         },
         has_window=True,
         truncates_yarn=False,
-        interleaves_gates=True,
+        restore=InterleavedGates,
         settings=_gpt_oss,
     ),
 }

@@ -19,8 +19,10 @@ from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of
 from paddlenlp_ext.checkpoint.gguf.weights import ROPE_FACTORS, read_gguf_tensor
 
 _DIVISORS = "rope_freqs.weight"
-_READ = ("type", "factor", "original_context_length", "finetuned")
+_READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
 """Keys of a scaling that are read; `finetuned` tells only how the model was trained."""
+_MSCALE = "yarn_log_multiplier"
+"""Key of models with latent attention: 0.1 of `mscale_all_dim` in config.json."""
 # The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -51,21 +53,32 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         return _from_divisors(file, head_dim)
     if unscaled:
         return None
-    prefix = file.architecture_key("rope.scaling.")
-    unread = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in _READ)
+    prefix, known = file.architecture_key("rope.scaling."), (*_READ, *(_MSCALE,) * architecture_of(file).is_latent)
+    unread = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known)
     if unread:
         raise ValueError(f"{file.path}: {', '.join(unread)} of a rotary scaling: not supported; use the model's folder")
     if kind in ("linear", "none"):
         return {"rope_type": "linear", "factor": shortest_decimal(factor)}
     if kind == "yarn":
-        original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
-        settings = {
-            "rope_type": "yarn",
-            "factor": shortest_decimal(factor),
-            "original_max_position_embeddings": original,
-        }
-        return settings if architecture_of(file).truncates_yarn else {**settings, "truncate": False}
+        return _yarn(file, factor)
     raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
+
+
+def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
+    """Return the settings of YaRN; `mscale` equals `mscale_all_dim`, as llama.cpp supposes and in DeepSeek's models."""
+    original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
+    settings = {
+        "rope_type": "yarn",
+        "factor": shortest_decimal(factor),
+        "original_max_position_embeddings": original,
+    }
+    for key in ("beta_fast", "beta_slow"):
+        bound = file.get(file.architecture_key(f"rope.scaling.yarn_{key}"), float)
+        settings |= {} if bound is None else {key: shortest_decimal(bound)}
+    weight = file.get(file.architecture_key(f"rope.scaling.{_MSCALE}"), float)
+    if weight is not None:
+        settings |= dict.fromkeys(("mscale", "mscale_all_dim"), shortest_decimal(10 * weight))
+    return settings if architecture_of(file).truncates_yarn else {**settings, "truncate": False}
 
 
 def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:

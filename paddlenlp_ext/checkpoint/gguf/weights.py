@@ -13,7 +13,6 @@ from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, num_layers
-from paddlenlp_ext.checkpoint.gguf.interleaved import InterleavedGates
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -103,7 +102,7 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
         ValueError: see `GgufWeights`; or a tensor is missing.
     """
     source = GgufWeights(path)
-    return InterleavedGates(source) if architecture_of(source.file).interleaves_gates else source
+    return architecture_of(source.file).restore(source)
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:

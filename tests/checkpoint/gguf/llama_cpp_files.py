@@ -16,6 +16,7 @@ from paddlenlp_ext.checkpoint.fused import join_fused
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.config import DecoderConfig
 from tests.common.arrays import normal
 
 _SIZES = {
@@ -32,6 +33,24 @@ _SIZES = {
     "rope_theta": 5000.0,
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "rms_norm_eps": 1e-6,  # that of the norms of latents, for which llama.cpp has no other
+}
+_LATENT_EXPERTS = {
+    **_LATENT,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.7,
+}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -104,9 +123,57 @@ MODELS: dict[str, dict[str, Any]] = {
             "truncate": False,
         },
     },
+    "deepseek2": {
+        **_LATENT_EXPERTS,
+        "model_type": "deepseek_v2",
+        "first_k_dense_replace": 2,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    },
+    "deepseek_v2_lite": {
+        **_LATENT_EXPERTS,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "num_hidden_layers": 27,  # llama.cpp requires compressed queries of models of other depths
+        "first_k_dense_replace": 26,
+    },
+    "deepseek_v3": {
+        **_LATENT_EXPERTS,
+        "first_k_dense_replace": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "num_experts_per_tok": 2,
+        "scoring_func": "sigmoid",
+    },
+    "glm4_moe_lite": {**_LATENT_EXPERTS, "n_group": 1, "topk_group": 1},
+    "minicpm3": {
+        **_LATENT,
+        "v_head_dim": 16,
+        "scale_emb": 12,
+        "scale_depth": 1.4,
+        "dim_model_base": 256,
+        "max_position_embeddings": 512,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "original_max_position_embeddings": 512,
+            "short_factor": [1.0, 1.1, 1.3, 2.0],
+            "long_factor": [1.0, 2.0, 3.0, 4.0],
+        },
+    },
 }
 """Settings of a model by the architecture of its file, or name; 8 layers have every kind of layer of each family."""
-_ARCHITECTURES = {"mixtral": "llama"}
+ARCHITECTURE_OF = {
+    "mixtral": "llama",
+    **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
+}
+"""Architecture of the file of a model with another name."""
 _PERMUTED = ("llama", "granite", "smollm3", "mixtral")
 _SCALES_OF_NORMS = ("gemma2", "gemma3")
 
@@ -125,18 +192,20 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     """Write the file of a model that `make_model` built, in float32."""
     config = model.config
     source = config.source
-    writer = gguf.GGUFWriter(path, _ARCHITECTURES.get(architecture, architecture))
+    writer = gguf.GGUFWriter(path, ARCHITECTURE_OF.get(architecture, architecture))
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_head_count_kv(1 if config.latent and config.experts else config.num_key_value_heads)
     add_epsilon = writer.add_layer_norm_eps if "layer_norm_eps" in source else writer.add_layer_norm_rms_eps
     add_epsilon(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     theta = source["rope_theta"]
-    if "head_dim" in source:
+    if config.latent is not None:
+        _add_latent_sizes(writer, model)
+    elif "head_dim" in source:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if architecture == "hunyuan-dense":
@@ -155,7 +224,15 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
         writer.add_rope_scaling_orig_ctx_len(source["rope_scaling"]["original_max_position_embeddings"])
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if architecture == "glm4moe":
+    if architecture == "deepseek2":
+        scaling = source["rope_scaling"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
+    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_norm(True)
     if architecture in ("phi3", "glm4", "glm4moe"):
@@ -180,6 +257,8 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
         ("moe_layer_start_index", writer.add_leading_dense_block_count),
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
+        ("n_group", writer.add_expert_group_count),
+        ("topk_group", writer.add_expert_group_used_count),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
@@ -195,6 +274,28 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     return path
 
 
+def _add_latent_sizes(writer: gguf.GGUFWriter, model: CausalLM) -> None:
+    """Write the sizes of latent attention; key and value lengths are those of the latents in DeepSeek's files."""
+    latent = model.config.latent
+    head_dim = latent.unrotated_dim + latent.rotated_dim
+    if latent.query_rank is not None:
+        writer.add_q_lora_rank(latent.query_rank)
+    writer.add_kv_lora_rank(latent.kv_rank)
+    writer.add_rope_dimension_count(latent.rotated_dim)
+    if model.config.experts is None:
+        writer.add_key_length(head_dim)
+        scaling = model.config.source["rope_scaling"]
+        for name in ("short", "long"):
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(scaling[f"{name}_factor"], np.float32))
+        return
+    writer.add_key_length(latent.kv_rank + latent.rotated_dim)
+    writer.add_value_length(latent.kv_rank)
+    writer.add_key_length_mla(head_dim)
+    writer.add_value_length_mla(latent.value_dim)
+    if "first_k_dense_replace" not in model.config.source:
+        writer.add_leading_dense_block_count(1)
+
+
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -206,11 +307,12 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
 
 def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) -> None:
     config = model.config
-    stored = _ARCHITECTURES.get(architecture, architecture)
+    stored = ARCHITECTURE_OF.get(architecture, architecture)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     tensors = join_fused(dict(model.named_parameters()), config.fused_layers)
-    for name, values in _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()}):
+    arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
+    for name, values in _with_split_latents(arrays, config) if stored == "deepseek2" else arrays:
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             half = len(values) // heads // 2
@@ -232,5 +334,19 @@ def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, n
         if ".experts.gate_up_proj." in name:
             for part, half in zip(("gate_proj", "up_proj"), np.split(values, 2, axis=1), strict=True):
                 yield name.replace("gate_up_proj", part), half
+        else:
+            yield name, values
+
+
+def _with_split_latents(
+    tensors: Iterator[tuple[str, np.ndarray]], config: DecoderConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors with the matrices of keys, transposed, [N, L, U], apart from those of values, [N, E, L]."""
+    for name, values in tensors:
+        if "kv_b_proj" in name:
+            by_head = values.reshape(config.num_attention_heads, -1, values.shape[-1])
+            keys, values = np.split(by_head, [config.latent.unrotated_dim], axis=1)
+            yield name.replace("kv_b_proj", "k_b_proj"), np.swapaxes(keys, 1, 2)
+            yield name.replace("kv_b_proj", "v_b_proj"), values
         else:
             yield name, values
