@@ -2,6 +2,8 @@
 
 NumPy has no bfloat16. A bfloat16 tensor is passed as its bits in a `uint16` array, which is also how Paddle exports and
 imports one (`Tensor.numpy()`, `Tensor.set_value`). The name of the format is therefore always passed with the array.
+FP8 is passed as its bits in a `uint8` array; it is read, never written (Open Compute Project, OCP 8-bit Floating Point
+and Microscaling Formats 1.0).
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ NUMPY_DTYPE: dict[str, np.dtype] = {
     "uint16": np.dtype("<u2"),
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
+    "float8_e4m3fn": np.dtype("u1"),  # the bits
+    "float8_e8m0fnu": np.dtype("u1"),  # the bits: a power of 2
 }
-FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+FLOATING = frozenset({"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e8m0fnu"})
 _CHUNK = 1 << 18
 
 
@@ -52,6 +56,23 @@ def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(bits.shape)
 
 
+def _float8_e4m3fn() -> np.ndarray:
+    """Return the values of all codes: a sign, 4 bits of exponent and 3 of mantissa, without infinity."""
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    sizes = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
+    sizes[(codes & 127) == 127] = np.nan
+    return np.where(codes < 128, sizes, -sizes).astype(np.float32)
+
+
+def _float8_e8m0fnu() -> np.ndarray:
+    """Return the values of all codes: 2^(code - 127), the last one not a number."""
+    return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.nan).astype(np.float32)
+
+
+_FLOAT8 = {"float8_e4m3fn": _float8_e4m3fn(), "float8_e8m0fnu": _float8_e8m0fnu()}
+
+
 def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
     """Convert an array from the format named `stored` to the format `target`; no copy if the two are equal.
 
@@ -62,6 +83,9 @@ def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
         return values
     if (stored in FLOATING) != (target in FLOATING):
         raise ValueError(f"a {stored} tensor cannot be read as {target}; only floating formats convert into each other")
+    assert target not in _FLOAT8, "FP8 is not written"
+    if stored in _FLOAT8:
+        values = _FLOAT8[stored][values]
     if stored == "bfloat16":
         values = bfloat16_to_float32(values)
     if target == "bfloat16":

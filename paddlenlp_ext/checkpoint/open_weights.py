@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD, open_float8
 from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.utils.files import read_json_object
 
 
 def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
+
+    Folders in FP8 are read in full precision.
 
     Raises:
         ValueError: no readable weights, a damaged file, an index that contradicts its shards, or only pickles.
@@ -26,10 +30,14 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     if (path / "model.safetensors").exists():
-        return SafetensorsFile(path / "model.safetensors")
-    if (path / "model.safetensors.index.json").exists():
-        return ShardedSafetensors(path / "model.safetensors.index.json")
-    raise ValueError(_nothing_readable(path))
+        source: WeightSource = SafetensorsFile(path / "model.safetensors")
+    elif (path / "model.safetensors.index.json").exists():
+        source = ShardedSafetensors(path / "model.safetensors.index.json")
+    else:
+        raise ValueError(_nothing_readable(path))
+    config = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
+    quantization = config.get("quantization_config") or {}
+    return open_float8(source, quantization) if quantization.get("quant_method") == FLOAT8_METHOD else source
 
 
 def _nothing_readable(folder: Path) -> str:

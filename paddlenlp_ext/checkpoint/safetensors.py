@@ -40,6 +40,8 @@ FORMAT_OF_CODE = {
     "U16": "uint16",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
 }
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.linear import QuantizedLinear
@@ -14,6 +15,8 @@ from paddlenlp_ext.quantization.options import QuantizationConfig
 
 _OURS = "paddlenlp_ext"
 """`quant_method` of formats that no other program reads, and key of this package's options in every file."""
+_DEQUANTIZED = (FLOAT8_METHOD, "mxfp4")
+"""Methods whose weights are dequantized while they are read (checkpoint/float8.py, interleaved_experts.py)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
 """Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
@@ -61,21 +64,19 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the quantization that a config.json describes; None for a model in full precision.
-
-    Experts in MXFP4 are dequantized while they are read (checkpoint/interleaved_experts.py).
+    """Return the quantization that a config.json describes; None for a model in full precision once it is read.
 
     Raises:
         ValueError: the quantization method is not supported.
     """
-    if not config or config.get("quant_method") == "mxfp4":
+    if not config or config.get("quant_method") in _DEQUANTIZED:
         return None
     if _OURS in config:
         return options_from_dict(config[_OURS])
     if config.get("quant_method") != "bitsandbytes" or not config.get("load_in_4bit"):
         raise ValueError(
             f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not "
-            "supported; known: bitsandbytes in 4 bits, and paddlenlp_ext; start from the original model"
+            "supported; known: bitsandbytes in 4 bits, fp8, mxfp4, paddlenlp_ext; start from the original model"
         )
     return QuantizationConfig(
         algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))
