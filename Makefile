@@ -70,7 +70,8 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	rm -rf build/for_peers
 	$(BIN)/python -m tests.golden.peer_checks.export_for_peers build/for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_adapter_in_peft $$(find build/for_peers -name adapter_config.json -printf '%h ')
-	.venv-peers/bin/python -m tests.golden.peer_checks.check_model_in_transformers $$(find build/for_peers -path '*_merged/config.json' -printf '%h ')
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_model_in_transformers $$(find build/for_peers -path '*_merged/config.json' -printf '%h ' -o -path '*/sharded/config.json' -printf '%h ')
+	$(BIN)/python -m tests.golden.peer_checks.check_model_of_transformers $$(find build/for_peers -path '*/sharded_again/config.json' -printf '%h ')
 	$(BIN)/python -m tests.golden.peer_checks.export_for_llama_cpp build/for_llama_cpp
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp build/for_llama_cpp
 	rm -rf build/rewards_for_peers

@@ -11,7 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from paddlenlp_ext import AutoModelForCausalLM
+from tests.golden.cases.model_cases import CASES
 from tests.models.tiny_model import TINY, make_model
+
+EXPERTS_OR_LATENTS = [
+    case for case, settings in CASES.items() if settings.keys() & {"num_experts_per_tok", "moe_k", "kv_lora_rank"}
+]
 
 
 def values(model) -> dict[str, np.ndarray]:
@@ -67,6 +72,16 @@ def test_save_pretrained_of_experts_writes_hub_names_and_reloads_bit_for_bit(tmp
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, array in values(model).items():
         np.testing.assert_array_equal(values(loaded)[name], array)
+
+
+@pytest.mark.parametrize("case", EXPERTS_OR_LATENTS)
+def test_save_pretrained_of_experts_and_latents_in_shards_reloads_bit_for_bit(tmp_path: Path, case: str):
+    model = AutoModelForCausalLM.from_config({**CASES[case], "initializer_range": 0.2})
+    model.save_pretrained(tmp_path, max_shard_bytes=15_000)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = values(AutoModelForCausalLM.from_pretrained(tmp_path))
+    assert loaded.keys() == values(model).keys()
+    assert all(np.array_equal(loaded[name], array) for name, array in values(model).items())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ LEARNING_RATE, WEIGHT_DECAY, EPSILON, STEPS = 1e-3, 0.01, 1e-6, 3
 # up here, and there are no steps. `merges` is False for adapters that cannot be merged.
 # `plus_ratio` is 1 and `weight_decay` is WEIGHT_DECAY where absent. PEFT decays other parameters than LoRA's by
 # other rules than this project does, so cases that train them have no decay.
+_LATENT = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 CASES: dict[str, dict[str, Any]] = {
     "llama_some_targets": {
         "base": "llama_odd_sizes",
@@ -173,6 +174,27 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt_oss_down_proj": {
         "base": "gpt_oss",
         "lora": {"r": 2, "lora_alpha": 3, "target_modules": [], "target_parameters": ["mlp.experts.down_proj"]},
+    },
+    "deepseek_v2_latent": {
+        "base": "deepseek_v2_experts",
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": _LATENT, "rank_pattern": {"kv_b_proj": 3}},
+    },
+    "deepseek_v3_latent_and_experts": {
+        "base": "deepseek_v3_experts",
+        "lora": {
+            "r": 2,
+            "lora_alpha": 3,
+            "target_modules": ["q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+            "target_parameters": ["mlp.experts.down_proj"],
+        },
+    },
+    "glm4_moe_lite_latent": {
+        "base": "glm4_moe_lite",
+        "lora": {"r": 2, "lora_alpha": 3, "use_rslora": True, "target_modules": _LATENT},
+    },
+    "minicpm3_latent": {
+        "base": "minicpm3",
+        "lora": {"r": 2, "lora_alpha": 3, "target_modules": _LATENT, "layers_to_transform": [1]},
     },
     "llama_saved_embeddings": {
         "base": "llama_odd_sizes",

@@ -116,6 +116,9 @@ def build(base: str) -> torch.nn.Module:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**MODELS[base]), attn_implementation="eager").train()
     for name, parameter in model.named_parameters():
         parameter.data = torch.from_numpy(make_weight(base, name, tuple(parameter.shape)))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.from_numpy(make_weight(base, name, tuple(buffer.shape))))
     return model
 
 

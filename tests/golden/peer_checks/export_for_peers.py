@@ -119,6 +119,9 @@ def of_experts(router: str) -> dict[str, LoRAConfig]:
     }
 
 
+SHARD_BYTES = 20_000
+"""Size of the files of models with experts or latent attention, several per model."""
+
 NUM_ROWS = 101
 """Rows of embedding and lm_head of the base with added tokens, whose new rows the adapter trains."""
 NEW_TOKENS = tuple(range(96, NUM_ROWS))
@@ -150,6 +153,10 @@ def main() -> None:
             chosen = OF_ATTENTION if shape is None else of_experts(shape.router_name)
         if case in ("llama_odd_sizes", "qwen2"):
             chosen = ADAPTERS
+        if model.config.experts is not None or model.config.latent is not None:
+            sharded = arguments.out / case / "sharded"
+            model.save_pretrained(sharded, max_shard_bytes=SHARD_BYTES)
+            write_logits(sharded, model, make_inputs(case)[0])
         export(arguments.out / case, model, make_inputs(case)[0], chosen)
         if chosen is ADAPTERS:
             tables = ("embed_tokens",) if model.config.tie_word_embeddings else ("embed_tokens", "lm_head")
