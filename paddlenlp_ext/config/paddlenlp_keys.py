@@ -47,7 +47,6 @@ _TRAINING = (
     *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),
     *_keys("not yet", float, 0.25, "ssa_group_size_ratio", "shifted sparse attention", "use_ssa"),
     *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),
-    *_keys("not yet", object, None, "skip_data_intervals", "skipping data by step is not implemented"),
     *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resumed run restores the full state"),
     *_keys("not yet", bool, False, "autotuner_benchmark", "the autotuner is not implemented"),
     *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not supported; use a folder"),

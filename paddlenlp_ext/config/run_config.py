@@ -9,6 +9,7 @@ from paddlenlp_ext.config.command import CommandConfig
 from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.safety import SafetyConfig
 from paddlenlp_ext.config.sections import (
     DataConfig,
     GenerationConfig,
@@ -23,6 +24,7 @@ SECTIONS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
     "train": TrainConfig,
+    "safety": SafetyConfig,
     "optim": OptimConfig,
     "generation": GenerationConfig,
     "precision": PrecisionConfig,
@@ -43,6 +45,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    safety: SafetyConfig = field(default_factory=SafetyConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

@@ -10,11 +10,12 @@ Rendezvous
     group; the connection then is refused or hangs, rarely with two processes and nearly always with more. Therefore
     each group gets a key-value store of its own.
 
-Barrier without a timeout
-    A gloo collective times out after 30 seconds, and Paddle offers no way to change that. Where one process may take
-    longer than the others, as in writing a checkpoint, all processes call `gloo_barrier`, which polls the launcher's
-    store. It takes about 50 ms and is therefore not part of a training step: ranks whose steps differ by more than
-    30 seconds cannot train together over gloo.
+Waiting
+    A gloo collective times out after 30 seconds, and Paddle offers no way to change that. On one machine every
+    operation therefore waits until its processes have arrived (arrivals.py). `gloo_barrier` waits on several machines
+    too, where one process may take longer than the others, as in writing a checkpoint. It polls the launcher's store,
+    which takes about 50 ms, and is not part of a training step: ranks on several machines whose steps differ by more
+    than 30 seconds cannot train together over gloo.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
+from paddlenlp_ext.parallel.arrivals import Arrivals, WaitingLog, create_file
 from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
+_arrivals: dict[int, tuple[Any, Arrivals]] = {}
+"""Groups on one machine and their arrivals, by the group's id; the group is held, so that no other one gets its id."""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -48,12 +53,22 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     """
     key = f"paddlenlp_ext/store/{group_id}"
     if rank == 0:
-        address = _free_address()
+        address, path = _free_address(), create_file()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # after the server listens: early clients back off for seconds
+        store.set(key, f"{address} {path}")  # after the server listens: early clients back off for seconds
     else:
-        own = _store_at(store.get(key).decode())
-    return _paddle_create_group(own, rank, size, group_id)
+        address, path = store.get(key).decode().split(" ", 1)
+        own = _store_at(address)
+    try:
+        arrivals = Arrivals(path, rank, size)
+    except OSError:  # the first rank is on another machine
+        arrivals = None
+    group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have come this far
+    if rank == 0:
+        os.unlink(path)
+    if arrivals is not None and arrivals.all_present():
+        _arrivals[id(group)] = group, arrivals
+    return group
 
 
 def _store_at(address: str, serves: bool = False) -> Any:
@@ -73,6 +88,17 @@ def _free_address() -> str:
         return f"{host}:{probe.getsockname()[1]}"
 
 
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "reduce",
+    "scatter",
+    "scatter_tensor",
+    "gather",
+    "barrier",
+)
 _ON_CALC_STREAM = (
     "all_reduce",
     "all_gather",
@@ -107,7 +133,13 @@ def install_gloo_collectives() -> None:
     Groups created afterwards use a key-value store of their own.
     """
     group_class = gloo_group_class()
+    if group_class.create is create_group:  # a second mesh of the process
+        return
     group_class.create = create_group
+    for name in _COLLECTIVES:
+        setattr(group_class, name, _after_arrival(getattr(group_class, name), _wait_for_all))
+    for name, wait in (("send", _wait_for_receiver), ("recv", _wait_for_sender)):
+        setattr(group_class, name, _after_arrival(getattr(group_class, name), wait))
     for name in _ON_CALC_STREAM:
         setattr(group_class, f"{name}_on_calc_stream", _synchronous(name))
     for name, function in (
@@ -120,6 +152,30 @@ def install_gloo_collectives() -> None:
         setattr(group_class, name, _with_sync_flag(function))
         setattr(group_class, f"{name}_on_calc_stream", function)
     set_missing_device_id()
+
+
+def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> Callable[..., Any]:
+    """Return a method that waits for the other processes, if they are on this machine, and then runs an operation."""
+
+    def call(group: Any, *arguments: Any, **options: Any) -> Any:
+        _, arrivals = _arrivals.get(id(group), (None, None))
+        if arrivals is not None:
+            wait(arrivals, *arguments)
+        return operation(group, *arguments, **options)
+
+    return call
+
+
+def _wait_for_all(arrivals: Arrivals, *_: Any) -> None:
+    arrivals.wait_for_all()
+
+
+def _wait_for_receiver(arrivals: Arrivals, _tensor: Any, target: int, *_: Any) -> None:
+    arrivals.wait_for_receiver(target)
+
+
+def _wait_for_sender(arrivals: Arrivals, _tensor: Any, source: int, *_: Any) -> None:
+    arrivals.wait_for_sender(source)
 
 
 def _synchronous(name: str) -> Callable[..., Any]:
@@ -207,13 +263,20 @@ def uses_gloo() -> bool:
     return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
+def connect_processes() -> None:
+    """Connect to the launcher's store while all processes are starting: later, Paddle waits at most 15 minutes."""
+    if world_size() > 1 and uses_gloo():
+        launcher_store()
+
+
 def gloo_barrier() -> None:
     """Wait for all processes of the run without a timeout; a no-op for backends other than gloo."""
     if world_size() == 1 or not uses_gloo():
         return
     store, name = launcher_store(), f"paddlenlp_ext/barrier/{next(_barrier_numbers)}"
-    arrived, pause = _add(store, name, 1), _FIRST_PAUSE
+    arrived, pause, log = _add(store, name, 1), _FIRST_PAUSE, WaitingLog()
     while arrived < world_size():
+        log.update("another process")
         time.sleep(pause)  # the store's own wait polls only ten times a second
         pause = min(2 * pause, _LONGEST_PAUSE)
         arrived = _add(store, name, 0)
@@ -221,7 +284,7 @@ def gloo_barrier() -> None:
 
 def _add(store: Any, name: str, amount: int) -> int:
     """Call `store.add` with signals blocked: Paddle's store reports a signal during a receive as an error."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return store.add(name, amount)
     finally:

@@ -22,7 +22,7 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.paddle_compat import forget_hybrid_groups
-from paddlenlp_ext.parallel.gloo import install_gloo_collectives
+from paddlenlp_ext.parallel.gloo import gloo_barrier, install_gloo_collectives
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 
@@ -112,6 +112,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
     set_log_level("WARNING")
     if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
         install_gloo_collectives()
+        gloo_barrier()  # one process may have read data for longer than a rendezvous waits
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": degrees.data,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.audit import audit_run, check_training_rows
 from paddlenlp_ext.trainer.build import build_trainer, load_data
@@ -99,11 +101,14 @@ def run_training(config: RunConfig) -> FinetuneResult:
     Raises:
         ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
     """
+    started = time.monotonic()
+    connect_processes()
     if is_main_rank():
         check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
     data = load_data(config)
     check_training_rows(config, data)
     trainer = build_trainer(config, data)
+    trainer.started = started
     if config.data.audit:
         if is_main_rank():
             audit_run(config, data)

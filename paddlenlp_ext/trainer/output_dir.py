@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from paddlenlp_ext.config.sections import TrainConfig
-from paddlenlp_ext.utils.files import restore_replaced
+from paddlenlp_ext.utils.files import restore_replaced, write_json
 
 STATE_FILE = "trainer_state.json"
 AUTO = "auto"
 """Value of `resume_from_checkpoint` that resumes if there is a checkpoint."""
+BAD_STEPS_FILE = "bad_steps.jsonl"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _RUN_FILES = (
     STATE_FILE,
     "run_config.json",
     "metrics.jsonl",
+    BAD_STEPS_FILE,
     "train_results.json",
     "eval_results.json",
     "all_results.json",
@@ -148,6 +150,24 @@ def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
+def begin_output_dir(
+    output_dir: Path, checkpoint: Path | None, overwrites: bool, run_config: Mapping[str, object]
+) -> None:
+    """Create the folder and write run_config.json; remove an earlier run if `overwrite_output_dir` is set.
+
+    Args:
+        output_dir: the run's folder.
+        checkpoint: checkpoint that the run resumes from, or None.
+        overwrites: `overwrite_output_dir`.
+        run_config: the run's flat configuration.
+    """
+    if overwrites and not is_inside(checkpoint, output_dir):
+        clear_run(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    clear_leftovers(output_dir)
+    write_json(output_dir / "run_config.json", run_config)
+
+
 def clear_run(output_dir: str | Path) -> None:
     """Remove an earlier run's checkpoints, weights, logs and results, and no other files."""
     folder = Path(output_dir)
@@ -178,7 +198,7 @@ def _restore_replaced(output_dir: Path) -> None:
         restore_replaced(path.with_name(path.name.removeprefix(".").removesuffix(".replaced")))
 
 
-def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, best_step: int | None) -> None:
+def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep: Collection[int | None]) -> None:
     """Remove old checkpoints after one was saved.
 
     Args:
@@ -186,14 +206,21 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, best
         limit: number of checkpoints to keep; None or below 1: all.
         step: step of the saved checkpoint. Checkpoints of later steps are damaged, or the run would have resumed from
             them: they are neither counted nor removed.
-        best_step: step of the best evaluation, whose checkpoint is not removed.
+        keep: steps whose checkpoints are not removed: of the best evaluation, and the last one before trouble.
     """
     if limit is None or limit < 1:
         return
     checkpoints = {other: path for other, path in list_checkpoints(output_dir).items() if other <= step}
     for other in list(checkpoints)[:-limit]:
-        if other != best_step:
+        if other not in keep:
             _remove(checkpoints[other])
+
+
+def remove_later_checkpoints(output_dir: str | Path, step: int, last: int) -> None:
+    """Remove the checkpoints of the steps after `step` to `last`."""
+    for other, path in list_checkpoints(output_dir).items():
+        if step < other <= last:
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

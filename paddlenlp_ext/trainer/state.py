@@ -81,6 +81,11 @@ class TrainerState:
         best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
         num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
         evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
+        skipped_steps: steps whose data were or will be skipped, ascending; they count as steps.
+        num_nan_steps: number of steps in a row whose loss or gradients were not finite.
+        recent_losses: losses of the last healthy steps, for their running mean (`loss_spike_window`).
+        trouble_since, last_trouble: first and last step of the trouble (step_guard.py); 0 without trouble.
+        healthy_step: step of the last checkpoint from before the trouble; 0 if there is none.
         data_order: facts that determine the order of the data; a resumed run must match them (data/sampler.py).
         interval: sums for the next log entry.
         log_history: all log entries in order.
@@ -102,6 +107,12 @@ class TrainerState:
     best_step: int | None = None
     num_not_improved: int = 0
     evaluation_due: bool = False
+    skipped_steps: list[int] = field(default_factory=list)
+    num_nan_steps: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    trouble_since: int = 0
+    last_trouble: int = 0
+    healthy_step: int = 0
     data_order: dict[str, Any] = field(default_factory=dict)
     interval: Interval = field(default_factory=Interval)
     log_history: list[dict[str, Any]] = field(default_factory=list)
@@ -115,6 +126,22 @@ class TrainerState:
         self.train_loss_sum += report.loss
         self.train_seconds += report.seconds
         self.interval.add(report)
+
+    def skip(self) -> None:
+        """Count a step that was not made; `move_to` sets the data position."""
+        self.step += 1
+        if self.step not in self.skipped_steps:
+            self.skipped_steps.append(self.step)
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Return the number of steps so far that were not skipped."""
+        return self.step - sum(step <= self.step for step in self.skipped_steps)
+
+    def note_checkpoint(self) -> None:
+        """Note that a checkpoint of this step is about to be written."""
+        if not self.trouble_since or self.step < self.trouble_since:
+            self.healthy_step = self.step
 
     def move_to(self, step_batch: StepBatch) -> None:
         """Set the data position to the end of a global batch."""

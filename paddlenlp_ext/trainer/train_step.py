@@ -37,13 +37,21 @@ from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.utils.random import seed_of
 
-_MAX_NAMED_ROWS = 8
 EXPERT_IMBALANCE = "expert_imbalance"
 """Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""
 
 
 class NonFiniteError(ValueError):
-    """Loss or gradient norm is NaN or infinite; parameters and optimizer state are unchanged."""
+    """Loss or gradient norm is NaN or infinite on any process; parameters and optimizer state are unchanged.
+
+    Args:
+        loss, grad_norm: the numbers of this process.
+        message: description of the step; None: the two numbers.
+    """
+
+    def __init__(self, loss: float, grad_norm: float, message: str | None = None) -> None:
+        super().__init__(message or f"loss {loss}, gradient norm {grad_norm}")
+        self.loss, self.grad_norm = loss, grad_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +264,14 @@ class OptimizerStep:
         """Clip the reduced gradients; return their norm before clipping, over all processes.
 
         Raises:
-            NonFiniteError: the loss or the norm is not finite; the gradients are dropped.
+            NonFiniteError: the loss or the norm is not finite on any process; the gradients are dropped on all.
         """
         grad_norm = self.process_group.norm(self.parameters)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        # Tensor-parallel ranks compute the same number each by itself: one of them may find another value.
+        if self.process_group.max_over_processes(float(not is_finite)):
             self._clear_gradients()
-            raise NonFiniteError(f"loss {loss}, gradient norm {grad_norm}")
+            raise NonFiniteError(loss, grad_norm)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         return grad_norm
@@ -317,25 +327,3 @@ def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: i
     dropout_seed = micro_batch_seed(seed, step, micro_batch)
     paddle.seed(dropout_seed)
     model.set_dropout_seed(dropout_seed)
-
-
-def describe_non_finite_step(
-    error: NonFiniteError, step_batch: StepBatch, rows: Any, step: int, learning_rate: float
-) -> NonFiniteError:
-    """Return the error with the rows of the step and their locations.
-
-    Args:
-        error: error that `OptimizerStep.run` raised.
-        step_batch: the global batch of the step.
-        rows: the TokenizedDataset; `rows.source(i)` returns (file, line).
-        step: number of steps made before this one.
-        learning_rate: learning rate of the step.
-    """
-    indices = step_batch.row_indices
-    locations = ["row {} ({}:{})".format(row, *rows.source(row)) for row in indices[:_MAX_NAMED_ROWS]]
-    num_more = len(indices) - len(locations)
-    named = ", ".join(locations) + (f" and {num_more} more" if num_more else "")
-    return NonFiniteError(
-        f"step {step + 1}: {error}. Parameters are unchanged. Rows of the step: {named}. Check them, "
-        f"or lower learning_rate ({learning_rate:.3g} in this step)"
-    )

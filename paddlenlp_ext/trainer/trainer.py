@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
-from paddlenlp_ext.trainer.callbacks.reports import build_reports, save_results, train_results
+from paddlenlp_ext.trainer.callbacks.reports import build_reports, num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.checkpoint import restore_checkpoint, save_checkpoint, save_finished
 from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, with_dev_set
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
@@ -27,26 +27,20 @@ from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, offload_state
 from paddlenlp_ext.trainer.output_dir import (
+    begin_output_dir,
     check_output_dir,
     checkpoint_folder,
-    clear_leftovers,
-    clear_run,
-    is_inside,
     prune_checkpoints,
 )
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.resume import begin_or_resume, checkpoint_damage
-from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
+from paddlenlp_ext.trainer.rollback import roll_back
+from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped, describe_stop
 from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.train_step import (
-    NonFiniteError,
-    OptimizerStep,
-    StepOptions,
-    autocast,
-    describe_non_finite_step,
-)
-from paddlenlp_ext.utils.files import write_json
+from paddlenlp_ext.trainer.step_guard import RollbackRequest, StepGuard
+from paddlenlp_ext.trainer.time_limit import TimeLimit
+from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -71,6 +65,7 @@ class Trainer:
 
     Attributes:
         state: progress of the run.
+        started: `time.monotonic()` at the start of the run, for `max_train_time`.
 
     Raises:
         ValueError: the configuration requests an evaluation without eval rows, or an unavailable feature.
@@ -102,6 +97,7 @@ class Trainer:
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
+        self.started = time.monotonic()
         self._last_saved: tuple[int, bool] | None = None
         self._last_metrics: tuple[int, dict[str, float]] | None = None
         self.best = BestMetricTracker(config.train, tuple(self.dev_sets) or ("",), self._own_metrics is not None)
@@ -121,15 +117,16 @@ class Trainer:
 
         Raises:
             NonFiniteError: loss or gradient norm is NaN or infinite; the last checkpoint is from an earlier step.
-            TrainingStopped: a signal requested a stop; the run can be resumed.
+            TrainingStopped: a signal or `max_train_time` requested a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration is invalid.
         """
         order, step = self._prepare()
         is_alone = isinstance(self.process_group, SingleProcess)
-        with StopSignals(None if is_alone else self.process_group.max_over_processes) as signals:
+        self.time_limit = TimeLimit(self.config.safety.max_train_seconds, num_trainable(self.model), self.started)
+        with StopSignals(None if is_alone else self.process_group.max_over_processes, self.time_limit) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
-                self._run(self._remaining_steps(order), step, signals)
+                self._run(order, step, signals)
             finally:
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
@@ -196,7 +193,7 @@ class Trainer:
         begun = begin_or_resume(config, facts, order.total_steps, self.best.name) if is_main else None
         checkpoint, self.state = self.process_group.from_main(begun)
         if is_main:
-            self._begin_output_dir(checkpoint)
+            begin_output_dir(self.output_dir, checkpoint, train.overwrite_output_dir, config.to_flat_dict())
 
         self.model.train()
         rounding = build_rounding(self.model, config.precision, train.seed)
@@ -224,20 +221,25 @@ class Trainer:
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
         return order, step
 
-    def _begin_output_dir(self, checkpoint: Path | None) -> None:
-        """Create the folder and write run_config.json; remove an earlier run if overwrite_output_dir is set."""
-        if self.config.train.overwrite_output_dir and not is_inside(checkpoint, self.output_dir):
-            clear_run(self.output_dir)
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        clear_leftovers(self.output_dir)
-        write_json(self.output_dir / "run_config.json", self.config.to_flat_dict())
-
     def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
         state = self.state
         return order.step_batches(state.epoch_index, state.batch_index, state.data_cursor)
 
     # -- training loop ------------------------------------------------------------------------------------------------
-    def _run(self, step_batches: Iterable[StepBatch], step: OptimizerStep, signals: StopSignals) -> None:
+    def _run(self, order: DataOrder | StreamOrder, step: OptimizerStep, signals: StopSignals) -> None:
+        guard = StepGuard(self.config.safety, self.train_rows, self.output_dir if self.process_group.is_main else None)
+        training = (self.model, self.optimizer, self.objective, self.process_group)
+        while True:
+            try:
+                return self._run_steps(self._remaining_steps(order), step, guard, signals)
+            except RollbackRequest as request:
+                self.state = roll_back(request.error, self.output_dir, self.state, *training)
+            self._last_saved = self._last_metrics = None
+            self.callbacks.on_rollback(self.state)
+
+    def _run_steps(
+        self, step_batches: Iterable[StepBatch], step: OptimizerStep, guard: StepGuard, signals: StopSignals
+    ) -> None:
         state = self.state
         if state.evaluation_due and self._evaluates:
             self._evaluate_and_save_best(signals)
@@ -246,30 +248,39 @@ class Trainer:
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
             if self._stops_early():
                 return
-            rate = self.schedule(state.step)
-            try:
-                report = step.run(step_batch, state.step, rate)
-            except NonFiniteError as error:
-                raise describe_non_finite_step(error, step_batch, self.train_rows, state.step, rate) from error
-            state.add(report)
+            with self.time_limit.measured("step"):
+                report = guard.run(step, step_batch, state, self.schedule(state.step))
             state.move_to(step_batch)
-            self.callbacks.on_step_end(state, report)
-            signals.synchronize()
-            self._after_step(step_batch, signals)
+            if report is None:
+                state.skip()
+            else:
+                state.add(report)
+                self.callbacks.on_step_end(state, report)
+            next_part = "step" if state.step < state.total_steps else None
+            signals.synchronize(next_part)
+            if self._after_step(step_batch, signals):
+                signals.synchronize(next_part)
             if signals.received is not None:
                 self._stop(signals.received)
 
-    def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> None:
-        """Log, evaluate and save if due; after a stop signal, the evaluation is left to the resumed run."""
+    def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> bool:
+        """Log, evaluate and save if due; return whether this took time.
+
+        After a stop signal, the evaluation is left to the resumed run.
+        """
         train, state = self.config.train, self.state
-        if state.step % train.logging_steps == 0 or state.step == state.total_steps:
+        if state.interval.num_steps and (state.step % train.logging_steps == 0 or state.step == state.total_steps):
             self._log(state.next_log_entry(self.schedule(state.step - 1)))
-        if self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch):
+        evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
+        if evaluates:
             state.evaluation_due = True
+            signals.synchronize("evaluation")
             if signals.received is None:
                 self._evaluate_and_save_best(signals)
-        if signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch):
+        saves = signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch)
+        if saves:
             self._save()
+        return evaluates or saves
 
     def _stops_early(self) -> bool:
         """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
@@ -295,15 +306,15 @@ class Trainer:
     def _evaluates(self) -> bool:
         return self.config.train.evaluation_strategy != "no"
 
-    def _stop(self, signal_number: int) -> None:
+    def _stop(self, reason: int) -> None:
         folder = checkpoint_folder(self.output_dir, self.state.step)
         self._save()
         message = (
-            f"stopped by {signal.Signals(signal_number).name} after step {self.state.step} of "
+            f"stopped by {describe_stop(reason)} after step {self.state.step} of "
             f"{self.state.total_steps}; saved {folder}. To continue: resume_from_checkpoint: true"
         )
         logger.warning(message)
-        raise TrainingStopped(signal_number, message)
+        raise TrainingStopped(reason, message)
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _compute_metrics(self) -> dict[str, float]:
@@ -347,7 +358,7 @@ class Trainer:
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
         """Evaluate, log, and save a new best model if it is loaded at the end; a signal interrupts the evaluation."""
         state, metrics = self.state, None
-        with signals.interruptible():
+        with signals.interruptible(), self.time_limit.measured("evaluation"):
             metrics = self._compute_metrics()
         signals.synchronize()
         if metrics is None:
@@ -373,11 +384,13 @@ class Trainer:
         if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
         folder = checkpoint_folder(self.output_dir, state.step)
-        save_checkpoint(
-            folder, self.model, self.tokenizer, self.optimizer, self.objective, state, self.config, self.process_group
-        )
-        if self.process_group.is_main:
-            prune_checkpoints(self.output_dir, train.save_total_limit, state.step, state.best_step)
+        state.note_checkpoint()
+        training = (self.model, self.tokenizer, self.optimizer, self.objective)
+        with self.time_limit.measured("save"):
+            save_checkpoint(folder, *training, state, self.config, self.process_group)
+            if self.process_group.is_main:
+                keep = (state.best_step, state.healthy_step)
+                prune_checkpoints(self.output_dir, train.save_total_limit, state.step, keep)
+            self.process_group.barrier()
         self._last_saved = (state.step, state.evaluation_due)
-        self.process_group.barrier()
         self.callbacks.on_save(state, folder)

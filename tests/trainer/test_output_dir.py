@@ -245,18 +245,18 @@ def test_prune_checkpoints_interrupted_leaves_no_broken_checkpoint(tmp_path, mon
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="interrupted"):
         patch.setattr("shutil.rmtree", remove_half)
-        prune_checkpoints(tmp_path, 1, step=6, best_step=None)
+        prune_checkpoints(tmp_path, 1, step=6, keep=())
     assert all((path / "model.safetensors").exists() for path in list_checkpoints(tmp_path).values())
     assert list(list_checkpoints(tmp_path)) == [4, 6]
     clear_leftovers(tmp_path)
-    prune_checkpoints(tmp_path, 1, step=6, best_step=4)
+    prune_checkpoints(tmp_path, 1, step=6, keep=(4,))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
 
 
 def test_prune_checkpoints_does_not_count_damaged_ones_of_later_steps(tmp_path):
     for step in (2, 4, 5, 8):
         checkpoint(tmp_path, step)
-    prune_checkpoints(tmp_path, 1, step=5, best_step=2)
+    prune_checkpoints(tmp_path, 1, step=5, keep=(2,))
     assert list(list_checkpoints(tmp_path)) == [2, 5, 8]
 
 

@@ -1,4 +1,4 @@
-"""Stop signals, and SIGTERM to a training process as a scheduler sends it."""
+"""Stop signals, the time limit, and SIGTERM to a training process as a scheduler sends it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ import os
 import signal
 import subprocess
 import sys
+import types
+from pathlib import Path
 
 import pytest
 
+from paddlenlp_ext.config.safety import parse_time
 from paddlenlp_ext.trainer import signals as signals_module
-from paddlenlp_ext.trainer.signals import StopSignals
+from paddlenlp_ext.trainer import time_limit
+from paddlenlp_ext.trainer import trainer as trainer_module
+from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.objective import CrossEntropy
+from paddlenlp_ext.trainer.output_dir import list_checkpoints
+from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
+from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 from tests.common.scripts import script_environment
+from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 SCRIPT = """
 import sys
@@ -26,33 +37,116 @@ Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer()).train()
 """
 
 
-def test_stop_signals_first_sets_received_and_second_stops():
+@pytest.fixture
+def heard():
+    """Return the signals that reach the handlers of this process."""
     heard = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    try:
-        with StopSignals() as signals:
-            assert signals.received is None
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signals.received == signal.SIGINT and heard == []
-            os.kill(os.getpid(), signal.SIGINT)
-            assert heard == [signal.SIGINT]
-    finally:
-        signal.signal(signal.SIGINT, before)
+    before = {number: signal.signal(number, lambda number, frame: heard.append(number)) for number in STOP_SIGNALS}
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_stop_signals_repeated_sigterm_counts_once(monkeypatch):
-    heard = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    try:
-        with StopSignals() as signals:
-            for _ in range(3):  # as Paddle's launchers do
-                os.kill(os.getpid(), signal.SIGTERM)
-            assert signals.received == signal.SIGTERM and heard == []
-            monkeypatch.setattr(signals_module, "_REPEAT_SECONDS", 0.0)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert heard == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_stop_signals_first_sets_received_and_second_stops(number, heard, monkeypatch):
+    monkeypatch.setattr(signals_module, "_REPEAT_SECONDS", 0.0)
+    with StopSignals() as signals:
+        assert signals.received is None
+        os.kill(os.getpid(), number)
+        assert signals.received == number and heard == []
+        os.kill(os.getpid(), number)
+        assert heard == [number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_stop_signals_repeated_at_once_counts_once(number, heard, monkeypatch):
+    with StopSignals() as signals:
+        for _ in range(3):  # as Paddle's launchers, and a closed terminal, do
+            os.kill(os.getpid(), number)
+        assert signals.received == number and heard == []
+        monkeypatch.setattr(signals_module, "_REPEAT_SECONDS", 0.0)
+        os.kill(os.getpid(), number)
+        assert heard == [number]
+
+
+def test_stop_signals_under_nohup_leave_sighup_ignored(heard):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received is None and signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+
+
+class SendSignal(Callback):
+    """Callback that sends this process a signal in the third step."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_step_end(self, state, report):
+        if state.step == 3:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGTERM, 143)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_trainer_on_each_signal_saves_the_finished_step_and_exits_with_its_code(tmp_path, number, code, heard):
+    config = make_config(tmp_path, max_steps=9)
+    trainer = Trainer(make_model(lora=True), config, Rows(16), None, Tokenizer(), callbacks=[SendSignal(number)])
+    with pytest.raises(TrainingStopped, match=f"stopped by {number.name} after step 3 of 9; saved") as stopped:
+        trainer.train()
+    assert stopped.value.code == code and list(list_checkpoints(tmp_path)) == [3] and heard == []
+
+
+class Clock(CrossEntropy):
+    """Clock that moves by 10 s in a step, by 7 s in a save and by `evaluation` s in an evaluation."""
+
+    def __init__(self, monkeypatch, evaluation: float = 0.0) -> None:
+        super().__init__(make_config(Path()))
+        self.now, self.evaluation = 0.0, evaluation
+        monkeypatch.setattr(time_limit, "time", types.SimpleNamespace(monotonic=lambda: self.now))
+        save = trainer_module.save_checkpoint
+        monkeypatch.setattr(trainer_module, "save_checkpoint", lambda *arguments: (self.move(7.0), save(*arguments)))
+
+    def move(self, seconds):
+        self.now += seconds
+
+    def measure(self, model, hidden_BSD, batch):
+        self.move(10.0 if model.training else self.evaluation)
+        return super().measure(model, hidden_BSD, batch)
+
+
+def train_until(limit, tmp_path, clock, dev=None, **keys):
+    config = make_config(tmp_path, max_steps=20, save_strategy="steps", save_steps=2, max_train_time=limit, **keys)
+    trainer = Trainer(make_model(lora=True), config, Rows(16), dev, Tokenizer(), objective=clock)
+    trainer.started = 0.0
+    with pytest.raises(TrainingStopped, match="stopped by max_train_time after step") as stopped:
+        trainer.train()
+    assert stopped.value.code == 75 and clock.now <= 65.0
+    assert list(list_checkpoints(tmp_path))[-1] == trainer.state.step
+    return trainer.state
+
+
+@pytest.mark.parametrize("limit", [65, "0:01:05"])
+def test_trainer_stops_in_time_to_save_before_max_train_time(tmp_path, monkeypatch, limit):
+    clock = Clock(monkeypatch)
+    # Two steps, a save, two steps: 47 s. A fifth step and a save would take until 64 s, too close to the limit.
+    assert train_until(limit, tmp_path, clock).step == 4 and clock.now == 54.0
+
+
+def test_trainer_leaves_an_evaluation_that_is_too_long_to_the_resumed_run(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, evaluation=25.0)
+    state = train_until(65, tmp_path, clock, Rows(4), evaluation_strategy="steps", eval_steps=1, logging_steps=20)
+    assert (state.step, state.evaluation_due) == (2, True) and clock.now == 52.0
+
+
+def test_parse_time_reads_seconds_and_clock_times():
+    assert [parse_time(text) for text in (90.0, "1:30:00", "2-00:00:10", "0:00:01")] == [90, 5400, 172810, 1]
+    for wrong in ("1:30", "1h", 0.0, "0:00:00", -3.0):
+        with pytest.raises(ValueError, match="is not a time above 0; write seconds"):
+            parse_time(wrong)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, training
+from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, safety, training
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -24,7 +24,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
     arguments = {**sections, "adapter": adapter}
     for rules in (
         *(training.run_rules, training.rules, long_context.rules, precision.training_rules, precision.rules),
-        parallel.rules,
+        *(safety.rules, parallel.rules),
         *preference.rules_of(sections),
         training.idle_rules,
     ):
@@ -45,7 +45,13 @@ def check_trainer_config(config: RunConfig) -> None:
             value = getattr(values, option.attribute)
             if entry is not None and entry.outcome == "not yet" and value not in entry.neutral:
                 report.error(entry.message(str(value)), option.key)
-    for rules in (training.rules, long_context.rules, precision.training_rules, *preference.rules_of(arguments)):
+    for rules in (
+        training.rules,
+        safety.rules,
+        long_context.rules,
+        precision.training_rules,
+        *preference.rules_of(arguments),
+    ):
         rules.apply(arguments, report)
     if report.problems:
         raise ConfigError(report.problems)

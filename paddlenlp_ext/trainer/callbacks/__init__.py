@@ -24,6 +24,9 @@ class Callback:
     def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
         """Handle the result of an evaluation during training."""
 
+    def on_rollback(self, state: TrainerState) -> None:
+        """Handle the return to an earlier checkpoint, whose state this is (`nan_policy: rollback`)."""
+
     def on_save(self, state: TrainerState, folder: Path) -> None:
         """Handle a complete checkpoint in `folder`."""
 
@@ -52,6 +55,10 @@ class CallbackList(Callback):
     def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
         for callback in self.callbacks:
             callback.on_evaluate(state, metrics)
+
+    def on_rollback(self, state: TrainerState) -> None:
+        for callback in self.callbacks:
+            callback.on_rollback(state)
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
         for callback in self.callbacks:

@@ -114,6 +114,10 @@ class ProgressBar(Callback):
         )
         self._bar.update(self._task, completed=state.step, numbers=numbers)
 
+    def on_rollback(self, state: TrainerState) -> None:
+        assert self._bar is not None, "training has not begun"
+        self._bar.update(self._task, completed=state.step)
+
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         if "loss" not in entry and self._bar is not None:
             self._bar.console.print(describe(entry, state.total_steps), highlight=False)

@@ -36,6 +36,9 @@ class MetricsFile(Callback):
     def on_train_begin(self, state: TrainerState) -> None:
         write_text(self.path, "".join(_line(entry) for entry in state.log_history))
 
+    def on_rollback(self, state: TrainerState) -> None:
+        self.on_train_begin(state)
+
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         with explained_errors(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(_line(entry))
@@ -57,7 +60,7 @@ def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float
     return {
         "epoch": state.epoch,
         "step": state.step,
-        "train_loss": state.train_loss_sum / max(1, state.step),
+        "train_loss": state.train_loss_sum / max(1, state.num_trained_steps),
         "train_runtime": state.train_seconds,
         "train_steps_per_second": state.step / seconds,
         "train_samples_per_second": state.num_rows / seconds,

@@ -1,0 +1,93 @@
+"""Section about steps that go wrong and about the end of a run: NaN and infinity, loss spikes, skipped data, time."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+NAN_POLICIES = ("raise", "skip", "rollback")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyConfig(OptionGroup):
+    """`config.safety`: steps that are not finite, loss spikes, data to skip, and the time of a run."""
+
+    nan_policy: str = option(
+        "raise",
+        choices=NAN_POLICIES,
+        synonyms={"error": "raise"},
+        help="NaN or infinity in loss or gradients: raise an error, skip the step, or go back to the last good "
+        "checkpoint and skip its rows (rollback)",
+    )
+    max_nan_steps: int = option(
+        10, minimum=1, help="with nan_policy skip or rollback, steps in a row with NaN or infinity that stop the run"
+    )
+    loss_spike_sigma: float = option(
+        6.0, minimum=0, help="warn of losses this many standard deviations above the running mean; 0: never"
+    )
+    loss_spike_window: int = option(50, minimum=2, help="number of earlier steps in the running mean")
+    skip_data_intervals: object | None = option(
+        None, help="steps whose data are skipped, as first and last step, counted from 1: [[100, 120], [300, 300]]"
+    )
+    max_train_time: float | str | None = option(
+        None, help='seconds, or "HH:MM:SS" or "D-HH:MM:SS", after which the run has saved a checkpoint and stopped'
+    )
+
+    @property
+    def skipped_intervals(self) -> tuple[tuple[int, int], ...]:
+        """Return `skip_data_intervals` as (first step, last step)."""
+        return parse_intervals(self.skip_data_intervals)
+
+    @property
+    def max_train_seconds(self) -> float | None:
+        """Return `max_train_time` in seconds; None: no limit."""
+        return None if self.max_train_time is None else parse_time(self.max_train_time)
+
+
+def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
+    """Parse intervals of steps: a list of pairs, or the same as text from the command line.
+
+    Raises:
+        ValueError: an interval is not a pair of step numbers from 1 in ascending order.
+    """
+    intervals = value
+    if isinstance(value, str):
+        try:
+            intervals = json.loads(value)
+        except json.JSONDecodeError:
+            intervals = [value]
+    if intervals is None:
+        return ()
+    for interval in intervals if isinstance(intervals, list) else [intervals]:
+        is_pair = isinstance(interval, list) and len(interval) == 2 and all(type(step) is int for step in interval)
+        if not (is_pair and 1 <= interval[0] <= interval[1]):
+            raise ValueError(
+                f"skip_data_intervals: {interval!r} is not an interval; write the first and the last step, counted "
+                "from 1, for example [[100, 120]]"
+            )
+    return tuple((first, last) for first, last in intervals)
+
+
+def parse_time(value: float | str) -> float:
+    """Parse a time in seconds, as a number or as "HH:MM:SS" with days before it.
+
+    Raises:
+        ValueError: the time has another form, or is not above 0.
+    """
+    seconds = 0.0
+    if not isinstance(value, str):
+        seconds = float(value)
+    elif match := _TIME.fullmatch(value.strip()):
+        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
+        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    if seconds <= 0.0:
+        raise ValueError(
+            f'max_train_time: {value!r} is not a time above 0; write seconds, "HH:MM:SS" or "D-HH:MM:SS", for example '
+            '"23:30:00"'
+        )
+    return seconds
