@@ -25,7 +25,7 @@ class SafetyConfig(OptionGroup):
         "checkpoint and skip its rows (rollback)",
     )
     max_nan_steps: int = option(
-        10, minimum=1, help="with nan_policy skip or rollback, steps in a row with NaN or infinity that stop the run"
+        10, minimum=1, help="steps in a row that nan_policy may skip or roll back; one more is an error"
     )
     loss_spike_sigma: float = option(
         6.0, minimum=0, help="warn of losses this many standard deviations above the running mean; 0: never"

@@ -28,8 +28,10 @@ from paddlenlp_ext.trainer.label_metrics import label_report
 from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, own_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.trainer.text_metrics import text_metrics
 from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.utils.logging import get_logger
 
 
 class BestMetricTracker:
@@ -49,7 +51,7 @@ class BestMetricTracker:
         if train.evaluation_strategy != "no":
             best.require_known(has_own_metrics)
         self.name, self.greater_is_better = best.name, best.greater_is_better
-        self._threshold = train.early_stopping_threshold
+        self._threshold, self._patience = train.early_stopping_threshold, train.patience
 
     def value(self, metrics: dict[str, float]) -> float:
         """Return the value of the metric in the metrics of an evaluation.
@@ -73,6 +75,17 @@ class BestMetricTracker:
     def improves_enough(self, value: float, best: float | None) -> bool:
         """Return whether an improvement is larger than `early_stopping_threshold`; the first evaluation's always is."""
         return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
+
+    def stops_early(self, state: TrainerState) -> bool:
+        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
+        if self._patience is None or state.num_not_improved < self._patience:
+            return False
+        get_logger(__name__).info(
+            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
+            *(state.step, state.num_not_improved, self.name),
+            "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}",
+        )
+        return True
 
 
 @contextmanager

@@ -246,7 +246,7 @@ class Trainer:
             if signals.received is not None:
                 self._stop(signals.received)
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
-            if self._stops_early():
+            if self.best.stops_early(state):
                 return
             with self.time_limit.measured("step"):
                 report = guard.run(step, step_batch, state, self.schedule(state.step))
@@ -281,21 +281,6 @@ class Trainer:
         if saves:
             self._save()
         return evaluates or saves
-
-    def _stops_early(self) -> bool:
-        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
-        state, patience = self.state, self.config.train.patience
-        if patience is None or state.num_not_improved < patience:
-            return False
-        best = "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}"
-        logger.info(
-            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
-            state.step,
-            state.num_not_improved,
-            self.best.name,
-            best,
-        )
-        return True
 
     def _is_due(self, strategy: str, every: int, step_batch: StepBatch) -> bool:
         if strategy == "epoch":

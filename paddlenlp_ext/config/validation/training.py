@@ -10,6 +10,7 @@ from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.metrics import GENERATION_METRICS, LABEL_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
+from paddlenlp_ext.config.safety import SafetyConfig
 from paddlenlp_ext.config.sections import (
     REPORTERS,
     DataConfig,
@@ -288,6 +289,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "optim is not muon",
     ),
     (BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),
+    (("max_nan_steps",), "nan_policy", ("raise",), "nan_policy is raise"),
 )
 
 
@@ -296,12 +298,13 @@ def _note_idle_keys(
     model: ModelConfig,
     data: DataConfig,
     train: TrainConfig,
+    safety: SafetyConfig,
     optim: OptimConfig,
     generation: GenerationConfig,
     parallel: ParallelConfig,
     report: Report,
 ) -> None:
-    written, defaults = _values_by_key(model, data, train, optim, generation, parallel)
+    written, defaults = _values_by_key(model, data, train, safety, optim, generation, parallel)
     noted: set[str] = set()
     for keys, switch, values, reason in _IDLE:
         for key in keys:

@@ -103,9 +103,7 @@ def test_idle_rules_with_used_or_default_keys_note_nothing(tmp_path, values):
     assert load(write(tmp_path, SMALLEST | values)).notes == []
 
 
-@pytest.mark.parametrize(
-    "values", [{"amp_master_grad": True}, {"skip_data_intervals": [[10, 20]]}], ids=lambda value: " ".join(value)
-)
+@pytest.mark.parametrize("values", [{"amp_master_grad": True}, {"use_ssa": True}], ids=lambda value: " ".join(value))
 def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path, values):
     (found,) = problems(write(tmp_path, SMALLEST | values))
     assert "is not available yet" in found.message
