@@ -1,4 +1,4 @@
-"""A process that dies ends the run at once, with its own error; resuming reproduces the uninterrupted run."""
+"""A process that dies ends the run at once, with its own error; one that is slow or finds NaN does not end it."""
 
 from __future__ import annotations
 
@@ -68,3 +68,32 @@ def test_run_resumed_after_a_dying_rank_matches_the_uninterrupted_run(died):
     single = CASE.on_one_process(data_ranks=2)
     run_case(single, folder)
     assert_same_run(outcome(resumed, folder), outcome(single, folder))
+
+
+DISTURBANCES = {
+    "gradient is NaN on one rank, skipped": ("gradient", {"sharding": "stage2", "nan_policy": "skip"}),
+    "norm is NaN on one rank, rolled back": (
+        "norm",
+        {"tensor_parallel_degree": 2, "nan_policy": "rollback", "save_strategy": "steps", "save_steps": 5},
+    ),
+    "slow": ("sleeps", {"sharding": "stage2"}),
+}
+
+
+@pytest.mark.parametrize(("how", "keys"), DISTURBANCES.values(), ids=DISTURBANCES)
+def test_run_with_a_disturbed_rank_ends_as_one_process_without_the_step(how, keys, tmp_path):
+    case = Case("run", keys)
+    result = run(tmp_path, case, {"step": STEP, "dying_rank": 1, "how": how})
+    assert result.returncode == 0, logs(tmp_path)
+    bad_steps = tmp_path / "run" / "bad_steps.jsonl"
+    single = case.on_one_process(data_ranks=1 if "tensor_parallel_degree" in keys else 2)
+    if how == "sleeps":
+        assert not bad_steps.exists()
+        assert "waiting for rank 1 since 30 s" in (tmp_path / "log" / "workerlog.0").read_text()
+    else:
+        (entry,) = map(json.loads, bad_steps.read_text().splitlines())
+        assert (entry["step"], entry["action"]) == (STEP, keys["nan_policy"])
+        skipped = {"nan_policy": "raise", "skip_data_intervals": [[STEP, STEP]]}
+        single = dataclasses.replace(single, keys={**single.keys, **skipped})
+    run_case(single, tmp_path)
+    assert_same_run(outcome(case, tmp_path), outcome(single, tmp_path))
