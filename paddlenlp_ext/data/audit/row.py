@@ -20,6 +20,7 @@ from paddlenlp_ext.data.tokenize import TokenizedRow
 from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
 from paddlenlp_ext.utils.registry import Registry
 
+_MAX_AFTER_END = 3
 PLAIN_TEXT = "text"
 """Role of the text of a row without messages (`autoregressive`)."""
 
@@ -32,11 +33,13 @@ class TextPart:
         role: role of the message, or `PLAIN_TEXT`.
         text: its content.
         path: keys and indices that lead from the row to the message; empty for the row itself.
+        is_target: True if the tokens of the message count in the loss.
     """
 
     role: str
     text: str
     path: tuple[str | int, ...] = ()
+    is_target: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,12 @@ class TokenizerFacts:
         return replace(facts, num_ends=facts.count_ends(target))
 
     def count_ends(self, tokens: np.ndarray) -> int:
-        """Return the number of end tokens at the end of a sequence."""
-        count = 0
-        while count < len(tokens) and int(tokens[-1 - count]) in self.stop_ids:
-            count += 1
-        return count
+        """Return the number of end tokens at the end of a target; up to 3 tokens may follow, such as a line break."""
+        is_stop = [token in self.stop_ids for token in reversed(tokens.tolist())]
+        if not any(is_stop[: _MAX_AFTER_END + 1]):
+            return 0
+        ends = is_stop[is_stop.index(True) :]
+        return ends.index(False) if False in ends else len(ends)
 
     def decode(self, tokens: Any) -> str:
         """Return the text of tokens, special ones included."""
@@ -140,12 +144,12 @@ class AuditedRow:
             if (not roles or part.role in roles) and (match := pattern.search(part.text)):
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
 
-    def target_spans(self) -> Iterator[np.ndarray]:
-        """Yield the tokens of each run of target tokens."""
+    def target_spans(self) -> Iterator[list[np.ndarray]]:
+        """Yield the runs of target tokens of each part of an example, such as both answers of a pair."""
         for example in self.examples:
             for _, tokens, mask in example.parts:
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
-                yield from (tokens[start:end] for start, end in edges.reshape(-1, 2))
+                yield [tokens[start:end] for start, end in edges.reshape(-1, 2)]
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,7 @@ def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
     """
     try:
         if encoder.autoregressive:
-            return (TextPart(PLAIN_TEXT, parse_text(value)),)
+            return (TextPart(PLAIN_TEXT, parse_text(value), is_target=True),)
         if isinstance(encoder, PreferenceEncoder):
             first, *others = encoder.parse(value)
             targets = [message for other in others for message in other.conversation.messages if message.is_target]
@@ -201,7 +205,7 @@ def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
             messages = parse_row(value).messages
     except InvalidRowError:
         return ()
-    return tuple(TextPart(message.role, message.content, message.path) for message in messages)
+    return tuple(TextPart(each.role, each.content, each.path, each.is_target) for each in messages)
 
 
 def questions(row: AuditedRow) -> list[TextPart]:

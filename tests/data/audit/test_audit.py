@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,21 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from paddlenlp_ext.data.audit.block import BlockAuditor
+from paddlenlp_ext.data.audit.row import TokenizerFacts
 from paddlenlp_ext.data.audit.run import TRAIN, AuditedSplit, audit_splits, check_account
 from paddlenlp_ext.data.dataset import choose_template, row_encoder
+from paddlenlp_ext.data.encode import RowEncoder
 from paddlenlp_ext.data.inflection import InflectionReader
 from paddlenlp_ext.data.readers import json_lines
+from paddlenlp_ext.data.readers.base import ParsedBlock
+from paddlenlp_ext.data.tokenize import LengthLimits
+from paddlenlp_ext.data.types import SourceRow
+from paddlenlp_ext.utils.json_reader import Location
+from tests.data import chat_rows
 from tests.data.audit.rows import BEFORE, DEV_FAULTS, FAULTS, clean_row, text
+from tests.data.test_chat_templates import MARKED as MARKED_FAMILIES
+from tests.data.test_chat_templates import template_of
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, MARKED, MISTRAL, THINKING
 
 COPIES = 3
@@ -73,6 +84,23 @@ def test_audit_of_clean_conversations_finds_nothing(audit, template):
     make = clean_row if template == MISTRAL else chat
     rows = [make(seed) for seed in range(60)]
     assert places(audit({"train": rows[:50], "dev": rows[50:]}, template)) == set()
+
+
+FAMILIES = [(name, {}) for name in dict.fromkeys((*chat_rows.TEMPLATES, *MARKED_FAMILIES))]
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [*FAMILIES, ("smollm3", {"mask_reasoning": True})])
+def test_audit_of_conversations_under_a_familys_template_finds_only_what_it_refuses(name, kwargs):
+    rows = [
+        SourceRow(Location("rows", line, 1), value, json.dumps(value))
+        for line, value in enumerate(chat_rows.ROWS.values(), start=1)
+    ]
+    template = template_of(name, **kwargs)
+    encoder = RowEncoder(template, LengthLimits(4096, 8192, "right"), False, ("rows",))
+    audited = BlockAuditor(encoder, TokenizerFacts.of(template))(ParsedBlock((), 1.0, tuple(rows))).rows
+    found = {kind.name: [place.location.line for place in places] for kind, places in audited.findings.places.items()}
+    assert len(found.pop("invalid row", [])) == audited.stats.num_dropped
+    assert found == {"question without answer": [1 + list(chat_rows.ROWS).index("question_last")]}
 
 
 def test_audit_of_rows_with_one_long_system_prompt_finds_nothing(audit):

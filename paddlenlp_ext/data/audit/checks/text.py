@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt
 from paddlenlp_ext.data.audit.row import PLAIN_TEXT, AuditedRow, Hit, TokenizerFacts, check, questions
-from paddlenlp_ext.data.conversation import ASSISTANT
+from paddlenlp_ext.data.conversation import ASSISTANT, USER
 from paddlenlp_ext.data.templates.base import PlainTemplate
 
 # Characters that cp1252 and Latin-1 show for the continuation bytes 0x80 to 0xbf of UTF-8.
@@ -110,6 +110,14 @@ def repeated_text(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
 def empty_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
     """Yield messages of the user without text."""
     return (Hit(excerpt(row.text), part.path) for part in questions(row) if not part.text.strip())
+
+
+@check("question without answer", NOTE, "add the answer: messages after the last answer are left out")
+def unanswered_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+    """Yield the last message of a row if it is a question."""
+    for part in row.parts[-1:]:
+        if part.role == USER:
+            yield Hit(excerpt(part.text), part.path)
 
 
 @check("answer equals question", WARNING, "check the row: its answer repeats the question")

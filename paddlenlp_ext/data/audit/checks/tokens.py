@@ -10,6 +10,7 @@ import numpy as np
 
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt, printable
 from paddlenlp_ext.data.audit.row import AuditedRow, Hit, TokenizerFacts, check
+from paddlenlp_ext.data.conversation import TOOL
 from paddlenlp_ext.data.tokenize import TOO_LONG
 
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
@@ -82,7 +83,7 @@ def doubled_begin(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
 @check("doubled end token", WARNING, "remove the end token from the answer: the template writes it")
 def doubled_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
     """Yield targets that end with two end tokens."""
-    for span in row.target_spans():
+    for span in (span for spans in row.target_spans() for span in spans):
         if facts.count_ends(span) > max(1, facts.num_ends):
             yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
             return
@@ -93,8 +94,9 @@ def missing_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
     """Yield targets of untruncated rows that do not end with an end token: the model does not learn to stop."""
     if row.num_truncated_tokens:
         return
-    spans = list(row.target_spans())
-    for span in spans[-1:] if row.is_plain_text else spans:
+    # An answer may have several spans, of which the last one has its end.
+    last = [spans[-1] for spans in row.target_spans() if spans]
+    for span in last[-1:] if row.is_plain_text else last:
         if not facts.count_ends(span):
             yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
             return
@@ -120,9 +122,11 @@ def lost_text(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
     if row.is_plain_text:  # a text was split, and each example begins with the last token of the one before it
         pieces = [np.concatenate([pieces[0], *(tokens[1:] for tokens in pieces[1:])])]
     decoded = _normalized("\n".join(map(facts.decode, pieces)))
-    for part in row.parts:
+    # Examples end with the last target, and templates may write results of tools as JSON.
+    last = max((index for index, part in enumerate(row.parts) if part.is_target), default=-1)
+    for part in row.parts[: last + 1]:
         text = _normalized(_THOUGHT.sub("", part.text))
-        if text not in decoded:
+        if part.role != TOOL and text not in decoded:
             yield Hit(excerpt(part.text), part.path)
 
 
