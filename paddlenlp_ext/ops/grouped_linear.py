@@ -8,7 +8,8 @@ r"""Linear layers of groups of rows, `x W[g]^T`, each group with a weight of its
     . . . . \\
     . . . . /  group 2      W[2]
 
-Rows of one group are adjacent, and groups may have any number of rows. On a GPU each group is one matrix product.
+Rows of one group are adjacent, and groups may have any number of rows. All groups are computed in one call: of C++ on
+the CPU, of Triton kernels on a GPU. The reference computes one matrix product per group.
 
 Shapes: N rows, G groups, I inputs, O outputs, P parts of the outputs.
 """
@@ -25,8 +26,10 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16, unavailable_reason, uses_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.grouped_triton import GroupedTriton
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, requires_grad
 from paddlenlp_ext.ops.saved_tensors import recompute_function
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
 
 def grouped_linear(
@@ -219,4 +222,6 @@ def _call(
     library.function(name)(*addresses, starts.ctypes.data, *sizes, *flags, is_bf16)
 
 
-grouped_linear_op = DispatchedOp("grouped_linear", native=(_Cpp, library.usable), reference=_Reference)
+grouped_linear_op = DispatchedOp(
+    "grouped_linear", native=(_Cpp, library.usable), triton=(GroupedTriton, on_gpu_with_triton), reference=_Reference
+)

@@ -21,7 +21,7 @@ import paddle
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_cpp, usable_on_codes
-from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_with_triton
+from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_in_4_bits
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
 
 _CHUNK = 1 << 20
@@ -147,7 +147,7 @@ def _pairs(algo: str) -> np.ndarray:
 
 dequantize_op = DispatchedOp(
     "dequantize",
-    triton=(dequantize_rows_gpu, on_gpu_with_triton),
+    triton=(dequantize_rows_gpu, on_gpu_in_4_bits),
     native=(dequantize_rows_cpp, usable_on_codes),
     cpu=(dequantize_rows_numpy, on_cpu),
     reference=dequantize_rows_reference,

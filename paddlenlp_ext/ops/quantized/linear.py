@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half_precision
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
-from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_with_triton, product_triton, supports_product
+from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_in_4_bits, product_triton, supports_product
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
@@ -162,7 +162,7 @@ def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
 _CPP = (quantized_linear_cpp, library.usable)
 _FOUR_BIT = DispatchedOp(
     "quantized linear (nf4, fp4)",
-    triton=(linear_triton, on_gpu_with_triton),
+    triton=(linear_triton, on_gpu_in_4_bits),
     native=_CPP,
     reference=linear_reference,
 )

@@ -7,13 +7,13 @@ Shapes: T positions, O outputs and I inputs of the weight.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import paddle
 
 from paddlenlp_ext.ops.dispatch import NotApplicable
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.triton_launch import launch, on_gpu_with_triton
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
@@ -23,13 +23,11 @@ _BYTES = 1024  # codes per program of dequantize_kernel
 _OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # of product_kernel
 
 
-def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
+def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
     """Return None for 4-bit codes on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
-    if not x.place.is_gpu_place():
-        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
-    if x.dtype == paddle.int8:
+    if x.place.is_gpu_place() and x.dtype == paddle.int8:
         return NotApplicable("it is for weights in 4 bits")
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
+    return on_gpu_with_triton(x)
 
 
 def dequantize_rows_triton(
@@ -67,22 +65,6 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
     sizes = {"OUTPUTS": _OUTPUTS, "BLOCKS": _INPUTS // weight.block_size, "num_warps": _WARPS}
     launch(product_kernel, (-(-outputs // _OUTPUTS), positions), *arguments, **sizes, **_format(weight))
     return y_TO
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on Paddle's current stream; Triton itself uses PyTorch's current stream or CUDA's default one."""
-    from triton.runtime import driver
-
-    triton_stream = driver.active.get_current_stream
-    driver.active.get_current_stream = _paddle_stream
-    try:
-        kernel[grid](*arguments, **constants)
-    finally:
-        driver.active.get_current_stream = triton_stream
-
-
-def _paddle_stream(device: int) -> int:
-    return paddle.device.current_stream(f"gpu:{device}").__cuda_stream__()[1]
 
 
 def _format(weight: QuantizedWeight) -> dict[str, Any]:

@@ -215,6 +215,6 @@ def test_triton_on_cpu_raises_value_error():
     with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
     on_gpu = SimpleNamespace(place=SimpleNamespace(is_gpu_place=lambda: True), dtype=paddle.int8)
-    assert triton_launch.on_gpu_with_triton(on_gpu) == "it is for weights in 4 bits"
+    assert triton_launch.on_gpu_in_4_bits(on_gpu) == "it is for weights in 4 bits"
     on_gpu.dtype = paddle.uint8
-    assert triton_launch.on_gpu_with_triton(on_gpu) is None
+    assert triton_launch.on_gpu_in_4_bits(on_gpu) is None
