@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
@@ -18,6 +19,7 @@ from jinja2.exceptions import TemplateError
 
 from paddlenlp_ext.data.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
 from paddlenlp_ext.data.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.templates.sandbox import bound_template, limited
 from paddlenlp_ext.data.types import InvalidRowError
 
 _FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
@@ -30,6 +32,20 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 """Variables that `chat_template_kwargs` cannot set: the messages and arguments of the renderer."""
 
 Spans = list[tuple[int, int]]
+
+
+@contextmanager
+def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
+    """Limit the rendering of a template, and yield its name for transformers.
+
+    Any error of the template, which is a program, becomes an error of the row.
+    """
+    try:
+        with limited(sum(len(message.content) for message in conversation.messages)):
+            yield bound_template(source)
+    except Exception as error:
+        text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise InvalidRowError(REFUSED, f"the chat template raises: {text}") from error
 
 
 class Renderer:
@@ -81,32 +97,37 @@ class Renderer:
         """Return the text of a conversation, with the prompt of the next answer if it is for generation.
 
         Raises:
-            InvalidRowError: the template raises an error.
+            InvalidRowError: the template raises an error, or exceeds the limits of sandbox.py.
         """
-        try:
+        messages = self.dictionaries(conversation)
+        with _bounded(self._source(kwargs), conversation) as name:
             return self._tokenizer.apply_chat_template(
-                self.dictionaries(conversation),
+                messages,
                 tools=[dict(tool) for tool in conversation.tools] or None,
-                chat_template=self._source(kwargs),
+                chat_template=name,
                 add_generation_prompt=for_generation,
                 tokenize=False,
                 **{**_FIXED, **kwargs},
             )
-        except (TemplateError, TypeError, AttributeError) as error:
-            raise InvalidRowError(REFUSED, f"the chat template raises: {error}") from error
 
     def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
-        """Return the text of a conversation, and the (start, end) of each span that the template marks in it."""
+        """Return the text of a conversation, and the (start, end) of each span that the template marks in it.
+
+        Raises:
+            InvalidRowError: as for `text_of`.
+        """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs}
-        texts, marks = render_jinja_template(
-            [self.dictionaries(conversation)],
-            tools=[dict(tool) for tool in conversation.tools] or None,
-            chat_template=self._source(kwargs),
-            return_assistant_tokens_mask=True,
-            **variables,
-        )
+        messages = self.dictionaries(conversation)
+        with _bounded(self._source(kwargs), conversation) as name:
+            texts, marks = render_jinja_template(
+                [messages],
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                chat_template=name,
+                return_assistant_tokens_mask=True,
+                **variables,
+            )
         return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
 
     def thought_of(self, message: Message) -> str:
