@@ -24,6 +24,7 @@ _REPAIRABLE = {
     errno.ESTALE: ("the network file system has lost the file", "mount it again"),
 }
 _OF_RUST = re.compile(r"\(os error (\d+)\)")  # end of the messages of the tokenizers and safetensors libraries
+_DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.incomplete(?![^/])")
 
 
 class StorageError(OSError, ValueError):
@@ -35,29 +36,25 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
 
     Args:
         error: error of Python, or of a library that reports the error number of the system in its text.
-        path: file or folder that was being read or written; None: the one that the error names.
+        path: file or folder that was being read or written, for an error that names none.
     """
     if isinstance(error, StorageError):
         return str(error)
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return f"{_place(path, None)}: a path has a NUL character; remove it"
+        return f"{_place(path, error)}: a path has a NUL character; remove it"
     number = _error_number(error)
     if number not in _REPAIRABLE:
         return None
     problem, remedy = _REPAIRABLE[number]
-    return f"{_place(path, getattr(error, 'filename', None))}: {problem}; {remedy}"
+    return f"{_place(path, error)}: {problem}; {remedy}"
 
 
-def _place(path: str | os.PathLike[str] | None, named: str | bytes | int | None) -> str:
-    """Return `path`, with the name of a file in it or in its draft; a file elsewhere, such as an input, by itself."""
-    file = os.fsdecode(named) if isinstance(named, str | bytes) else None
-    if path is None or file is None:
-        return file or (os.fspath(path) if path is not None else "standard output or a file")
-    folder, name = os.path.split(os.path.abspath(path))
-    if not os.path.abspath(file).startswith((os.path.join(folder, name), os.path.join(folder, f".{name}."))):
-        return file
-    inner = os.path.basename(file)
-    return os.fspath(path) if name in inner else f"{os.fspath(path)} ({inner})"
+def _place(path: str | os.PathLike[str] | None, error: Exception) -> str:
+    """Return the file that the error names, else `path`; a draft (utils/files.py) by the name that it would get."""
+    # An error of copying has the source first.
+    named = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    place = os.fsdecode(named) if isinstance(named, str | bytes) else path
+    return "standard output or a file" if place is None else _DRAFT.sub(r"\1", os.fspath(place))
 
 
 def _error_number(error: Exception) -> int | None:
@@ -69,7 +66,7 @@ def _error_number(error: Exception) -> int | None:
 
 @contextmanager
 def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which errors of storage become a `StorageError` that names `path`."""
+    """Return a context in which errors of storage become a `StorageError` that names the file, or `path`."""
     try:
         yield
     except Exception as error:

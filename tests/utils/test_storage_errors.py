@@ -15,9 +15,10 @@ from paddlenlp_ext.utils.storage_errors import StorageError, explain, explained_
     ("error", "message"),
     [
         (OSError(errno.ENOSPC, "x"), "runs/a: no space is left on the device; free some space"),
-        (OSError(errno.EROFS, "x", "runs/.a.incomplete/b"), "runs/a (b): the file system is read-only"),
+        (OSError(errno.EROFS, "x", "runs/.a.incomplete/b"), "runs/a/b: the file system is read-only"),
         (OSError(errno.ENOSPC, "x", "runs/.a.incomplete"), "runs/a: no space is left"),
         (PermissionError(errno.EACCES, "x", "/models/base"), "/models/base: permission denied"),
+        (OSError(errno.ENOSPC, "x", "/models/base", None, "runs/a/b"), "runs/a/b: no space is left"),
         (Exception("I/O error: No space left on device (os error 28)"), "runs/a: no space is left on the device"),
         (ValueError("embedded null byte"), "runs/a: a path has a NUL character"),
     ],
