@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddlenlp_ext.config.metrics import METRICS
-from paddlenlp_ext.config.sections import DataConfig, TrainConfig
+from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.utils.registry import did_you_mean
 
 SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}

@@ -142,7 +142,6 @@ _CHECKPOINTS_STAY = (
     ),
     *_keys("no effect", str, "", "unified_checkpoint_config", _CHECKPOINTS),
     *_keys("no effect", int, 0, "ordered_save_group_size", "one process writes, one file after the other"),
-    *_keys("no effect", bool, False, "use_async_save", "training waits while a checkpoint is written"),
     *_keys("no effect", str, "O0", "ckpt_quant_stage", "checkpoints are not compressed"),
     *_keys("no effect", bool, False, "ignore_save_lr_and_optim", "a checkpoint contains the full state"),
     *_keys("no effect", bool, False, "pdc_download_ckpt", "checkpoints are read from output_dir"),

@@ -19,8 +19,9 @@ from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.keys import KnownKeys, known_keys
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
-from paddlenlp_ext.config.sections import DataConfig, PrecisionConfig, TrainConfig
+from paddlenlp_ext.config.sections import DataConfig, PrecisionConfig
 from paddlenlp_ext.config.settings import ParseState, Setting, read_file
+from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location

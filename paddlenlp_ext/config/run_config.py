@@ -17,8 +17,8 @@ from paddlenlp_ext.config.sections import (
     OptimConfig,
     ParallelConfig,
     PrecisionConfig,
-    TrainConfig,
 )
+from paddlenlp_ext.config.train import TrainConfig
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

@@ -10,8 +10,8 @@ checkpoint-100/
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ HAS_MANIFEST = "has_manifest"
 """Key of training_state.json that tells a lost manifest from a checkpoint of an earlier version."""
 
 
-def save_checkpoint(
+def write_checkpoint(
     folder: Path,
     model: TrainableModel,
     tokenizer: Any,
@@ -47,31 +47,42 @@ def save_checkpoint(
     state: TrainerState,
     config: RunConfig,
     process_group: ProcessGroup,
-) -> None:
-    """Write everything that a resumed run needs; the folder appears under its name once it is complete.
+) -> Callable[[], None]:
+    """Write everything that a resumed run needs to a hidden folder.
+
+    Returns:
+        Function that hashes and flushes the files and gives the folder its name, on the main process; any thread may
+        call it. It is separate because it takes long for large models, and collectives over gloo time out.
 
     Raises:
-        StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged.
+        StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged. The
+            returned function raises it too.
     """
+    step = state.step
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
     tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.training_state().items()}
     tensors |= {f"{_OBJECTIVE}{name}": tensor for name, tensor in objective.training_state().items()}
 
-    # Flushing and hashing take long for large models, so they follow the collective, which would time out over gloo.
-    with atomic_folder(folder) if process_group.is_main else nullcontext(folder) as draft:
+    def write(full: Mapping[str, Any]) -> None:
+        model.save_pretrained(str(draft), tensors=_weights_of(full))
+        _save_tokenizer(draft, tokenizer)
+        others = {name: tensor for name, tensor in full.items() if not name.startswith(_WEIGHTS)}
+        save_training_state(draft, others, {"step": step, HAS_MANIFEST: True})
+        write_json(draft / "run_config.json", config.to_flat_dict())
+        write_json(draft / STATE_FILE, state.to_dict())
 
-        def write(full: Mapping[str, Any]) -> None:
-            model.save_pretrained(str(draft), tensors=_weights_of(full))
-            _save_tokenizer(draft, tokenizer)
-            others = {name: tensor for name, tensor in full.items() if not name.startswith(_WEIGHTS)}
-            save_training_state(draft, others, {"step": state.step, HAS_MANIFEST: True})
-            write_json(draft / "run_config.json", config.to_flat_dict())
-            write_json(draft / STATE_FILE, state.to_dict())
-
+    with ExitStack() as stack:
+        draft = stack.enter_context(atomic_folder(folder)) if process_group.is_main else folder
         process_group.save_gathered(tensors, write)
-        if process_group.is_main:
-            write_manifest(draft, state.step)
+        written = stack.pop_all()
+
+    def complete() -> None:
+        with written:
+            if process_group.is_main:
+                write_manifest(draft, step)
+
+    return complete
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:

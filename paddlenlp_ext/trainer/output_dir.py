@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from paddlenlp_ext.config.sections import TrainConfig
+from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.utils.files import restore_replaced, write_json
 
 STATE_FILE = "trainer_state.json"

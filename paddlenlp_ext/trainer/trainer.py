@@ -19,7 +19,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.reports import build_reports, num_trainable, save_results, train_results
-from paddlenlp_ext.trainer.checkpoint import restore_checkpoint, save_checkpoint, save_finished
+from paddlenlp_ext.trainer.checkpoint import restore_checkpoint, save_finished
+from paddlenlp_ext.trainer.checkpoint_saver import CheckpointSaver
 from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, with_dev_set
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
@@ -30,7 +31,6 @@ from paddlenlp_ext.trainer.output_dir import (
     begin_output_dir,
     check_output_dir,
     checkpoint_folder,
-    prune_checkpoints,
 )
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
@@ -127,7 +127,9 @@ class Trainer:
             self.callbacks.on_train_begin(self.state)
             try:
                 self._run(order, step, signals)
+                self.saver.wait()
             finally:
+                self.saver.close()
                 self.callbacks.on_train_end(self.state)
                 if step.options.noise is not None:
                     step.options.noise.remove()
@@ -219,6 +221,9 @@ class Trainer:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
         reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
+        self.saver = CheckpointSaver(
+            config, self.process_group, lambda folder: self.callbacks.on_save(self.state, folder)
+        )
         return order, step
 
     def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
@@ -233,6 +238,7 @@ class Trainer:
             try:
                 return self._run_steps(self._remaining_steps(order), step, guard, signals)
             except RollbackRequest as request:
+                self.saver.wait()
                 self.state = roll_back(request.error, self.output_dir, self.state, *training)
             self._last_saved = self._last_metrics = None
             self.callbacks.on_rollback(self.state)
@@ -294,6 +300,7 @@ class Trainer:
     def _stop(self, reason: int) -> None:
         folder = checkpoint_folder(self.output_dir, self.state.step)
         self._save()
+        self.saver.wait()
         message = (
             f"stopped by {describe_stop(reason)} after step {self.state.step} of "
             f"{self.state.total_steps}; saved {folder}. To continue: resume_from_checkpoint: true"
@@ -365,17 +372,10 @@ class Trainer:
         self.callbacks.on_log(self.state, entry)
 
     def _save(self) -> None:
-        train, state = self.config.train, self.state
+        state = self.state
         if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
-        folder = checkpoint_folder(self.output_dir, state.step)
         state.note_checkpoint()
-        training = (self.model, self.tokenizer, self.optimizer, self.objective)
         with self.time_limit.measured("save"):
-            save_checkpoint(folder, *training, state, self.config, self.process_group)
-            if self.process_group.is_main:
-                keep = (state.best_step, state.healthy_step)
-                prune_checkpoints(self.output_dir, train.save_total_limit, state.step, keep)
-            self.process_group.barrier()
+            self.saver.save(state, self.model, self.tokenizer, self.optimizer, self.objective)
         self._last_saved = (state.step, state.evaluation_due)
-        self.callbacks.on_save(state, folder)

@@ -56,6 +56,7 @@ LORA = {"lora": True, "lora_rank": 4, "lora_dropout": 0.2}
 RECIPES: dict[str, dict[str, Any]] = {
     "lora": LORA,
     "full": {"weight_decay": 0.1},
+    "full, async": {"weight_decay": 0.1, "use_async_save": True},
     "packed": {**LORA, "zero_padding": True, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2},
     "streamed": {**LORA, "lazy": True, "max_steps": 8},
     "preference": {**LORA, "loss_type": "sigmoid"},

@@ -6,16 +6,27 @@ import builtins
 import io
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.trainer.checkpoint import save_checkpoint
+from paddlenlp_ext.checkpoint.manifest import write_manifest
+from paddlenlp_ext.trainer.checkpoint import write_checkpoint
 from paddlenlp_ext.trainer.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.resume import checkpoint_damage, choose_checkpoint
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.storage_errors import StorageError
-from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
+from tests.common.training import (
+    KillAfter,
+    KilledError,
+    Rows,
+    Tokenizer,
+    assert_same_bits,
+    make_config,
+    make_model,
+    weights,
+)
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
 SAVES = {"save_strategy": "steps", "save_steps": 2, "num_train_epochs": 1.0}
@@ -175,6 +186,44 @@ def test_trainer_damaged_best_checkpoint_is_not_loaded(tmp_path):
     assert_same_bits(weights(trainer.model), kept)
 
 
+def test_async_save_completes_in_the_background_without_mixing_steps(tmp_path, monkeypatch, finished):
+    step_at_completion = []
+
+    def hash_late(folder, step):
+        ends = time.monotonic() + 10.0
+        while trainer.state.step == step < finished.state.step and time.monotonic() < ends:
+            time.sleep(0.001)
+        step_at_completion.append(trainer.state.step)
+        assert not (tmp_path / f"checkpoint-{step}").exists()
+        write_manifest(folder, step)
+
+    monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.write_manifest", hash_late)
+    trainer = make_trainer(tmp_path, use_async_save=True)
+    trainer.train()
+    assert step_at_completion[0] > 2
+    for step in (2, 4):
+        folder, expected = (base / f"checkpoint-{step}" for base in (tmp_path, finished.output_dir))
+        assert checkpoint_damage(folder) == []
+        for file in expected.glob("*.safetensors"):
+            assert (folder / file.name).read_bytes() == file.read_bytes(), file
+
+
+@pytest.mark.parametrize("callbacks", [[], [KillAfter(3)]])
+def test_async_save_failure_is_reported(tmp_path, monkeypatch, caplog, callbacks):
+    """Fail in the background: the next save is an error, or the log has it if the run fails before."""
+
+    def refuse(folder, step):
+        raise StorageError("no space")
+
+    monkeypatch.setattr("paddlenlp_ext.trainer.checkpoint.write_manifest", refuse)
+    config = make_config(tmp_path, **SAVES, use_async_save=True)
+    trainer = Trainer(make_model(lora=True), config, ROWS, None, Tokenizer(), callbacks=callbacks)
+    with pytest.raises(KilledError if callbacks else StorageError):
+        trainer.train()
+    assert ("checkpoint-2 was not saved: no space" in caplog.text) == bool(callbacks)
+    assert trainer.state.step == 4 - len(callbacks) and not list(tmp_path.glob("*checkpoint-*"))
+
+
 class OneFullDisk:
     """Stand-in for `open` that opens /dev/full instead of the file number `number` that is opened for writing."""
 
@@ -194,10 +243,10 @@ def test_save_checkpoint_on_a_full_disk_leaves_the_earlier_one(run, finished, mo
     state, number, before = finished.state, 1, (run / "checkpoint-4" / "manifest.json").read_text()
 
     def save():
-        save_checkpoint(
+        write_checkpoint(
             run / "checkpoint-4", finished.model, Tokenizer(), finished.optimizer, finished.objective, state,
             finished.config, finished.process_group,
-        )  # fmt: skip
+        )()  # fmt: skip
 
     while True:
         disk = OneFullDisk(number)

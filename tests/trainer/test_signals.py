@@ -15,8 +15,8 @@ import pytest
 from paddlenlp_ext.config.safety import parse_time
 from paddlenlp_ext.trainer import signals as signals_module
 from paddlenlp_ext.trainer import time_limit
-from paddlenlp_ext.trainer import trainer as trainer_module
 from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.checkpoint_saver import CheckpointSaver
 from paddlenlp_ext.trainer.objective import CrossEntropy
 from paddlenlp_ext.trainer.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
@@ -107,8 +107,8 @@ class Clock(CrossEntropy):
         super().__init__(make_config(Path()))
         self.now, self.evaluation = 0.0, evaluation
         monkeypatch.setattr(time_limit, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        save = trainer_module.save_checkpoint
-        monkeypatch.setattr(trainer_module, "save_checkpoint", lambda *arguments: (self.move(7.0), save(*arguments)))
+        save = CheckpointSaver.save
+        monkeypatch.setattr(CheckpointSaver, "save", lambda *arguments: (self.move(7.0), save(*arguments)))
 
     def move(self, seconds):
         self.now += seconds

@@ -9,7 +9,8 @@ from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.metrics import PREFERENCE_METRICS, REWARD_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.config.sections import DataConfig, GenerationConfig, TrainConfig
+from paddlenlp_ext.config.sections import DataConfig, GenerationConfig
+from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 row_rules = Rules()

@@ -11,15 +11,8 @@ from paddlenlp_ext.config.metrics import GENERATION_METRICS, LABEL_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.safety import SafetyConfig
-from paddlenlp_ext.config.sections import (
-    REPORTERS,
-    DataConfig,
-    GenerationConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainConfig,
-)
+from paddlenlp_ext.config.sections import DataConfig, GenerationConfig, ModelConfig, OptimConfig, ParallelConfig
+from paddlenlp_ext.config.train import REPORTERS, TrainConfig
 from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 

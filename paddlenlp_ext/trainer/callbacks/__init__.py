@@ -28,7 +28,7 @@ class Callback:
         """Handle the return to an earlier checkpoint, whose state this is (`nan_policy: rollback`)."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
-        """Handle a complete checkpoint in `folder`."""
+        """Handle a complete checkpoint in `folder`; with `use_async_save`, `state` is that of a later step."""
 
     def on_train_end(self, state: TrainerState) -> None:
         """Handle the end of training, including its end by an error or a signal."""
