@@ -18,7 +18,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     is_limited = config.value("topk_method") == "group_limited_greedy"
     router = RouterOptions(
         kind="softmax",
-        top_k=config.size("num_experts_per_tok"),
+        top_k=config.size("num_experts_per_tok", default=6),  # transformers writes null for a model without experts
         normalizes=False,
         scale=float(config.value("routed_scaling_factor")),
         num_groups=config.size("n_group") if is_limited else 1,
@@ -38,7 +38,6 @@ FAMILIES.register("deepseek_v2")(
             "moe_intermediate_size": 1407,
             "n_routed_experts": 64,
             "n_shared_experts": 2,
-            "num_experts_per_tok": 6,
             "routed_scaling_factor": 1.0,
             "topk_method": "greedy",
         },

@@ -29,6 +29,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
     **FAMILIES,
     "latent": {**_SIZES, **TINY_LATENT, "num_key_value_heads": 6, "kv_lora_rank": 36, "v_head_dim": 8},
+    "latent_experts": {
+        **_SIZES,
+        **TINY_LATENT,
+        "num_key_value_heads": 6,
+        "kv_lora_rank": 36,
+        "v_head_dim": 8,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 36,
+        "n_group": 1,
+        "topk_group": 1,
+    },
     "experts": {
         **_SIZES,
         "model_type": "ernie4_5_moe",

@@ -65,6 +65,12 @@ def test_files_of_deepseek_may_have_layers_that_predict_further_tokens(further, 
     assert found == list(unread)
 
 
+def test_from_dict_of_deepseek_v2_without_experts_may_have_null_experts_per_token():
+    """Check what transformers writes for a model with dense layers only."""
+    config = DecoderConfig.from_dict({**TINY, **LATENT, "num_experts_per_tok": None})
+    assert config.experts == (None, None)
+
+
 def test_from_dict_without_model_type_lists_known_families():
     with pytest.raises(ValueError, match=r"no 'model_type'; known: .*llama"):
         DecoderConfig.from_dict({"vocab_size": 3})

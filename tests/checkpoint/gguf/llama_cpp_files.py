@@ -34,6 +34,7 @@ _SIZES = {
 }
 _GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 6}
 _LATENT = {
+    "num_hidden_layers": 4,
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
