@@ -88,7 +88,7 @@ def test_save_pretrained_of_experts_and_latents_in_shards_reloads_bit_for_bit(tm
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "a", "torch_dtype": "b"}]
+    "given", [{}, {"torch_dtype": "float16"}, {"dtype": "float16"}, {"dtype": "float16", "torch_dtype": "bfloat16"}]
 )
 def test_save_pretrained_writes_dtype_once_under_config_key(tmp_path: Path, given: dict[str, str]):
     """Check that one key exists: with both, transformers would prefer `dtype` and round the trained weights."""
