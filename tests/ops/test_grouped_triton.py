@@ -45,7 +45,7 @@ def launched(kernels, monkeypatch):
         kernel[grid](*wrapped, **constants)
         calls.append((kernel.fn.__name__, grid, arguments, constants))
 
-    for name, value in (("launch", launch), ("_LARGEST", 32), ("_TERMS", {4: 16, 2: 128}), ("_BAND", 2)):
+    for name, value in (("launch", launch), ("_LARGEST", 32), ("_TERMS", {4: 16, 2: 128}), ("_BAND", 3)):
         monkeypatch.setattr(grouped_triton, name, value)
     monkeypatch.setattr(module.grouped_linear_op, "choose", lambda x: GroupedTriton)
     return calls
@@ -87,7 +87,7 @@ def test_grouped_linear_of_several_tiles_matches_the_formula(launched, inputs, o
     tiles = 4  # 19, 32 + 9 and 1 rows: three groups have 21 on average
     widths = [16 if count <= 16 else 32 for count in (outputs, inputs)]
     output_tiles, input_tiles = math.ceil(outputs / widths[0]), math.ceil(inputs / widths[1])
-    assert forward[3] == {"ROWS": 32, "COLUMNS": widths[0], "TERMS": 16, "BAND": 2}
+    assert forward[3] == {"ROWS": 32, "COLUMNS": widths[0], "TERMS": 16, "BAND": 3}
     assert weight_gradient[3] == {"OUTPUTS": widths[0], "INPUTS": widths[1], "ROWS": 16}
     assert (forward[1], input_gradient[1]) == ((tiles * output_tiles,), (tiles * input_tiles,))
     assert weight_gradient[1] == (4 * output_tiles * input_tiles,)
