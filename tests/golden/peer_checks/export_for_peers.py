@@ -113,7 +113,9 @@ def of_experts(router: str) -> dict[str, LoRAConfig]:
     experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", f"mlp.{router}.weight"]
     return {
         **OF_ATTENTION,
-        "experts": LoRAConfig(rank=3, target_modules=["o_proj"], target_parameters=experts),
+        "experts": LoRAConfig(
+            rank=3, target_modules=["o_proj"], target_parameters=experts, rank_pattern={experts[0]: 4}
+        ),
         "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
         "saved_experts": LoRAConfig(rank=3, target_modules=["o_proj"], modules_to_save=["mlp.experts"]),
     }
