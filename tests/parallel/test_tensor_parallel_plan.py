@@ -14,12 +14,14 @@ from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.stages import assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.shard_parameters import shard_sizes
-from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, styles_by_name
+from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, check_tensor_plan, styles_by_name
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.peft.replaced_parameters import base_parameters
+from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 from tests.models.tiny_model import make_model_with_sinks
@@ -200,3 +202,17 @@ def test_apply_tensor_plan_through_a_block_of_oft_raises(blocks):
         ValueError, match=r"leaves each process 16 inputs of a layer, not a multiple of .* 32; .* divisor"
     ):
         apply_tensor_plan(model, rank(1))
+
+
+def test_apply_tensor_plan_keeps_complete_quantized_experts():
+    """Expect the same matrices with double quantization, of which a shard of a linear layer loses the 8-bit scales."""
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, "model_type": "mixtral", "num_local_experts": 4}, seed=0)
+    options = QuantizationConfig(algo={".*experts.*": "nf4"}, double_quant=True)
+    check_tensor_plan(model, 2, options)
+    quantize_linears(model, options)
+    experts = model.model.layers[1].mlp.experts
+    full, scales = experts.gate_up_proj.weight_value().numpy(), experts.gate_up_proj.scales.dtype
+    apply_tensor_plan(model, rank(1))
+    assert (experts.first, experts.num_local) == (2, 2)
+    assert experts.gate_up_proj.scales.dtype == scales and full_shape(experts.gate_up_proj.codes)[0] == 4
+    np.testing.assert_array_equal(experts.gate_up_proj.weight_value().numpy(), full[2:])

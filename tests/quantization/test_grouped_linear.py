@@ -16,6 +16,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.ops.quantized.weight import TENSORS
+from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.model import (
     dequantize_linears,
@@ -174,3 +175,13 @@ def test_quantization_report_counts_weights_of_experts():
     assert report.endswith(f"nf4, blocks of 64; {2 * 3 * weights:,} of them in experts")
     report = quantization_report(quantized_model(QuantizationConfig(algo={"experts.gate_up_proj": "nf4"})))
     assert f"; {2 * 2 * weights:,} of them in experts; not quantized: {2 * weights:,} weights of experts" in report
+
+
+def test_kernel_caches_of_replaced_codes_are_dropped():
+    """Replace the codes as expert parallelism does, so that indices stand for other experts."""
+    layer = quantized_layers(quantized_model(FORMATS[0]))[DOWN]
+    assert isinstance(layer, QuantizedGroupedLinear)
+    layer.stored.matrix(0, 0).kernel_cache["levels"] = "of expert 0"
+    assert layer.stored.matrix(0, 0).kernel_cache
+    own_buffers(layer)["codes"] = layer.codes[3:].clone()
+    assert layer.weight_shape == (2, 36, 36) and not layer.stored.matrix(0, 0).kernel_cache
