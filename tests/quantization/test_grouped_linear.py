@@ -10,8 +10,9 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.checkpoint.file_layout import matrix_name
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.safetensors import save_sharded
+from paddlenlp_ext.checkpoint.safetensors import as_lazy, save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
@@ -27,6 +28,7 @@ from paddlenlp_ext.quantization.model import (
 )
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.storage import tensors_to_store
 from tests.common.adapters import logits_of, same_bits, state_of, tiny_model
 from tests.common.models import TINY_SIZES
 
@@ -117,6 +119,20 @@ def test_quantized_experts_with_biases_come_back_from_stacked_files(tmp_path: Pa
     assert same_bits(state_of(again), state_of(model))
     assert f"{GATE_UP}.2.1.weight.absmax" in open_weights(tmp_path / "packed").names()
     np.testing.assert_array_equal(logits_of(again), logits_of(packed))
+
+
+def test_load_quantized_experts_with_gate_and_up_in_one_matrix_raises(tmp_path: Path):
+    model = AutoModelForCausalLM.from_config(GPT_OSS, seed=0)
+    weights, options = model.state_dict()[f"{GATE_UP}.weight"], QuantizationConfig(algo="nf4")
+    quantize_linears(model, options)
+    model.save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    tensors = {name: source.read(name) for name in source.names() if not name.startswith(f"{GATE_UP}.")}
+    for expert, weight in enumerate(weights):
+        tensors |= tensors_to_store(matrix_name(GATE_UP, expert, 0), quantize(weight, options), "float32")
+    save_sharded(tmp_path, {name: as_lazy(tensor).read() for name, tensor in tensors.items()})
+    with pytest.raises(ValueError, match=r"the quantized matrices of model\.layers\.1\..* differ in number or format"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
 def test_config_json_of_quantized_experts_names_this_project(tmp_path: Path):

@@ -19,7 +19,7 @@ from tests.ops.quantized.test_linear import FORMATS
 from tests.ops.test_grouped_linear import expected
 
 BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
-COUNTS = [[3, 0, 8, 1], [0, 0, 0], [0, 2], [40, 1, 0, 9]]
+CASES = [([3, 0, 8, 1], 2), ([0, 0, 0], 2), ([0, 2], 1), ([40, 1, 0, 9], 2)]
 by_format = pytest.mark.parametrize("options", FORMATS, ids=lambda o: f"{o.algo}{'-double' * o.double_quant}")
 
 
@@ -55,8 +55,7 @@ def run(counts, parts, options, uses_bf16=False):
 
 
 @by_format
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("counts", COUNTS, ids=str)
+@pytest.mark.parametrize(("counts", "parts"), CASES, ids=str)
 def test_quantized_grouped_linear_matches_the_formula(backend, counts, parts, options):
     for actual, correct in zip(*run(counts, parts, options), strict=True):
         np.testing.assert_allclose(actual, correct, rtol=0, atol=2e-5)
