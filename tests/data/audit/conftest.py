@@ -42,11 +42,11 @@ def audit(options, tokenizer, tmp_path):
 def audit_pairs(options, tokenizer, tmp_path):
     """Return a function that audits rows of preference data."""
 
-    def run(rows):
+    def run(rows, **changed):
         path = tmp_path / "pairs.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         common = {"src_length": 256, "max_length": 512, "chat_template": "none"}
-        config = PreferenceDataConfig(train_dataset_path=str(path), **common)
+        config = PreferenceDataConfig(train_dataset_path=str(path), **common, **changed)
         template = choose_template(config, tokenizer)
         return audit_splits(
             [AuditedSplit("train", *open_pairs(PreferenceDataset, config, True, "train", template))], ""

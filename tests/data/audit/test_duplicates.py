@@ -83,6 +83,7 @@ def test_duplicate_finder_names_dev_rows_with_a_prompt_of_train():
     texts = [[f"{prompt} {split}{index}" for index, prompt in enumerate(own)] for split, own in enumerate(prompts)]
     texts[1][0] = prompts[1][0] + text_of(9, 40)
     assert find(texts, prompts) == [(2, 1, 1.0, True)]
+    assert find([["what is it one two"], ["what is it three four"]], [["what is it"], ["what is it"]]) == []
     many = [[text_of(1, 12)] * 20, [text_of(1, 12)]]
     texts = [[text_of(100 * split + index, 30) for index in range(len(own))] for split, own in enumerate(many)]
     assert find(texts, many) == []  # such as an instruction that all rows share
