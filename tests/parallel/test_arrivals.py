@@ -15,7 +15,7 @@ from paddlenlp_ext.parallel.arrivals import Arrivals, create_file
 
 @pytest.fixture
 def path(monkeypatch):
-    monkeypatch.setattr(module, "_FIRST_MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "_FIRST_MESSAGE_SECONDS", 0.02)
     path = create_file()
     yield path
     os.unlink(path)
@@ -44,7 +44,7 @@ def test_arrivals_wait_ends_when_the_slow_rank_comes_and_is_logged(path, mine, t
             getattr(arrivals, theirs)(*others)
 
     others = [] if mine == "wait_for_all" else [0]
-    threads = [threading.Thread(target=come, args=(second, others, 0.12))]
+    threads = [threading.Thread(target=come, args=(second, others, 0.05))]
     if not others:
         threads.append(threading.Thread(target=come, args=(third, others, 0.01)))
     for thread in threads:

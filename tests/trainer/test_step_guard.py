@@ -180,21 +180,36 @@ def test_step_guard_rollback_without_a_checkpoint_is_an_error(tmp_path):
         trainer.train()
 
 
-class OtherIsBad(SingleProcess):
-    """Process group whose other process finds a number that is not finite in the third step."""
+def test_step_guard_rollback_of_all_weights_restores_the_optimizer(tmp_path):
+    def train(folder, process_group, **policy):
+        config = make_config(folder, **KEYS, **policy, optim="adamw_8bit")
+        trainer = Trainer(make_model(), config, ROWS, None, Tokenizer(), process_group=process_group)
+        trainer.train()
+        return weights(trainer.model)
 
-    def __init__(self):
-        self.calls = itertools.count(1)
+    rolled_back = train(tmp_path / "rollback", OtherIsBad(4), nan_policy="rollback")
+    assert_same_bits(rolled_back, train(tmp_path / "chosen", SingleProcess(), skip_data_intervals=[[4, 4]]))
+
+
+class OtherIsBad(SingleProcess):
+    """Process group whose other process finds a number that is not finite in one step."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.calls = step, 0
+
+    def norm(self, parameters):
+        self.calls += 1
+        return super().norm(parameters)
 
     def max_over_processes(self, value):
-        return 1.0 if next(self.calls) == 3 else value
+        return 1.0 if self.calls == self.step else value
 
 
 def test_step_guard_number_of_another_process_stops_the_step_on_this_one(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.objective.row = -1
     step = trainer._prepare()[1]
-    step.process_group = OtherIsBad()
+    step.process_group = OtherIsBad(3)
     batches = list(itertools.islice(build_data_order(trainer.config, ROWS).step_batches(), 3))
     for number in range(2):
         step.run(batches[number], number, 1e-2)

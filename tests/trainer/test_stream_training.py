@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -50,6 +52,18 @@ def test_trainer_on_a_stream_resumes_with_the_same_bits(run_folders, num_workers
     assert_same_bits(weights(resumed.model), weights(straight.model))
     assert resumed.state.data_cursor == straight.state.data_cursor
     assert resumed.state.num_tokens == straight.state.num_tokens
+
+
+def test_trainer_on_a_stream_rolls_back_to_the_bits_of_a_run_without_the_step(run_folders):
+    saves = {"save_strategy": "steps", "save_steps": 4}
+    chosen = make_trainer(run_folders, "chosen", skip_data_intervals=[[6, 6]], **saves)
+    chosen.train()
+    run = make_trainer(run_folders, "run", nan_policy="rollback", **saves)
+    norm, calls = run.process_group.norm, itertools.count(1)
+    run.process_group.norm = lambda parameters: norm(parameters) * (math.nan if next(calls) == 6 else 1.0)
+    run.train()
+    assert run.state.skipped_steps == [6]
+    assert_same_bits(weights(run.model), weights(chosen.model))
 
 
 def test_trainer_state_of_a_stream_is_json_and_older_states_have_no_cursor():
