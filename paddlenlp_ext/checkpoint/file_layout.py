@@ -139,9 +139,12 @@ class StackedExperts(FileLayout):
         return None
 
     def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a tensor of no stack."""
+        """Return the name in memory of a tensor of no stack, which may belong to a quantized weight."""
         prefix, own = split_layer(name)
-        return prefix + {file: memory for memory, file in self.renamed.items()}.get(own, own)
+        for memory, file in self.renamed.items():
+            if own == file or own.startswith((f"{file}.", f"{file}_")):
+                return prefix + memory + own.removeprefix(file)
+        return name
 
 
 def matrix_name(stack: str, expert: int, part: int) -> str:

@@ -31,13 +31,23 @@ def wide_model() -> Any:
     )
 
 
+ON_EXPERTS = LoRAConfig(target_parameters=("experts.gate_up_proj", "experts.down_proj", "gate.weight"))
+
+
 @pytest.mark.parametrize(
-    "config", [LoRAConfig(), LoRAConfig(rslora=True), DoRAConfig()], ids=["lora", "rslora", "dora"]
+    ("family", "config"),
+    [
+        ("qwen2", LoRAConfig()),
+        ("qwen2", LoRAConfig(rslora=True)),
+        ("qwen2", DoRAConfig()),
+        ("experts", ON_EXPERTS),
+    ],
+    ids=["lora", "rslora", "dora", "experts"],
 )
-def test_enable_recompute_over_quantized_base_keeps_gradients(config: LoRAConfig):
+def test_enable_recompute_over_quantized_base_keeps_gradients(family: str, config: LoRAConfig):
     gradients = []
     for recompute in (False, True):
-        model = tiny_model("qwen2")
+        model = tiny_model(family)
         quantize_linears(model, QuantizationConfig(algo="nf4", double_quant=True))
         adapted = get_peft_model(model, config)
         train(adapted, steps=2)

@@ -16,6 +16,7 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy, save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.weight import TENSORS
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
@@ -29,7 +30,7 @@ from paddlenlp_ext.quantization.model import (
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from paddlenlp_ext.quantization.storage import tensors_to_store
-from tests.common.adapters import logits_of, same_bits, state_of, tiny_model
+from tests.common.adapters import INPUT_IDS, logits_of, same_bits, state_of, tiny_model
 from tests.common.models import TINY_SIZES
 
 FORMATS = [
@@ -44,6 +45,14 @@ FORMATS = [
 ]
 by_format = pytest.mark.parametrize("options", FORMATS, ids=lambda options: options.describe())
 GATE_UP, DOWN = "model.layers.1.mlp.experts.gate_up_proj", "model.layers.1.mlp.experts.down_proj"
+MIXTRAL: dict[str, Any] = {
+    **TINY_SIZES,
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 GPT_OSS: dict[str, Any] = {
     **TINY_SIZES,
     "model_type": "gpt_oss",
@@ -133,6 +142,32 @@ def test_load_quantized_experts_with_gate_and_up_in_one_matrix_raises(tmp_path: 
     save_sharded(tmp_path, {name: as_lazy(tensor).read() for name, tensor in tensors.items()})
     with pytest.raises(ValueError, match=r"the quantized matrices of model\.layers\.1\..* differ in number or format"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_load_folder_of_transformers_4_with_quantized_experts_and_router(tmp_path: Path):
+    """Read 4-bit files of Mixtral, in which bitsandbytes quantized all linear layers: experts and routers too."""
+    model, options = AutoModelForCausalLM.from_config(MIXTRAL, seed=0), QuantizationConfig(algo="nf4")
+    router = quantize(model.state_dict()["model.layers.1.mlp.gate.weight"], options)
+    quantize_linears(model, options)
+    model.save_pretrained(tmp_path)
+    source, name = open_weights(tmp_path), "model.layers.1.block_sparse_moe.gate"
+    tensors = {each: source.read(each) for each in source.names() if each != f"{name}.weight"}
+    tensors |= tensors_to_store(name, router, "float32")
+    assert "model.layers.1.block_sparse_moe.experts.2.w3.weight.absmax" in tensors
+    save_sharded(tmp_path, {name: as_lazy(tensor).read() for name, tensor in tensors.items()})
+    config = json.loads((tmp_path / "config.json").read_text())
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": stored}))
+    expected = {**state_of(model), "model.layers.1.mlp.gate.weight": dequantize(router).numpy()}
+    assert same_bits(state_of(AutoModelForCausalLM.from_pretrained(tmp_path)), expected)
+
+
+def test_packed_documents_over_quantized_experts_equal_single_documents():
+    model, ids = quantized_model(FORMATS[1]), paddle.to_tensor(INPUT_IDS[:1])
+    with paddle.no_grad():
+        packed = model(ids, document_lengths=[[3, 8]])[0].numpy()
+        parts = [model(ids[:, :3])[0].numpy(), model(ids[:, 3:])[0].numpy()]
+    np.testing.assert_allclose(packed, np.concatenate(parts), rtol=0, atol=1e-5)
 
 
 def test_config_json_of_quantized_experts_names_this_project(tmp_path: Path):
