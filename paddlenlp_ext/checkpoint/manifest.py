@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,9 +36,9 @@ def write_manifest(folder: Path, step: int) -> None:
     manifest = folder / MANIFEST_FILE
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     names = [path.relative_to(folder).as_posix() for path in files]
-    entries = [
-        {"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, _digests(files), strict=True)
-    ]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # hashlib releases the GIL
+        digests = pool.map(_digest, files)
+    entries = [{"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, digests, strict=True)]
     content = {"version": _VERSION, "step": step, "files": dict(zip(names, entries, strict=True))}
     write_json(manifest, {**content, "sha256": _digest_of(content)})
 
@@ -60,8 +59,12 @@ def find_damage(folder: Path) -> list[str]:
         return [f"{MANIFEST_FILE}: version {content.get('version')!r} is unknown to this release"]
     problems = _wrong_sizes(folder, content["files"])
     intact = {name: entry for name, entry in content["files"].items() if name not in problems}
-    for name, digest in zip(intact, _digests(folder / name for name in intact), strict=True):
-        if digest != intact[name]["sha256"]:
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        digests = pool.map(_digest_or_error, (folder / name for name in intact))
+    for name, found in zip(intact, digests, strict=True):
+        if isinstance(found, OSError):
+            problems[name] = f"{name}: cannot be read ({found.strerror})"
+        elif found != intact[name]["sha256"]:
             problems[name] = f"{name}: damaged or of another checkpoint, its SHA-256 sum differs"
     for pattern in _WEIGHT_FILES:
         for path in folder.glob(pattern):
@@ -84,18 +87,22 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
     return problems
 
 
-def _digests(files: Iterable[Path]) -> list[str]:
-    """Return the sums of files in order; hashlib releases the GIL, so several files are hashed at once."""
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        return list(pool.map(_digest, files))
-
-
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _digest_or_error(path: Path) -> str | OSError:
+    """Return a file's sum, or the error of a bad sector; a missing permission is not damage."""
+    try:
+        return _digest(path)
+    except PermissionError:
+        raise
+    except OSError as error:
+        return error
 
 
 def _digest_of(content: dict[str, Any]) -> str:

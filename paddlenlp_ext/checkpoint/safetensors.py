@@ -179,12 +179,12 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     """Let the library check the header against the file's size, then read where each tensor starts."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); fetch it again") from error
-    with open(path, "rb") as file:
+    with open(path, "rb") as file:  # before the library, which reports a missing permission as a missing file
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); fetch it again") from error
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
     header.pop("__metadata__", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import json
 import shutil
@@ -119,6 +120,18 @@ def test_checkpoint_damage_names_foreign_weights_and_steps(run):
     foreign, step = checkpoint_damage(run / "checkpoint-6")
     assert "model.safetensors: not in manifest.json" in foreign
     assert step == "the folder's name says step 6, manifest.json says step 4"
+
+
+def test_checkpoint_damage_names_an_unreadable_file_but_not_a_missing_permission(run, monkeypatch):
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.manifest._digest", refuse)
+    error = OSError(errno.EIO, "Input/output error")
+    assert "adapter_config.json: cannot be read (Input/output error)" in checkpoint_damage(run / "checkpoint-4")
+    error = PermissionError(errno.EACCES, "Permission denied")
+    with pytest.raises(PermissionError):
+        checkpoint_damage(run / "checkpoint-4")
 
 
 def test_checkpoint_damage_without_manifest_checks_the_steps(run, caplog_package):
