@@ -74,14 +74,23 @@ def read_json(value: Any, path: FieldPath) -> Any:
     """Return a JSON value that may also be written as a string of JSON.
 
     Raises:
-        InvalidRowError: the string is not JSON.
+        InvalidRowError: the string is not JSON, or a string in the value has an unpaired surrogate.
     """
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(read_text(value, path))
-    except (ValueError, RecursionError) as error:
-        raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is a string, but not JSON: {error}", path) from error
+    if isinstance(value, str):
+        try:
+            value = json.loads(read_text(value, path))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is a string, but not JSON: {error}", path) from error
+    remaining = [value]
+    while remaining:
+        part = remaining.pop()
+        if isinstance(part, str):
+            read_text(part, path)
+        elif isinstance(part, list):
+            remaining += part
+        elif isinstance(part, dict):
+            remaining += [*part, *part.values()]
+    return value
 
 
 def check_target(text: str, path: FieldPath) -> None:
