@@ -6,67 +6,21 @@ Relations between keys, such as heads that divide the hidden size, are checked b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Kind:
-    """Allowed values of a key, in words and as a predicate."""
-
-    words: str
-    accepts: Callable[[Any], bool]
-
-    def or_null(self) -> Kind:
-        """Return the kind that also accepts null."""
-        return Kind(f"{self.words}, or null", lambda value: value is None or self.accepts(value))
-
-
-def whole(minimum: int, maximum: int) -> Kind:
-    """Return the kind of whole numbers in a range."""
-    words = f"an integer from {minimum} to {maximum}"
-    return Kind(words, lambda value: type(value) is int and minimum <= value <= maximum)
-
-
-def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: float = 1e12) -> Kind:
-    """Return the kind of finite numbers in a range."""
-    lower = f"above {above:g}" if above > -math.inf else f"from {minimum:g}" if minimum > -math.inf else ""
-    bounds = f"{lower} up to {maximum:g}" if lower else f"of at most {maximum:g}"
-    return Kind(
-        f"a number {bounds}",
-        # A comparison with NaN is false, and one with infinity or a whole number of 300 digits is exact.
-        lambda value: (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and above < value <= maximum
-            and value >= max(minimum, -maximum)
-        ),
-    )
-
-
-def list_of(kind: Kind) -> Kind:
-    """Return the kind of lists whose entries have one kind."""
-    return Kind(
-        f"a list of which each entry is {kind.words}",
-        lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
-    )
-
-
-def one_of(*names: str) -> Kind:
-    """Return the kind of listed names."""
-    return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
-
-
-def either(*kinds: Kind) -> Kind:
-    """Return the kind of values that have one of several kinds."""
-    return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
-
-
-TEXT = Kind("a string", lambda value: isinstance(value, str))
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-OBJECT = Kind("an object", lambda value: isinstance(value, Mapping))
+from paddlenlp_ext.utils.value_kinds import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    Kind,
+    check_values,
+    either,
+    list_of,
+    number,
+    one_of,
+    whole,
+)
 
 _FLAG_OR_NULL = FLAG.or_null()
 _LAYER = whole(0, 1024)
@@ -192,28 +146,19 @@ def check_config_values(config: Mapping[str, Any], origin: str | None = None) ->
     Raises:
         ValueError: a value is not allowed; the message names the file, the key, the value and what is allowed.
     """
-    where = "" if origin is None else f"{origin}: "
-    _check(config, KEYS, where, "config.json")
-    for name in ("rope_scaling", "rope_parameters"):
-        settings = config.get(name) or {}
-        for kind, own in settings.items():
-            if isinstance(own, Mapping):
-                _check(own, ROPE_KEYS, where, f"{name}.{kind} of config.json")
-        _check({k: v for k, v in settings.items() if k in ROPE_KEYS}, ROPE_KEYS, where, f"{name} of config.json")
-    quantization = config.get("quantization_config") or {}
-    _check(quantization, QUANTIZATION_KEYS, where, "quantization_config of config.json")
-    own = quantization.get("paddlenlp_ext") or {}
-    _check(own, QUANTIZATION_OPTIONS, where, "quantization_config.paddlenlp_ext of config.json")
-
-
-def _check(values: Mapping[str, Any], kinds: Mapping[str, Kind], where: str, place: str) -> None:
-    for key, value in values.items():
-        kind = kinds.get(key)
-        if kind is not None and not kind.accepts(value):
-            raise ValueError(f"{where}{key} in {place} must be {kind.words}, got {shown(value)}")
-
-
-def shown(value: Any) -> str:
-    """Return a value in at most 60 characters."""
-    text = f"a list of {len(value)} entries" if isinstance(value, list) and len(value) > 8 else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    try:
+        check_values(config, KEYS, "config.json")
+        for name in ("rope_scaling", "rope_parameters"):
+            settings = config.get(name) or {}
+            for kind, own in settings.items():
+                if isinstance(own, Mapping):
+                    check_values(own, ROPE_KEYS, f"{name}.{kind} of config.json")
+            check_values(settings, ROPE_KEYS, f"{name} of config.json")
+        quantization = config.get("quantization_config") or {}
+        check_values(quantization, QUANTIZATION_KEYS, "quantization_config of config.json")
+        own = quantization.get("paddlenlp_ext") or {}
+        check_values(own, QUANTIZATION_OPTIONS, "quantization_config.paddlenlp_ext of config.json")
+    except ValueError as error:
+        if origin is None:
+            raise
+        raise ValueError(f"{origin}: {error}") from error

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.config_values import KEYS, check_config_values, shown
+from paddlenlp_ext.checkpoint.config_values import KEYS, check_config_values
 from paddlenlp_ext.utils.files import read_json_object, write_text
+from paddlenlp_ext.utils.value_kinds import check_values
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -85,9 +86,10 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     generation = read_json_object(generation_file) if generation_file.is_file() else {}
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
         generation.setdefault(key, config.get(key))
-        if not KEYS[key].accepts(generation[key]):
-            found = shown(generation[key])
-            raise ValueError(f"{path}: {key} in generation_config.json must be {KEYS[key].words}, got {found}")
+    try:
+        check_values(generation, KEYS, "generation_config.json")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     eos = generation["eos_token_id"]
     generation["eos_token_id"] = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return generation

@@ -143,6 +143,8 @@ class ShardedSafetensors(WeightSource):
             )
 
     def _open_shard(self, file: str) -> SafetensorsFile:
+        if not file.isprintable() or len(file) > 255:
+            raise ValueError(f"{self.path}: the index names a file that cannot exist ({file[:60]!r})")
         if file != os.path.basename(file) or file in ("", ".", ".."):
             raise ValueError(f"{self.path}: the index names a file outside its folder ({file!r})")
         shard = self.path.parent / file

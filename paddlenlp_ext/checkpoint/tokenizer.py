@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
+from paddlenlp_ext.utils.value_kinds import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,8 +60,12 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer as TransformersTokenizer
 
     try:
-        tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ValueError(f"{folder}: transformers cannot read the tokenizer: {error}") from error
+        tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # a wrong value in one of the files fails anywhere in transformers or tokenizers
+        reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
     assert tokenizer is not None, "transformers returns a tokenizer or raises"
+    length = tokenizer.model_max_length
+    if isinstance(length, bool) or not isinstance(length, int | float):
+        raise ValueError(f"{folder}: model_max_length in tokenizer_config.json must be a number, got {shown(length)}")
     return tokenizer

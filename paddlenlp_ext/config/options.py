@@ -80,7 +80,7 @@ class Limits:
             and (self.maximum is None or number <= self.maximum)
             and (self.above is None or number > self.above)
             and (self.below is None or number < self.below)
-            and not math.isnan(number)
+            and math.isfinite(number)
         )
 
 
@@ -177,7 +177,7 @@ class OptionGroup:
     def __post_init__(self) -> None:
         for option_ in declared_options(type(self)):
             value = getattr(self, option_.attribute)
-            if tuple in option_.kinds and value is not None and not isinstance(value, Mapping):
+            if tuple in option_.kinds and isinstance(value, str | list | tuple | set | frozenset):
                 object.__setattr__(self, option_.attribute, (value,) if isinstance(value, str) else tuple(value))
             elif isinstance(value, str):
                 object.__setattr__(self, option_.attribute, option_.synonyms.get(value, value))

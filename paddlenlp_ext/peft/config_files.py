@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paddlenlp_ext.peft.config_values import check_fields
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
 
@@ -56,7 +57,9 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
         ValueError: the method or a field is not supported.
     """
     fields = read_json_object(file)
-    fields |= (fields.get(SPLIT_FIELD) or {}).get("fields", {})
+    with in_file(file):
+        check_fields(fields)
+    fields |= (fields.get(SPLIT_FIELD) or {}).get("fields") or {}
     if file.name != CONFIG_FILE:
         stored = [method for _, method in PEFT_METHODS.items() if method.paddlenlp_files]
         method = _reader([method for method in stored if method.paddlenlp_files.config == file.name], fields)

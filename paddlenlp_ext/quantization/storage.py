@@ -27,12 +27,12 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.config_values import Kind, list_of, number, one_of, shown, whole
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.options import BLOCKWISE
+from paddlenlp_ext.utils.value_kinds import Kind, list_of, number, one_of, shown, whole
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _SCALE, _SHAPE = ".weight_scale", ".weight_shape"

@@ -1,0 +1,91 @@
+"""Kinds of values in JSON files of other programs: predicates with words for error messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Allowed values of a key, in words and as a predicate."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+    def or_null(self) -> Kind:
+        """Return the kind that also accepts null."""
+        return Kind(f"{self.words}, or null", lambda value: value is None or self.accepts(value))
+
+
+def whole(minimum: int, maximum: int) -> Kind:
+    """Return the kind of whole numbers in a range."""
+    words = f"an integer from {minimum} to {maximum}"
+    return Kind(words, lambda value: type(value) is int and minimum <= value <= maximum)
+
+
+def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: float = 1e12) -> Kind:
+    """Return the kind of finite numbers in a range."""
+    lower = f"above {above:g}" if above > -math.inf else f"from {minimum:g}" if minimum > -math.inf else ""
+    bounds = f"{lower} up to {maximum:g}" if lower else f"of at most {maximum:g}"
+    return Kind(
+        f"a number {bounds}",
+        # A comparison with NaN is false, and one with infinity or a whole number of 300 digits is exact.
+        lambda value: (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and above < value <= maximum
+            and value >= max(minimum, -maximum)
+        ),
+    )
+
+
+def list_of(kind: Kind) -> Kind:
+    """Return the kind of lists whose entries have one kind."""
+    return Kind(
+        f"a list of which each entry is {kind.words}",
+        lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
+    )
+
+
+def object_of(kind: Kind) -> Kind:
+    """Return the kind of objects whose values have one kind."""
+    return Kind(
+        f"an object of which each value is {kind.words}",
+        lambda value: isinstance(value, Mapping) and all(map(kind.accepts, value.values())),
+    )
+
+
+def one_of(*names: str) -> Kind:
+    """Return the kind of listed names."""
+    return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
+
+
+def either(*kinds: Kind) -> Kind:
+    """Return the kind of values that have one of several kinds."""
+    return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
+
+
+TEXT = Kind("a string", lambda value: isinstance(value, str))
+FLAG = Kind("true or false", lambda value: isinstance(value, bool))
+OBJECT = Kind("an object", lambda value: isinstance(value, Mapping))
+
+
+def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> None:
+    """Check the values of the keys in `kinds`; other keys are ignored.
+
+    Raises:
+        ValueError: a value is not allowed; the message has key, place, what is allowed and the value.
+    """
+    for key, value in values.items():
+        kind = kinds.get(key)
+        if kind is not None and not kind.accepts(value):
+            raise ValueError(f"{key} in {place} must be {kind.words}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """Return a value in at most 60 characters."""
+    text = f"a list of {len(value)} entries" if isinstance(value, list) and len(value) > 8 else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
