@@ -87,7 +87,7 @@ def _counts(report: AuditReport) -> str:
 
 
 def _split(split: SplitReport, max_length: int, tokenizer: Any) -> list[str]:
-    sample = ", of which only the first rows were read" if split.is_sample else ""
+    sample = ", of which only the first rows of each file were read" if split.is_sample else ""
     return [
         f'<h2>{escape(split.name)} <span class="dim">{escape(", ".join(split.files))}{sample}</span></h2>',
         '<div class="grid">',

@@ -21,7 +21,7 @@ class SplitReport:
         name: "train", or "dev" with the name of the dev set.
         files: names of the data files.
         rows: what was counted and found.
-        is_sample: only the first rows were read.
+        is_sample: only the first rows of each file were read.
     """
 
     name: str

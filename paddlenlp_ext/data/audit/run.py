@@ -39,7 +39,7 @@ class AuditedSplit:
         name: `TRAIN`, or "dev" with the name of the dev set.
         readers: readers of its files.
         encoder: encoder of its rows; its files are those of the readers.
-        max_rows: number of rows after which reading ends, at the next block; None: all are read.
+        max_rows: number of rows to read, divided among the files; reading a file ends with a block. None: all rows.
     """
 
     name: str
@@ -81,12 +81,16 @@ def _audit_split(
     processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
     is_sample = False
     with BlockEncoder(BlockAuditor(split.encoder, facts), processes) as workers:
-        for block in workers.encode(_blocks(split.readers)):
-            rows.merge(block.rows)
-            finder.append(block.records, TRAIN_ROWS if split.name == TRAIN else number + 1)
-            if split.max_rows is not None and rows.stats.num_read >= split.max_rows:
-                is_sample = True
-                break
+        # Without a limit, workers go on to the next file before the one before it is finished.
+        for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
+            num_read = 0
+            for block in workers.encode(_blocks(readers)):
+                rows.merge(block.rows)
+                finder.append(block.records, TRAIN_ROWS if split.name == TRAIN else number + 1)
+                num_read += block.rows.stats.num_read
+                if split.max_rows is not None and num_read * len(split.readers) >= split.max_rows:
+                    is_sample = True
+                    break
     rows.stats.check()
     return SplitReport(split.name, tuple(reader.name for reader in split.readers), rows, is_sample)
 

@@ -201,14 +201,21 @@ def test_check_account_adds_a_finding_for_each_number_that_differs(audit):
     assert kind.severity == "error" and place.excerpt.startswith("num_tokens: ") and "1 in training" in place.excerpt
 
 
-def test_audit_of_a_sample_ends_after_the_block_with_the_last_row(options, tokenizer, tmp_path, monkeypatch):
+def test_audit_of_a_sample_reads_the_beginning_of_every_file(options, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 500)
-    path = tmp_path / "train.jsonl"
-    path.write_text('{"src": "a", "tgt": "b"}\n' * 1000)
-    config, reader = options(tmp_path), json_lines.JsonLinesReader(path)
-    encoder = row_encoder(config, choose_template(config, tokenizer), [reader])
-    report = audit_splits([AuditedSplit(TRAIN, [reader], encoder, max_rows=50)], "a", 1)
-    assert 50 <= report.num_rows < 100 and report.splits[0].is_sample
+    readers = []
+    for name, count in (("a", 1000), ("b", 1000), ("c", 3)):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(f'{{"src": "<br>", "tgt": "{name}"}}\n' * count)
+        readers.append(json_lines.JsonLinesReader(path))
+    config = options(tmp_path)
+    encoder = row_encoder(config, choose_template(config, tokenizer), readers)
+    report = audit_splits([AuditedSplit(TRAIN, readers, encoder, max_rows=150)], "abc", 1)
+    assert 103 <= report.num_rows < 150 and report.splits[0].is_sample
+    (duplicates,) = (
+        number for kind, number in report.splits[0].rows.findings.counts.items() if kind.name == "duplicate"
+    )
+    assert duplicates == report.num_rows - 3  # each file repeats one row
 
 
 def test_block_auditor_result_does_not_grow_with_the_findings(tokenizer, options, tmp_path, monkeypatch):
