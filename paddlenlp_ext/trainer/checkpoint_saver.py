@@ -24,6 +24,7 @@ from paddlenlp_ext.trainer.optimizer_state import Optimizer
 from paddlenlp_ext.trainer.output_dir import checkpoint_folder, prune_checkpoints
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
+from paddlenlp_ext.trainer.time_limit import TimeLimit
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -35,11 +36,15 @@ class CheckpointSaver:
     Args:
         config: the run's configuration.
         process_group: processes of the run; all call each method.
+        time_limit: learns how long a checkpoint takes.
         on_save: function called with the folder of each complete checkpoint.
     """
 
-    def __init__(self, config: RunConfig, process_group: ProcessGroup, on_save: Callable[[Path], None]) -> None:
+    def __init__(
+        self, config: RunConfig, process_group: ProcessGroup, time_limit: TimeLimit, on_save: Callable[[Path], None]
+    ) -> None:
         self.config, self.process_group, self.on_save = config, process_group, on_save
+        self.time_limit = time_limit
         self._thread = ThreadPoolExecutor(1)
         self._incomplete: tuple[Future[None], Path] | None = None
 
@@ -51,19 +56,21 @@ class CheckpointSaver:
         Raises:
             StorageError: this checkpoint or the one before it cannot be written; earlier ones are unchanged.
         """
-        self.wait()
         train = self.config.train
         assert train.output_dir is not None, "check_output_dir requires output_dir"
         output_dir, step, keep = train.output_dir, state.step, (state.best_step, state.healthy_step)
         folder = checkpoint_folder(output_dir, step)
-        complete = write_checkpoint(
-            folder, model, tokenizer, optimizer, objective, state, self.config, self.process_group
-        )
+        with self.time_limit.measured("write"):
+            self.wait()
+            complete = write_checkpoint(
+                folder, model, tokenizer, optimizer, objective, state, self.config, self.process_group
+            )
 
         def complete_and_prune() -> None:
-            complete()
-            if self.process_group.is_main:
-                prune_checkpoints(output_dir, train.save_total_limit, step, keep)
+            with self.time_limit.measured("complete"):
+                complete()
+                if self.process_group.is_main:
+                    prune_checkpoints(output_dir, train.save_total_limit, step, keep)
 
         self._incomplete = self._thread.submit(complete_and_prune), folder
         if not train.use_async_save:

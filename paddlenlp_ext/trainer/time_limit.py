@@ -10,6 +10,8 @@ _MARGIN = 1.25
 _BYTES_PER_PARAMETER = 12
 """A value and two moments in float32."""
 _BYTES_PER_SECOND = 1e8
+_CHECKPOINT = ("write", "complete")
+"""Parts of a checkpoint: its files are written, then hashed and flushed, perhaps in the background."""
 
 
 class TimeLimit:
@@ -24,7 +26,7 @@ class TimeLimit:
     def __init__(self, seconds: float | None, num_trained: int = 0, started: float | None = None) -> None:
         self.seconds = seconds
         self._started = time.monotonic() if started is None else started
-        self._longest = {"save": num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_SECOND}
+        self._longest = {"write": num_trained * _BYTES_PER_PARAMETER / _BYTES_PER_SECOND}
 
     @contextmanager
     def measured(self, part: str) -> Iterator[None]:
@@ -37,5 +39,5 @@ class TimeLimit:
         """Return whether another `part` and a checkpoint after it would end too late; parts not yet seen take 0 s."""
         if self.seconds is None:
             return False
-        needed = _MARGIN * (self._longest.get(part, 0.0) + self._longest["save"])
+        needed = _MARGIN * sum(self._longest.get(each, 0.0) for each in (part, *_CHECKPOINT))
         return time.monotonic() - self._started + needed > self.seconds

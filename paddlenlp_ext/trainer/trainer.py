@@ -122,7 +122,6 @@ class Trainer:
         """
         order, step = self._prepare()
         is_alone = isinstance(self.process_group, SingleProcess)
-        self.time_limit = TimeLimit(self.config.safety.max_train_seconds, num_trainable(self.model), self.started)
         with StopSignals(None if is_alone else self.process_group.max_over_processes, self.time_limit) as signals:
             self.callbacks.on_train_begin(self.state)
             try:
@@ -221,8 +220,9 @@ class Trainer:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
         reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._extra_callbacks])
+        self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)
         self.saver = CheckpointSaver(
-            config, self.process_group, lambda folder: self.callbacks.on_save(self.state, folder)
+            config, self.process_group, self.time_limit, lambda folder: self.callbacks.on_save(self.state, folder)
         )
         return order, step
 
@@ -376,6 +376,5 @@ class Trainer:
         if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
         state.note_checkpoint()
-        with self.time_limit.measured("save"):
-            self.saver.save(state, self.model, self.tokenizer, self.optimizer, self.objective)
+        self.saver.save(state, self.model, self.tokenizer, self.optimizer, self.objective)
         self._last_saved = (state.step, state.evaluation_due)

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config.safety import parse_time
+from paddlenlp_ext.trainer import checkpoint_saver, time_limit
 from paddlenlp_ext.trainer import signals as signals_module
-from paddlenlp_ext.trainer import time_limit
 from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.checkpoint_saver import CheckpointSaver
 from paddlenlp_ext.trainer.objective import CrossEntropy
 from paddlenlp_ext.trainer.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped
@@ -101,14 +100,14 @@ def test_trainer_on_each_signal_saves_the_finished_step_and_exits_with_its_code(
 
 
 class Clock(CrossEntropy):
-    """Clock that moves by 10 s in a step, by 7 s in a save and by `evaluation` s in an evaluation."""
+    """Clock that moves by 10 s in a step, and by `save` s and `evaluation` s in these."""
 
-    def __init__(self, monkeypatch, evaluation: float = 0.0) -> None:
+    def __init__(self, monkeypatch, save: float, evaluation: float = 0.0) -> None:
         super().__init__(make_config(Path()))
         self.now, self.evaluation = 0.0, evaluation
         monkeypatch.setattr(time_limit, "time", types.SimpleNamespace(monotonic=lambda: self.now))
-        save = CheckpointSaver.save
-        monkeypatch.setattr(CheckpointSaver, "save", lambda *arguments: (self.move(7.0), save(*arguments)))
+        write = checkpoint_saver.write_checkpoint
+        monkeypatch.setattr(checkpoint_saver, "write_checkpoint", lambda *given: (self.move(save), write(*given))[1])
 
     def move(self, seconds):
         self.now += seconds
@@ -119,7 +118,7 @@ class Clock(CrossEntropy):
 
 
 def train_until(limit, tmp_path, clock, dev=None, **keys):
-    config = make_config(tmp_path, max_steps=20, save_strategy="steps", save_steps=2, max_train_time=limit, **keys)
+    config = make_config(tmp_path, max_steps=20, save_strategy="steps", max_train_time=limit, **keys)
     trainer = Trainer(make_model(lora=True), config, Rows(16), dev, Tokenizer(), objective=clock)
     trainer.started = 0.0
     with pytest.raises(TrainingStopped, match="stopped by max_train_time after step") as stopped:
@@ -129,16 +128,22 @@ def train_until(limit, tmp_path, clock, dev=None, **keys):
     return trainer.state
 
 
-@pytest.mark.parametrize("limit", [65, "0:01:05"])
-def test_trainer_stops_in_time_to_save_before_max_train_time(tmp_path, monkeypatch, limit):
-    clock = Clock(monkeypatch)
-    # Two steps, a save, two steps: 47 s. A fifth step and a save would take until 64 s, too close to the limit.
-    assert train_until(limit, tmp_path, clock).step == 4 and clock.now == 54.0
+@pytest.mark.parametrize(
+    ("limit", "save", "save_steps", "step", "end"),
+    [
+        (65, 7.0, 3, 4, 54.0),  # three steps, a save, one step: 47 s; another step and save would end at 64 s
+        ("0:01:05", 20.0, 2, 2, 40.0),  # two steps and a save that takes the time of the next ones
+    ],
+)
+def test_trainer_stops_in_time_to_save_before_max_train_time(tmp_path, monkeypatch, limit, save, save_steps, step, end):
+    clock = Clock(monkeypatch, save)
+    assert train_until(limit, tmp_path, clock, save_steps=save_steps).step == step and clock.now == end
 
 
 def test_trainer_leaves_an_evaluation_that_is_too_long_to_the_resumed_run(tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, evaluation=25.0)
-    state = train_until(65, tmp_path, clock, Rows(4), evaluation_strategy="steps", eval_steps=1, logging_steps=20)
+    clock = Clock(monkeypatch, 7.0, evaluation=25.0)
+    evaluates = {"evaluation_strategy": "steps", "eval_steps": 1, "logging_steps": 20}
+    state = train_until(65, tmp_path, clock, Rows(4), save_steps=2, **evaluates)
     assert (state.step, state.evaluation_due) == (2, True) and clock.now == 52.0
 
 

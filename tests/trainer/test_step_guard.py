@@ -144,6 +144,19 @@ def test_step_guard_more_than_max_nan_steps_in_a_row_end_the_run(tmp_path):
     assert trainer.state.skipped_steps == [2, 3, 5, 6]
 
 
+def test_step_guard_repeated_rollbacks_to_one_checkpoint_reach_the_limit(tmp_path):
+    trainer = make_trainer(tmp_path, nan_policy="rollback", max_nan_steps=2)
+    measure = trainer.objective.measure
+    trainer.objective.measure = lambda model, hidden_BSD, batch: (
+        measure(model, hidden_BSD, batch)[0] * (math.nan if trainer.state.step >= 3 else 1.0),
+        np.zeros(trainer.objective.num_sums),
+    )
+    trainer.objective.row = -1
+    with pytest.raises(NonFiniteError, match=r"step 6: .*max_nan_steps: 2 steps in a row were skipped"):
+        trainer.train()
+    assert trainer.state.skipped_steps == [4, 5]
+
+
 def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
     """Check that the checkpoint during the trouble is removed, and the steps from the spike to NaN are skipped."""
     trainer = make_trainer(tmp_path, nan_policy="rollback", loss_spike_window=4, max_steps=12, save_total_limit=1)
@@ -171,7 +184,9 @@ def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
     assert trainer.state.skipped_steps == [7, 8, 9]
     assert [(entry["step"], entry["reason"]) for entry in bad_steps(tmp_path)] == [(7, "loss_spike"), (9, "non_finite")]
     # Four steps after the last trouble, at 13, the checkpoint of step 6 would no longer be kept.
-    assert seen[-1] == (12, [6, 12])
+    assert seen[5:] == [(8, [6, 8]), (10, [6, 10]), (12, [6, 12])]
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == trainer.state.log_history and [line["step"] for line in lines] == [*range(1, 7), 10, 11, 12]
 
 
 def test_step_guard_rollback_without_a_checkpoint_is_an_error(tmp_path):
