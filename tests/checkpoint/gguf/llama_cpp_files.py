@@ -132,8 +132,8 @@ MODELS: dict[str, dict[str, Any]] = {
             "rope_type": "yarn",
             "factor": 4.0,
             "original_max_position_embeddings": 128,
-            "beta_fast": 16.0,
-            "beta_slow": 2.0,
+            "beta_fast": 32.0,  # llama.cpp reads no others
+            "beta_slow": 1.0,
             "mscale": 0.707,
             "mscale_all_dim": 0.707,
         },

@@ -82,6 +82,22 @@ def test_config_from_gguf_reads_biases(write_gguf, llama_metadata):
             },
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
         ),
+        (
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 32,
+                "llama.rope.scaling.yarn_beta_fast": 16.0,
+                "llama.rope.scaling.yarn_beta_slow": 0.3,
+            },
+            {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 16.0,
+                "beta_slow": 0.3,
+            },
+        ),
     ],
 )
 def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, llama_metadata):
