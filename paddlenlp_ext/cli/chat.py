@@ -88,5 +88,9 @@ def _next_line(source: TextIO, output: TextIO) -> str | None:
     if source.isatty():
         output.write("> ")
         output.flush()
-    line = source.readline()
+    try:
+        line = source.readline()
+        line.encode()  # in some locales Python reads other bytes as unpaired surrogates
+    except UnicodeError as error:
+        raise ValueError(f"standard input is not UTF-8 ({error}); convert it with iconv") from error
     return line.strip() if line else None

@@ -10,6 +10,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_values import KEYS
 from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.models import config as config_module
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
@@ -42,6 +43,15 @@ def test_from_dict_value_of_another_type_raises_with_key_and_value(model):
             with pytest.raises(ValueError, match=rf"^m: {key} .*config\.json") as caught:
                 DecoderConfig.from_dict({**config, key: wrong}, "m")
             assert repr(wrong) in str(caught.value)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_keys_that_a_family_reads_are_declared(model, monkeypatch):
+    read = set()
+    value = config_module._Reader.value
+    monkeypatch.setattr(config_module._Reader, "value", lambda self, key: (read.add(key), value(self, key))[1])
+    DecoderConfig.from_dict({**SIZES, **MODELS[model]})
+    assert len(read) > 8 and read <= KEYS.keys()
 
 
 @pytest.mark.parametrize(

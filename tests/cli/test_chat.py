@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from paddlenlp_ext.cli.chat import TextStream, chat
 from paddlenlp_ext.generation.generate import generate
 from tests.generation.tiny_models import tiny_model
@@ -38,6 +40,13 @@ def test_chat_reset_clears_history_and_exit_ends():
     asked, history, _ = run("one\n/reset\ntwo\n/exit\nthree\n")
     assert [(question, len(before)) for question, before in asked] == [("one", 0), ("two", 0)]
     assert [question for question, _ in history] == ["two"]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_chat_with_input_that_is_not_utf8_names_it(errors):
+    source = io.TextIOWrapper(io.BytesIO(b"gr\xfc\xdfe\n"), encoding="utf-8", errors=errors)
+    with pytest.raises(ValueError, match="standard input is not UTF-8"):
+        chat(tiny_model("llama_grouped_heads"), lambda *_: [1], decode, source, io.StringIO())
 
 
 def test_chat_interrupted_answer_is_dropped():
