@@ -221,11 +221,22 @@ def fork(work: Callable[[], None], log: Path, variables: dict[str, str], others:
         if is_first:
             os.read(others[0], 1)
         code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def exit_code(work: Callable[[], None], log: Path) -> int:
+    """Do `work` in a forked process and return its exit code."""
+    read_end, write_end = os.pipe()
+    process = fork(work, log, {}, (read_end, write_end))
+    os.close(read_end)
+    os.close(write_end)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def ranks_of(size: int) -> list[dict[str, str]]:
