@@ -30,8 +30,10 @@ BOMBS = {
     GROWING % ("'abcd'", "{% set ns.x = {1: ns.x, 2: ns.x} %}"): "texts",
     GROWING % ("'abcd'", "{% set ns.x = dict(a=ns.x, b=ns.x) %}"): "texts",
     GROWING % ("'abcd'", "{% set ns.x = cycler(ns.x, ns.x).items %}"): "texts",
-    "{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
-    + GROWING % ("'abcd'", "{% macro m() %}{% set ns.x = varargs %}{% endmacro %}{{ m(ns.x, ns.x) }}"): "texts",
+    "{% set ns = namespace(x='abcd') %}{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
+    "{% for i in range(60) %}{{ m(ns.x, ns.x) }}{% endfor %}": "texts",  # never written, but it could be compared
+    "{% for i in range(100000) %}" + "y" * 1000 + "{% endfor %}": "texts",
+    "{% set n = namespace(x=1) %}{% set n.x = n %}": "namespace",
     GROWING % ("[]", "{% set ns.x = ns.x + ['a' * 10000000][:1] %}"): "texts",
     GROWING % ("'abcd'", "{% set ns.x = ns %}"): "namespace",
     "{% set n = namespace(x=1) %}{{ n ~ 'a' }}": "namespace",
