@@ -92,7 +92,8 @@ KEYS: Mapping[str, Kind] = {
         _LAYER.or_null(),
     ),
     "moe_layer_freq": either(_LAYER, list_of(_LAYER)).or_null(),
-    **dict.fromkeys(("max_window_layers", "moe_layer_start_index"), _LAYER),
+    "max_window_layers": _LAYER.or_null(),
+    "moe_layer_start_index": _LAYER,
     "moe_layer_end_index": whole(-1, 1024),
     "mlp_only_layers": list_of(_LAYER).or_null(),
     "no_rope_layers": list_of(either(whole(0, 1), FLAG)).or_null(),
@@ -124,7 +125,7 @@ KEYS: Mapping[str, Kind] = {
         ),
         _FLAG_OR_NULL,
     ),
-    **dict.fromkeys(("hidden_act", "hidden_activation"), TEXT),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), TEXT.or_null()),
     **dict.fromkeys(("topk_method", "scoring_func"), TEXT.or_null()),
     # tokens and labels
     "eos_token_id": either(_ID, list_of(_ID)).or_null(),

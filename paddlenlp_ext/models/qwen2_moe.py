@@ -6,7 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.models.expert_layers import expert_differences, sparse_by_step
 from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention, windows_by_type
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention, window_layers, windows_by_type
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
@@ -35,7 +35,7 @@ def _windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the window of each layer: by `layer_types`, or of every other layer up to `max_window_layers`."""
     if not config.value("use_sliding_window"):
         return full_attention(config)
-    last = config.value("max_window_layers")
+    last = window_layers(config)
     layers = range(config.size("num_hidden_layers"))
     return windows_by_type(
         config, ["sliding_attention" if layer % 2 == 0 and layer < last else "full_attention" for layer in layers]

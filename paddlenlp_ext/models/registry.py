@@ -105,6 +105,18 @@ def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int |
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
+def window_layers(config: ConfigReader) -> int:
+    """Return `max_window_layers` of a model with windows.
+
+    Raises:
+        ValueError: it is null.
+    """
+    number = config.value("max_window_layers")
+    if number is None:
+        raise ValueError("max_window_layers in config.json must be an integer if use_sliding_window is true, got None")
+    return number
+
+
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the window of each layer in Qwen's configs.
 
@@ -115,6 +127,6 @@ def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """
     if not config.value("use_sliding_window") or config.value("sliding_window") is None:
         return full_attention(config)
-    first = config.value("max_window_layers")
+    first = window_layers(config)
     layers = range(config.size("num_hidden_layers"))
     return windows_by_type(config, ["sliding_attention" if layer >= first else "full_attention" for layer in layers])

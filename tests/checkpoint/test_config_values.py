@@ -99,6 +99,14 @@ def test_rotary_embedding_with_impossible_settings_raises(rope, message):
         RotaryEmbeddings(DecoderConfig.from_dict(config).ropes)
 
 
+@pytest.mark.parametrize("model", ["qwen2", "qwen2_moe"])
+def test_from_dict_null_window_layers_are_refused_only_with_windows(model):
+    config = {**SIZES, "model_type": model, "sliding_window": 8, "max_window_layers": None}
+    assert DecoderConfig.from_dict(config).windows == (None,) * config["num_hidden_layers"]
+    with pytest.raises(ValueError, match=r"max_window_layers in config.json must be an integer"):
+        DecoderConfig.from_dict({**config, "use_sliding_window": True})
+
+
 def test_from_dict_hunyuan_with_two_channels_and_alpha_raises():
     config = {**SIZES, "model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"alpha": 5.0}}
     with pytest.raises(ValueError, match=r"alpha .* needs a head_dim above 2"):
