@@ -111,7 +111,9 @@ def _compiled(text: str) -> tuple[str, Template]:
 
     if len(text) > MAX_TEMPLATE_CHARS:
         raise TemplateLimitError(f"it has {len(text):,} characters, more than {MAX_TEMPLATE_CHARS:,}")
-    environment = _cached_compile_jinja_template("").environment  # a new one, which has no other template
+    # A new environment, which has no other template; in some versions this function is the one with a cache.
+    compile_ = getattr(_cached_compile_jinja_template, "__wrapped__", _cached_compile_jinja_template)
+    environment = compile_("").environment
     environment.__class__ = _BoundedEnvironment
     environment.filters = {name: _bounded_filter(name, filter_) for name, filter_ in environment.filters.items()}
     environment.filters |= {_LOOP: _bounded_loop, _NEW: _paid, _WRITTEN: _written, _STORED: _stored}
