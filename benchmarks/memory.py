@@ -1,8 +1,10 @@
-"""Predicted against measured peak memory of a training step: full training, LoRA, other adapters, quantized weights.
+"""Predicted against measured peak memory of a training step, for 40 configurations.
 
     python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
+                                [--only adamw_mini]
 
-The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs train_step.py in a separate process
+25 configurations are of one model: full training, LoRA, other adapters, quantized weights. 15 are of random models of
+other families, which are written to the folder of the measurements first. The last line counts errors above 8 %. The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs train_step.py in a separate process
 for 20 to 40 seconds and is added to the file of measurements; measurements in the file are not repeated, so remove it
 after a change of the code. OUT.md gets the page with the measurements so far: predicted and measured peak, and the
 prediction by part.
@@ -17,14 +19,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from benchmarks.measure import environment
+from benchmarks.measure import SMOLLM2_SHAPE, environment
 from benchmarks.ours import MODEL, run_config
 from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
 from paddlenlp_ext.utils.process import run_command
@@ -64,6 +68,41 @@ CASES = [
     (4, 512, "LoRA over nf4, double", _NF4),
     (4, 512, "LoRA over nf4, double, recompute", f"{_NF4} --recompute true"),
 ]
+_SHAPE = {
+    **SMOLLM2_SHAPE,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 512,
+}
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 64, "sliding_window": 4096}
+_LATENT = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 768},
+    "minicpm3": {**_LATENT, "num_key_value_heads": 8, "scale_emb": 1, "dim_model_base": 512, "scale_depth": 1.4},
+}
+"""Differences of a family's random model from `_SHAPE`; none for other families."""
+FAMILY_CASES = [
+    # documents, length, name, keys, family
+    (4, 512, "LoRA", "--lora true", "qwen2"),
+    (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "qwen2"),
+    (2, 256, "all weights", "--lora false", "qwen3"),
+    (4, 512, "LoRA, bf16", "--lora true --bf16 true", "qwen3"),
+    (4, 512, "LoRA over nf4, double", _NF4, "mistral"),
+    (4, 512, "LoRA", "--lora true", "gemma2"),
+    (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "gemma3_text"),
+    (4, 512, "all weights, recompute", "--lora false --recompute true", "olmo2"),
+    (4, 512, "LoRA, recompute", "--lora true --recompute true", "granite"),
+    (4, 512, "LoRA", "--lora true", "cohere2"),
+    (2, 256, "all weights, adamw_8bit", "--lora false --optim adamw_8bit", "ernie4_5"),
+    (2, 256, "DoRA", "--lora true --use_dora true", "smollm3"),
+    (4, 512, "LoRA", "--lora true", "mixtral"),
+    (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "mixtral"),
+    (4, 512, "LoRA", "--lora true", "minicpm3"),
+]
+TOLERANCE = 0.08
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 PAGE = """\
 # Peak memory of a training step
@@ -90,8 +129,10 @@ Memory peaks at one of two points:
 
 ## Prediction and measurement
 
-The measurement is the largest resident size of a process that loads SmolLM2-135M and makes two optimizer steps:
+The measurement is the largest resident size of a process that loads a model, SmolLM2-135M if no family is named, and makes two
+optimizer steps:
 
+- models of other families have random weights, 12 layers and a hidden size of 512;
 - random documents, all in one batch row; every token is a target token;
 - LoRA has rank 8 on all linear layers;
 - GB are 10^9 bytes. Memory does not depend on the load of the machine.
@@ -173,6 +214,16 @@ def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
     return estimate_run(config, outline_model(ModelSource.from_config(config.model), config), tokens, tokens)
 
 
+def write_random_model(family: str, folder: Path) -> str:
+    """Write the random model of a family, unless it is there; return its folder."""
+    path = folder / family
+    if not path.is_dir():
+        shape = {**_SHAPE, "model_type": family, **FAMILIES.get(family, {})}
+        del shape["architectures"]
+        AutoModelForCausalLM.from_config(shape).save_pretrained(str(path))
+    return str(path)
+
+
 def page(rows: Sequence[str], parts: Sequence[str], sessions: Sequence[dict[str, str]]) -> str:
     """Return the page with these lines in its two tables, and the environments of its sessions."""
     where = "\n".join(f"    {number}: {json.dumps(session)}" for number, session in enumerate(sessions, 1))
@@ -184,6 +235,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--model", default=MODEL, help="a model's name or folder")
     parser.add_argument("--measured", type=Path, default=Path("checkpoints/benchmarks/memory.json"))
+    parser.add_argument("--only", default="", help="run the configurations with this text in their name or keys")
     args = parser.parse_args(argv)
     found = json.loads(args.measured.read_text()) if args.measured.exists() else {}
     names = [part.name for part in fields(MemoryEstimate)]
@@ -191,15 +243,21 @@ def main(argv: Sequence[str]) -> None:
     sessions: list[dict[str, str]] = []
     parts = [f"| documents | what | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     print(*rows, sep="\n")
-    for documents, length, what, keys in CASES:
-        key = f"{args.model} {documents} x {length} {keys}"
+    errors: list[float] = []
+    for documents, length, name, keys, *family in (*CASES, *FAMILY_CASES):
+        what = ", ".join([*family, name])
+        if args.only not in f"{what} {keys}":
+            continue
+        model = write_random_model(family[0], args.measured.parent / "memory_models") if family else args.model
+        key = f"{model} {documents} x {length} {keys}"
         if key not in found:
-            peak = measure(args.model, documents, length, keys)
+            peak = measure(model, documents, length, keys)
             found[key] = {"peak": peak, "environment": environment("paddlepaddle")}
             args.measured.parent.mkdir(parents=True, exist_ok=True)
             args.measured.write_text(json.dumps(found, indent=1))
-        estimate = predict(args.model, documents * length, keys)
+        estimate = predict(model, documents * length, keys)
         predicted, measured, session = estimate.total / 1e9, found[key]["peak"], found[key]["environment"]
+        errors.append(abs(predicted / measured - 1))
         if session not in sessions:
             sessions.append(session)
         case = f"| {documents} x {length} | {what} |"
@@ -211,6 +269,8 @@ def main(argv: Sequence[str]) -> None:
         if args.out is not None:
             args.out.write_text(page(rows, parts, sessions), encoding="utf-8")
     print(*parts, sep="\n")
+    too_large = sum(error > TOLERANCE for error in errors)
+    print(f"{len(errors)} configurations, {too_large} with an error above {TOLERANCE:.0%}")
 
 
 if __name__ == "__main__":
