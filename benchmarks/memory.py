@@ -125,7 +125,7 @@ Memory peaks at one of two points:
 | point | activations | gradients |
 |---|---|---|
 | start of the backward pass | all | few |
-| optimizer step | none | all |
+| optimizer step | none | all, and temporary tensors of an update |
 
 ## Prediction and measurement
 
@@ -158,7 +158,8 @@ The prediction by part, GB:
 | allocator_cache | freed memory that the allocator retains |
 
 The allocator retains at most a sixteenth of the peak use of the C++ library's blocks. Paddle's own ops allocate on the C heap,
-where few freed pieces fit a later request. The estimate adds as much again as is in use there, which errs on the high side.
+where few freed pieces fit a later request, and those of 32 MiB or more are returned to the system. The estimate adds as much again
+as the smaller ones in use there, which errs on the high side.
 Without the C++ library ([cpu.md](cpu.md)) all tensors are on the heap, and a frozen linear saves its input. The estimate then adds
 0.7 of what is in use for full training and 1.75 of it with adapters, whose small results keep freed memory apart. Peaks of two
 steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):

@@ -1,9 +1,10 @@
 """Peak memory of a training step, part by part, from shapes only. docs/memory.md compares it with measurements.
 
-Memory peaks at one of two points:
+Memory peaks at one of three points:
 
     start of the backward pass    all activations, few gradients
-    optimizer step                all gradients, no activations
+    end of the backward pass      all gradients, no activations
+    update                        all gradients, and temporary tensors of the largest parameter's update
 
 The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
 """
@@ -11,6 +12,7 @@ The C++ library's blocks and the C heap do not reuse each other's free memory, s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -32,6 +34,8 @@ _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
 """Maximum free part of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
+_LARGEST_HEAP_PIECE = 1 << 25
+"""Bytes from which the C library maps a piece by itself and returns it to the system when it is freed (mallopt(3))."""
 _FREE_HEAP = 1.0
 """Freed memory that the C heap retains next to the C++ library's blocks, relative to its peak without weights and
 optimizer: few freed pieces fit a later request."""
@@ -76,21 +80,34 @@ class _MemoryUse:
     Attributes:
         blocks: large results of the C++ library's ops.
         heap: results of Paddle's own ops.
+        mapped: such results of at least `_LARGEST_HEAP_PIECE`, of which no free memory is retained.
     """
 
     blocks: float = 0.0
     heap: float = 0.0
+    mapped: float = 0.0
 
     def __add__(self, other: _MemoryUse) -> _MemoryUse:
-        return _MemoryUse(self.blocks + other.blocks, self.heap + other.heap)
+        return _MemoryUse(self.blocks + other.blocks, self.heap + other.heap, self.mapped + other.mapped)
+
+    @property
+    def total(self) -> float:
+        return self.blocks + self.heap + self.mapped
+
+    @staticmethod
+    def of_pieces(sizes: Iterable[float], blocks: float = 0.0) -> _MemoryUse:
+        """Return the use of results of Paddle's own ops with these sizes, and of blocks."""
+        sizes = list(sizes)
+        mapped = sum(size for size in sizes if size >= _LARGEST_HEAP_PIECE)
+        return _MemoryUse(blocks, sum(sizes) - mapped, mapped)
 
     def peak_of_each(self, other: _MemoryUse) -> _MemoryUse:
         """Return the peak of two moments if blocks and heap do not share free memory."""
-        return _MemoryUse(max(self.blocks, other.blocks), max(self.heap, other.heap))
+        return _MemoryUse(max(self.blocks, other.blocks), max(self.heap, other.heap), max(self.mapped, other.mapped))
 
     def peak_of_sum(self, other: _MemoryUse) -> _MemoryUse:
         """Return the peak of two moments if all memory is on the heap."""
-        return _MemoryUse(0.0, max(self.blocks + self.heap, other.blocks + other.heap))
+        return _MemoryUse(0.0, max(self.total, other.total))
 
 
 def estimate_memory(
@@ -142,16 +159,17 @@ def estimate_memory(
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model))
-    optimizer_step = gradients + _MemoryUse(0.0, _update_bytes(model, optim, stored, master_weight))
+    # The two gradients of a tied embedding have been added by then.
+    update = _gradients(model, stored, has_both_of_tied=False) + _update_use(model, optim, stored, master_weight)
     combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
-    needed = combine(optimizer_step)
+    needed = combine(max(gradients, update, key=lambda use: use.total))
     return MemoryEstimate(
         process=_PROCESS_BYTES,
         weights=_weight_bytes(model, numerics, stored, packed),
         optimizer=_state_bytes(model, optim, stored, master_weight),
         activations=activations,
         working=working,
-        gradients=needed.blocks + needed.heap - activations - working,
+        gradients=needed.total - activations - working,
         allocator_cache=_free_bytes(needed, numerics, has_adapters=any(adapter_layers(model))),
     )
 
@@ -220,7 +238,7 @@ def _trained_head_size(model: Any) -> int:
     return 0 if head.stop_gradient else math.prod(head.shape)
 
 
-def _gradients(model: Any, stored: _Storage) -> _MemoryUse:
+def _gradients(model: Any, stored: _Storage, has_both_of_tied: bool = True) -> _MemoryUse:
     """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
 
     C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
@@ -228,27 +246,28 @@ def _gradients(model: Any, stored: _Storage) -> _MemoryUse:
     """
     trained = trainable_parameters(model)
     sizes = {name: stored.num_bytes(parameter) for name, parameter in trained.items()}
-    by_paddle = sum(size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK)
-    wide = sum(4.0 * math.prod(p.shape) for name, p in trained.items() if "embed_tokens" in name and stored.is_half(p))
+    by_paddle = [size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK]
+    wide = [4.0 * math.prod(p.shape) for name, p in trained.items() if "embed_tokens" in name and stored.is_half(p)]
     head = 0.0
-    if model.config.tie_word_embeddings:
+    if model.config.tie_word_embeddings and has_both_of_tied:
         head = float(_trained_head_size(model) * stored.bytes_per_element(model.head_weight()))
-    return _MemoryUse(sum(sizes.values()) - by_paddle + head, by_paddle + wide)
+    return _MemoryUse.of_pieces([*by_paddle, *wide], sum(sizes.values()) - sum(by_paddle) + head)
 
 
-def _update_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) -> float:
-    """Return the temporary bytes of the largest parameter's update, without its gradient.
+def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -> _MemoryUse:
+    """Return the temporary memory of the largest parameter's update, without its gradient.
 
     The optimizers with small state widen a gradient in half precision, and the parameter if it has no fp32 copy.
     """
-    sizes = []
+    updates = []
     for name, parameter in trainable_parameters(model).items():
+        size = 4.0 * math.prod(parameter.shape)
         widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
-        copied = 8.0 * math.prod(parameter.shape) if optim == "adamw_mini" else 0.0
+        pieces = [size] * (widened + (2 if optim == "adamw_mini" else 0))
         if optim == "muon" and muon.is_muon_matrix(name, parameter.shape):
-            copied = muon.update_bytes(parameter.shape)
-        sizes.append(copied + widened * 4.0 * math.prod(parameter.shape))
-    return max(sizes)
+            pieces.append(muon.update_bytes(parameter.shape))
+        updates.append(pieces)
+    return _MemoryUse.of_pieces(max(updates, key=sum))
 
 
 def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:

@@ -22,6 +22,7 @@ from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.model import packed_size, quantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.trainer.memory import estimate as estimate_module
 from paddlenlp_ext.trainer.memory.activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
 from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, trainable_parameters
@@ -156,6 +157,16 @@ def test_estimate_memory_optimizer_equals_its_state(tmp_path, model, optim: str)
     counters = ("step", "beta1_pow_acc", "beta2_pow_acc")
     stored = sum(tensor.numpy().nbytes for name, tensor in state.items() if not name.endswith(counters))
     assert estimate_memory(model, **STEP, optim=optim).optimizer == stored
+
+
+def test_estimate_memory_large_temporary_tensors_leave_no_free_memory(monkeypatch):
+    """Check that Adam-mini's two copies of the largest parameter, if they are mapped, are not counted as retained."""
+    native = STEP | {"numerics": CPU_NATIVE, "micro_batch_tokens": 1, "target_tokens": 1, "optim": "adamw_mini"}
+    on_heap = estimate_memory(make_model(), **native)
+    monkeypatch.setattr(estimate_module, "_LARGEST_HEAP_PIECE", HEAD)
+    mapped = estimate_memory(make_model(), **native)
+    assert on_heap.allocator_cache - mapped.allocator_cache == pytest.approx(3 * HEAD)  # with the table's gradient
+    assert on_heap.total - mapped.total == pytest.approx(3 * HEAD)
 
 
 def test_estimate_memory_every_recompute_plan_counts_its_regions():
