@@ -19,7 +19,7 @@ def own_members(owner: type, base: type) -> set[str]:
 
 def test_peft_config_interface_stays_small():
     hooks = own_members(PeftConfig, object) - {field.name for field in fields(PeftConfig)} - {"from_pretrained"}
-    assert len(hooks) <= 30, sorted(hooks)
+    assert len(hooks) <= 31, sorted(hooks)
 
 
 def test_adapter_layer_interface_stays_small():

@@ -191,7 +191,7 @@ def test_qera_weights_of_other_model_raise(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     other = AutoModelForCausalLM.from_config(tiny_model().config.source, seed=4)
     for name, layer in adapter_layers(model.base_model):
-        layer.base._set_weight(quantize(other.state_dict()[f"{name}.weight"].numpy(), NF4))
+        layer.base._set_packed(quantize(other.state_dict()[f"{name}.weight"].numpy(), NF4))
     with pytest.raises(ValueError, match=r"q_proj: this base was not quantized from .*continue_training: true"):
         model.before_training(lambda: loss_of(model).backward())
 
