@@ -1,6 +1,7 @@
 """Streams of generated rows: memory over time, exact resume, shares of a mixture, and speed of tokenizing.
 
     python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only plain gz resume mix tokenize audit]
+        [--answer_words 90 --model smollm2-135m-instruct]
 
 FOLDER receives the data, which later runs reuse: the given size as plain JSON lines, as much text in .gz, and three
 small datasets. The parts are
@@ -32,6 +33,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from paddlenlp_ext import configure_runtime
 
@@ -51,7 +56,7 @@ from paddlenlp_ext.data.training_rows import load_training_rows
 
 MB = 1_000_000
 WORDS = [a + b + c + d for a in "bdfklmnprst" for b in "aeio" for c in "dlnrst" for d in ("", "e", "ing")]
-LENGTH = 1024
+LENGTH = 4096
 WEIGHTS = (0.6, 0.3, 0.1)
 
 
@@ -61,16 +66,33 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--megabytes", type=int, default=50, help="size of the large dataset, uncompressed")
     parser.add_argument("--workers", type=int, default=1, help="dataloader_num_workers")
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="model whose tokenizer is used")
+    parser.add_argument("--answer_words", type=int, default=90, help="median number of words of an answer in new data")
+    parser.add_argument(
+        "--model",
+        default="smollm2-135m-instruct",
+        help="model whose tokenizer is used; words: one token a word",
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()
-    write_data(options.folder, options.megabytes)
+    write_data(options.folder, options.megabytes, options.answer_words)
+    if options.model == "words":
+        options.model = write_word_tokenizer(options.folder / "tokenizer")
     tokenizer = load_tokenizer(options.model)
     found = {part: PARTS[part](options, tokenizer) for part in options.only}
     report("streaming", {"megabytes": options.megabytes, "workers": options.workers, **found}, "paddlepaddle")
 
 
-def write_data(folder: Path, megabytes: int) -> None:
+def write_word_tokenizer(folder: Path) -> str:
+    """Write a tokenizer whose tokens are the words of the data; return its folder."""
+    vocabulary = {word: index for index, word in enumerate(["<unk>", "<eos>", *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    special = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<eos>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(str(folder))
+    return str(folder)
+
+
+def write_data(folder: Path, megabytes: int, answer_words: int) -> None:
     """Write the datasets that do not exist yet."""
     sizes = {f"plain-{megabytes}": megabytes, f"gz-{megabytes}": megabytes, **dict.fromkeys("abc", 5)}
     for seed, (name, size) in enumerate(sizes.items()):
@@ -80,21 +102,22 @@ def write_data(folder: Path, megabytes: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft")
         with gzip.open(draft, "wb", compresslevel=1) if path.suffix == ".gz" else open(draft, "wb") as file:
-            for line in generate_lines(size * MB, seed):
+            for line in generate_lines(size * MB, seed, answer_words):
                 file.write(line)
         draft.rename(path)
         print(f"wrote {path}: {path.stat().st_size / MB:,.0f} MB", flush=True)
 
 
-def generate_lines(num_bytes: int, seed: int) -> Iterator[bytes]:
+def generate_lines(num_bytes: int, seed: int, answer_words: int) -> Iterator[bytes]:
     """Yield JSON lines of random words, about `num_bytes` of them; answers have log-normal lengths."""
+    medians = np.log([20, answer_words])
     generator = np.random.default_rng(seed)
     written = number = 0
     while written < num_bytes:
         words = [WORDS[index] for index in generator.integers(0, len(WORDS), 20_000)]
         position = 0
         while position < len(words) - 2000 and written < num_bytes:
-            asked, answered = np.clip(generator.lognormal([3.0, 4.5], 0.7), 1, 900).astype(int).tolist()
+            asked, answered = np.clip(generator.lognormal(medians, 0.7), 1, 900).astype(int).tolist()
             question = f"{number} " + " ".join(words[position : position + asked])
             answer = " ".join(words[position + asked : position + asked + answered])
             position += asked + answered
