@@ -56,8 +56,9 @@ class _LayerKeyValues:
         """Store the keys and values of new positions."""
         start, end = self.end, self.end + k_BSKH.shape[1]
         self._reserve(end, (k_BSKH, v_BSKE))
+        starts_B = np.full(k_BSKH.shape[0], start, np.int64)
         for new, stored in zip((k_BSKH, v_BSKE), self.tensors, strict=True):
-            store_positions(new, stored, start)
+            store_positions(new, stored, starts_B)
         self.length += k_BSKH.shape[1]
 
     def select_rows(self, index: paddle.Tensor) -> None:
@@ -173,11 +174,7 @@ class KVCache:
         `implementation` computes attention as in training.
         """
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
-        if cached.layout is not None:
-            rest = (scale, implementation, cached.prefix, options)
-            return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)
-        assert cached.visible is not None, "a layer has a layout or visible positions"
-        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
+        return attend_to(cached, q_BSNH, k_BSKH, v_BSKE, scale, implementation, options)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
@@ -229,3 +226,20 @@ class KVCache:
             positions_BS = np.maximum(queries_S - starts_B1, 0)
             self._visible[key] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
         return self._visible[key]
+
+
+def attend_to(
+    cached: CachedLayer,
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    v_BSKE: paddle.Tensor,
+    scale: float,
+    implementation: str | None = None,
+    options: ScoreOptions = PLAIN,
+) -> paddle.Tensor:
+    """Return the attention of new queries over a cached layer, to which their keys and values were appended."""
+    if cached.layout is not None:
+        rest = (scale, implementation, cached.prefix, options)
+        return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)
+    assert cached.visible is not None, "a layer has a layout or visible positions"
+    return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)

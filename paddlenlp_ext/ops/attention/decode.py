@@ -167,18 +167,28 @@ def decode_attention(
     return decode_attention_op.choose(q_BSNH)(q_BSNH, k_BKCH, v_BKCH, seen, scale, options)
 
 
-def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
-    """Write new keys or values by assignment to a slice."""
-    cache_BKCH[:, :, at : at + x_BSKH.shape[1]] = x_BSKH.transpose([0, 2, 1, 3])
+def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
+    """Write new keys or values by assignment to slices: one for rows that start at the same slot."""
+    x_BKSH, length, starts = x_BSKH.transpose([0, 2, 1, 3]), x_BSKH.shape[1], starts_B.tolist()
+    if len(set(starts)) == 1:
+        cache_BKCH[:, :, starts[0] : starts[0] + length] = x_BKSH
+        return
+    for row, start in enumerate(starts):
+        cache_BKCH[row, :, start : start + length] = x_BKSH[row]
 
 
-def store_positions_cpp(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
+def store_positions_cpp(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
     """Write new keys or values in C++ (csrc/decode_attention.cpp)."""
     batch, length, kv_heads, size = x_BSKH.shape
     capacity = cache_BKCH.shape[2]
     assert cache_BKCH.shape == [batch, kv_heads, capacity, size], "the cache does not match the keys or values"
-    assert 0 <= at <= capacity - length, f"{length} positions at offset {at} exceed a cache of {capacity}"
-    function("store_positions")(pointer(x_BSKH.contiguous()), pointer(cache_BKCH), *x_BSKH.shape, capacity, at)
+    assert starts_B.shape == (batch,), "a start for each row"
+    assert starts_B.min() >= 0 and starts_B.max() <= capacity - length, (
+        f"{length} positions at offset {starts_B.max()} exceed a cache of {capacity}"
+    )
+    starts = np.ascontiguousarray(starts_B, np.int64)
+    tensors = (pointer(x_BSKH.contiguous()), pointer(cache_BKCH))
+    function("store_positions")(*tensors, starts.ctypes.data, *x_BSKH.shape, capacity)
 
 
 store_positions_op = DispatchedOp(
@@ -186,6 +196,6 @@ store_positions_op = DispatchedOp(
 )
 
 
-def store_positions(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, at: int) -> None:
-    """Write the keys or values of new positions into the cache, from slot `at` on."""
-    store_positions_op.choose(x_BSKH)(x_BSKH, cache_BKCH, at)
+def store_positions(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
+    """Write the keys or values of new positions into the cache, each row from its slot `starts_B`, int64 [B], on."""
+    store_positions_op.choose(x_BSKH)(x_BSKH, cache_BKCH, starts_B)

@@ -269,9 +269,10 @@ Status head_weight_gradient(const void* gradient, const void* hidden, float* wei
 Status attention_forward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 
-// Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size] from slot `at` on.
-Status store_positions(const float* x, float* cache, i64 batch, i64 length, i64 kv_heads, i64 size, i64 capacity,
-                       i64 at);
+// Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size], each row from slot
+// starts[row] on.
+Status store_positions(const float* x, float* cache, const i64* starts, i64 batch, i64 length, i64 kv_heads, i64 size,
+                       i64 capacity);
 
 // q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
 // end of the prefix's range, and start and end of the row's own range, which ends after the query itself. slopes

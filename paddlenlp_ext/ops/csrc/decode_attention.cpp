@@ -116,14 +116,14 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
     });
 }
 
-Status store_positions(const float* x, float* cache, i64 batch, i64 length, i64 kv_heads, i64 size, i64 capacity,
-                       i64 at) {
+Status store_positions(const float* x, float* cache, const i64* starts, i64 batch, i64 length, i64 kv_heads, i64 size,
+                       i64 capacity) {
     return guarded([&] {
         for (i64 row = 0; row < batch; ++row)
             for (i64 position = 0; position < length; ++position)
                 for (i64 head = 0; head < kv_heads; ++head) {
                     const i64 from = ((row * length + position) * kv_heads + head) * size;
-                    const i64 to = ((row * kv_heads + head) * capacity + at + position) * size;
+                    const i64 to = ((row * kv_heads + head) * capacity + starts[row] + position) * size;
                     std::memcpy(cache + to, x + from, size * sizeof(float));
                 }
     });

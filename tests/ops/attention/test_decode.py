@@ -62,17 +62,19 @@ def test_decode_attention_cpp_reads_only_visible_positions():
 
 @pytest.mark.parametrize("backend", STORES)
 @pytest.mark.parametrize("length", [1, 3])
-def test_store_positions_writes_at_the_given_slot(backend, length):
+@pytest.mark.parametrize("starts", [(4, 4), (6, 1)])
+def test_store_positions_writes_each_row_at_its_slot(backend, length, starts):
     new, store = normal(1, 2, length, 3, 5), normal(2, 2, 3, 9, 5)
     tensor = paddle.to_tensor(store)
-    backend(paddle.to_tensor(new), tensor, 4)
-    store[:, :, 4 : 4 + length] = new.transpose(0, 2, 1, 3)
+    backend(paddle.to_tensor(new), tensor, np.array(starts))
+    for row, start in enumerate(starts):
+        store[row, :, start : start + length] = new[row].transpose(1, 0, 2)
     np.testing.assert_array_equal(tensor.numpy(), store)
 
 
 @needs_cpp
 def test_store_positions_cpp_past_the_end_raises_assertion_error():
-    k, store = paddle.zeros([1, 3, 2, 8]), paddle.zeros([1, 2, 16, 8])
-    ops.store_positions_cpp(k, store, 13)
+    k, store = paddle.zeros([2, 3, 2, 8]), paddle.zeros([2, 2, 16, 8])
+    ops.store_positions_cpp(k, store, np.array([0, 13]))
     with pytest.raises(AssertionError, match="3 positions at offset 14 exceed a cache of 16"):
-        ops.store_positions_cpp(k, store, 14)
+        ops.store_positions_cpp(k, store, np.array([0, 14]))
