@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
@@ -35,7 +36,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
     """Check that answers can be written, before any is generated.
 
     Raises:
-        ValueError: the output file is the data file or a directory, or its directory is not writable.
+        ValueError: the output file is the data file or a directory, or its directory is not writable or a run uses it.
     """
     output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
     if output.resolve() == data.resolve():
@@ -44,6 +45,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
         )
     if output.is_dir():
         raise ValueError(f"--output_file {output_file} is a directory; name a file in it")
+    check_no_active_run(output)
     folder = next(path for path in output.absolute().parents if path.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"--output_file {output_file}: {folder} is not a writable directory; choose another path")

@@ -15,7 +15,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.audit import PAGE, audit_run, check_training_rows
 from paddlenlp_ext.trainer.build import load_data, load_tokenizing
 from paddlenlp_ext.trainer.finetune import run_training
-from paddlenlp_ext.trainer.output_dir import check_output_dir
+from paddlenlp_ext.trainer.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -60,7 +60,8 @@ def _audit_only(config: RunConfig) -> None:
     """
     if not is_main_rank():
         return
-    report = audit_run(config, load_tokenizing(config))
+    with locked_output_dir(config):
+        report = audit_run(config, load_tokenizing(config))
     for split in report.splits:
         if split.name == TRAIN:
             check_losses(split.rows.stats, config.data.max_lost_targets)
@@ -71,7 +72,7 @@ def _audit_only(config: RunConfig) -> None:
 
 def _dry_run(config: RunConfig) -> None:
     if is_main_rank():
-        check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
+        check_output_dir(config)
     data = load_data(config)
     check_training_rows(config, data)
     if is_main_rank():

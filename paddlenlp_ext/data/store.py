@@ -19,7 +19,8 @@ import numpy as np
 
 from paddlenlp_ext.data.tokenize import TokenizedRow
 from paddlenlp_ext.data.types import DataStats, EncodedRow
-from paddlenlp_ext.utils.files import atomic_folder, file_lock, read_json_object, write_json
+from paddlenlp_ext.utils.files import atomic_folder, read_json_object, sibling, write_json
+from paddlenlp_ext.utils.locks import waiting_lock
 from paddlenlp_ext.utils.logging import get_logger
 
 STATS_FILE = "account.json"
@@ -185,7 +186,8 @@ def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[Tok
     if find_damage(folder) is None:
         get_logger().info("cached tokens found in %s", folder)
     else:
-        with file_lock(folder, "set data_cache_dir"):
+        lock, draft = folder.with_suffix(".lock"), sibling(folder, "incomplete")
+        with waiting_lock(lock, draft, "set data_cache_dir"):
             damage = find_damage(folder)  # again: another process may have built the files in the meantime
             if damage is not None:
                 if folder.is_dir():

@@ -31,6 +31,7 @@ from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.locks import check_no_active_run
 
 _FORMATS = ("float32", "float16", "bfloat16")
 
@@ -57,6 +58,7 @@ def merge_saved_shards(
     Raises:
         ValueError: files are missing or hold other tensors than config.json describes, or both degrees are at most 1.
     """
+    check_no_active_run(output or folder)
     files = shard_files(folder, tensor_degree, pipeline_degree)
     content = _hf_config(folder)
     dtype = str(content.get("torch_dtype") or "float32")

@@ -28,6 +28,7 @@ from paddlenlp_ext.trainer.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 # Prefixes of the names of the model's and of the objective's training state.
@@ -89,10 +90,12 @@ def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_g
     """Write the result of a finished run: the weights or the adapter in final form, and the tokenizer.
 
     Raises:
+        ValueError: another process runs in the folder.
         StorageError: the disk is full or read-only, or a permission is missing.
     """
 
     def write(full: Mapping[str, Any]) -> None:
+        check_no_active_run(folder)
         with explained_errors(folder):
             model.save_finished(str(folder), tensors=full)
             _save_tokenizer(folder, tokenizer)

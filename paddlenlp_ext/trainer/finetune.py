@@ -16,7 +16,7 @@ from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.audit import audit_run, check_training_rows
 from paddlenlp_ext.trainer.build import build_trainer, load_data
-from paddlenlp_ext.trainer.output_dir import check_output_dir
+from paddlenlp_ext.trainer.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
@@ -103,8 +103,13 @@ def run_training(config: RunConfig) -> FinetuneResult:
     """
     started = time.monotonic()
     connect_processes()
+    with locked_output_dir(config):
+        return _run(config, started)
+
+
+def _run(config: RunConfig, started: float) -> FinetuneResult:
     if is_main_rank():
-        check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
+        check_output_dir(config)
     data = load_data(config)
     check_training_rows(config, data)
     trainer = build_trainer(config, data)

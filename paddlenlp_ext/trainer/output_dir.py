@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.files import restore_replaced, write_json
+from paddlenlp_ext.utils.locks import run_lock
 
 STATE_FILE = "trainer_state.json"
 AUTO = "auto"
@@ -87,29 +90,35 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
     return [folder]
 
 
-def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: str | None) -> None:
-    """Check that a run may write to its `output_dir`, before weights are read and without changing results.
+@contextmanager
+def locked_output_dir(config: RunConfig) -> Iterator[None]:
+    """Hold the lock of `output_dir` in the main process of a run, so that no other run writes to it.
 
-    Args:
-        train: the run's configuration section.
-        model_path, adapter_path: model and adapter that the run starts from; None if there is none.
+    Raises:
+        ValueError: another run holds the lock, or `output_dir` is not set, not writable or the model's own folder.
+    """
+    if not is_main_rank():
+        yield
+        return
+    with run_lock(_checked_place(config)):
+        yield
+
+
+def check_output_dir(config: RunConfig) -> None:
+    """Check that a run may write to its `output_dir`, before weights are read and without changing results.
 
     Raises:
         ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has a run that is neither
             resumed nor overwritten, or other weights; or overwriting would remove the model or adapter that the run
             starts from.
     """
-    if train.output_dir is None:
-        raise ValueError("output_dir is not set; name a folder for the run")
-    output_dir = Path(train.output_dir)
-    _check_writable(output_dir)
-    if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
-        raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
+    output_dir, train, adapter = _checked_place(config), config.train, config.peft
     candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
     if candidates and is_inside(candidates[0], output_dir):
         return
     if train.overwrite_output_dir:
-        _check_inputs_are_preserved(output_dir, {"model_name_or_path": model_path, "the adapter's path": adapter_path})
+        inputs = {"model_name_or_path": config.model.model_name_or_path, "the adapter's path": adapter and adapter.path}
+        _check_inputs_are_preserved(output_dir, inputs)
         return
     # With "auto" there is no checkpoint here: a run that ended before its first one starts again.
     if list_checkpoints(output_dir) or ((output_dir / STATE_FILE).is_file() and train.resume_from_checkpoint != AUTO):
@@ -123,6 +132,17 @@ def check_output_dir(train: TrainConfig, model_path: str | None, adapter_path: s
             f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run would replace or mix "
             "with its own; choose another path, or set overwrite_output_dir: true to remove it"
         )
+
+
+def _checked_place(config: RunConfig) -> Path:
+    """Return `output_dir`; raise ValueError if it is not set, not writable or the model's own folder."""
+    if config.train.output_dir is None:
+        raise ValueError("output_dir is not set; name a folder for the run")
+    output_dir, model_path = Path(config.train.output_dir), config.model.model_name_or_path
+    _check_writable(output_dir)
+    if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
+        raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
+    return output_dir
 
 
 def _check_writable(output_dir: Path) -> None:

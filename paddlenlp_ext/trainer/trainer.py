@@ -31,6 +31,7 @@ from paddlenlp_ext.trainer.output_dir import (
     begin_output_dir,
     check_output_dir,
     checkpoint_folder,
+    locked_output_dir,
 )
 from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
@@ -41,6 +42,7 @@ from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.trainer.step_guard import RollbackRequest, StepGuard
 from paddlenlp_ext.trainer.time_limit import TimeLimit
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -120,6 +122,10 @@ class Trainer:
             TrainingStopped: a signal or `max_train_time` requested a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration is invalid.
         """
+        with locked_output_dir(self.config):
+            return self._train()
+
+    def _train(self) -> dict[str, float]:
         order, step = self._prepare()
         is_alone = isinstance(self.process_group, SingleProcess)
         with StopSignals(None if is_alone else self.process_group.max_over_processes, self.time_limit) as signals:
@@ -143,6 +149,7 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the eval rows, write eval_results.json and return the metrics."""
         if self.process_group.is_main:
+            check_no_active_run(self.output_dir)
             self.output_dir.mkdir(parents=True, exist_ok=True)
         if self._last_metrics is not None and self._last_metrics[0] == self.state.step:
             metrics = self._last_metrics[1]
@@ -180,7 +187,7 @@ class Trainer:
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
         if self.process_group.is_main:
-            check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
+            check_output_dir(config)
         order = build_data_order(config, rows, self.process_group.size)
         self.schedule = build_schedule(config.optim, order.total_steps)
         warmup = num_warmup_steps(config.optim, order.total_steps)

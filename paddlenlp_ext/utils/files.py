@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.locks import FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
@@ -54,11 +52,12 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
+        ValueError: another process is writing the same folder, or a run is active there.
     """
     target = Path(target)
-    with explained_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draft, old = _sibling(target, "incomplete"), _sibling(target, "replaced")
+    check_no_active_run(target)
+    with explained_errors(target), _sole_writer(target):
+        draft, old = sibling(target, "incomplete"), sibling(target, "replaced")
         restore_replaced(target)
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
@@ -67,6 +66,7 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             for path in (*draft.rglob("*"), draft):
                 flush(path)
             if target.exists():
+                check_no_active_run(target)  # a run may have begun since
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             draft.rename(target)
@@ -76,6 +76,19 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _sole_writer(target: Path) -> Iterator[None]:
+    """Lock `.NAME.lock` beside a folder while it is written."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(sibling(target, "lock"))
+    if not lock.acquire():
+        raise ValueError(f"{target}: being written by {lock.holder()}; wait for its end, or choose another folder")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def flush(path: Path) -> None:
@@ -89,78 +102,14 @@ def flush(path: Path) -> None:
 
 def restore_replaced(target: Path) -> None:
     """Give a folder its name back if `atomic_folder` was interrupted between its two renames."""
-    old = _sibling(target, "replaced")
+    old = sibling(target, "replaced")
     if old.exists() and not target.exists():
         old.rename(target)
 
 
-def _sibling(target: Path, state: str) -> Path:
+def sibling(target: Path, state: str) -> Path:
+    """Return the hidden path beside `target` for its draft ("incomplete"), its former version or its lock."""
     return target.with_name(f".{target.name}.{state}")
-
-
-@contextmanager
-def file_lock(folder: Path, remedy: str) -> Iterator[None]:
-    """Hold the lock file next to `folder`; the system releases the lock even if the process is killed.
-
-    Another process that holds the lock is waited for while it makes progress.
-
-    Args:
-        folder: folder that only one process of a machine may write at a time.
-        remedy: end of the error messages, advice for a user whose lock file cannot be written or locked.
-
-    Raises:
-        ValueError: the lock file cannot be written, or the process that holds it has written nothing to the draft of
-            the folder for `LOCK_PATIENCE_S`.
-    """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(folder.with_suffix(".lock"), "a+")  # noqa: SIM115 (closed below, after the message)
-    except OSError as error:
-        raise ValueError(f"{folder.parent}: cannot be written to ({error}); {remedy}") from error
-    with lock:
-        if not _try_lock(lock):
-            _wait_for_lock(lock, folder, remedy)
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
-        yield
-
-
-LOCK_PATIENCE_S = 1800.0
-_LOCK_POLL_S = 0.2
-
-
-def _try_lock(lock: IO[str]) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _wait_for_lock(lock: IO[str], folder: Path, remedy: str) -> None:
-    lock.seek(0)
-    holder = f"process {lock.read(20) or 'unknown'}"
-    get_logger().info("waiting for %s, which writes %s", holder, folder)
-    draft = _sibling(folder, "incomplete")
-    state, since = _state_of(draft), time.monotonic()
-    while not _try_lock(lock):
-        time.sleep(_LOCK_POLL_S)
-        if (now := _state_of(draft)) != state:
-            state, since = now, time.monotonic()
-        elif time.monotonic() - since > LOCK_PATIENCE_S:
-            idle = f"{LOCK_PATIENCE_S / 60:.0f} minutes"
-            raise ValueError(
-                f"{folder}: {holder} holds the lock and has written nothing for {idle}; end it, or {remedy}"
-            )
-
-
-def _state_of(draft: Path) -> list[tuple[str, int]]:
-    """Return names and sizes of the files in a folder, which may be absent."""
-    try:
-        return sorted((path.name, path.stat().st_size) for path in draft.iterdir())
-    except OSError:  # the folder, or a file of it, was renamed or removed in between
-        return []
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
@@ -170,7 +119,7 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
         StorageError: the disk is full or read-only, or a permission is missing.
     """
     target = Path(target)
-    draft = _sibling(target, "incomplete")
+    draft = sibling(target, "incomplete")
     with explained_errors(target):
         try:
             draft.write_text(text, encoding="utf-8")

@@ -24,7 +24,7 @@ _REPAIRABLE = {
     errno.ESTALE: ("the network file system has lost the file", "mount it again"),
 }
 _OF_RUST = re.compile(r"\(os error (\d+)\)")  # end of the messages of the tokenizers and safetensors libraries
-_DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.incomplete(?![^/])")
+_DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
 
 class StorageError(OSError, ValueError):
@@ -50,7 +50,7 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
 
 
 def _place(path: str | os.PathLike[str] | None, error: Exception) -> str:
-    """Return the file that the error names, else `path`; a draft (utils/files.py) by the name that it would get."""
+    """Return the file that the error names, else `path`; a draft or lock (utils/files.py) by the name of its target."""
     # An error of copying has the source first.
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes) else path

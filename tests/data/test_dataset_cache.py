@@ -19,7 +19,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.sources import open_reader
 from paddlenlp_ext.data.store import TokenWriter, load_or_build
 from paddlenlp_ext.data.types import DataStats, InvalidRow
-from paddlenlp_ext.utils import files
+from paddlenlp_ext.utils import locks
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_marking_tokenizer, make_tokenizer
 from tests.golden.generators.write_token_cache import data_config, make_words_tokenizer
@@ -320,12 +320,14 @@ def test_load_dataset_with_an_unreadable_cache_of_an_earlier_version_tokenizes_a
 
 
 def test_load_or_build_beside_a_process_that_stands_still_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LOCK_PATIENCE_S", 0.05)
-    monkeypatch.setattr(files, "_LOCK_POLL_S", 0.02)
+    monkeypatch.setattr(locks, "LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(locks, "_POLL_S", 0.02)
     folder = tmp_path / "train-0"
-    with files.file_lock(folder, "wait"), pytest.raises(ValueError, match="holds the lock") as caught:
+    lock = folder.with_suffix(".lock")
+    with locks.waiting_lock(lock, folder, "wait"), pytest.raises(ValueError, match="holds the lock") as caught:
         load_or_build(folder, must_not_run)
-    assert f"{folder}: process {os.getpid()} holds the lock and has written nothing" in str(caught.value)
+    assert str(caught.value).startswith(f"{lock}: process {os.getpid()} on ")
+    assert "holds the lock and has written nothing" in str(caught.value)
     assert "set data_cache_dir" in str(caught.value)
 
 

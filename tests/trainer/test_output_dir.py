@@ -8,6 +8,8 @@ import json
 import pytest
 
 from paddlenlp_ext import LoRAConfig
+from paddlenlp_ext.cli.run_finetune import run_program
+from paddlenlp_ext.trainer.finetune import dpo, finetune, reward
 from paddlenlp_ext.trainer.output_dir import (
     check_output_dir,
     clear_leftovers,
@@ -16,7 +18,9 @@ from paddlenlp_ext.trainer.output_dir import (
     resume_candidates,
 )
 from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.utils import locks
 from paddlenlp_ext.utils.files import write_json
+from tests.common.processes import another_process
 from tests.common.training import Rows, Tokenizer, assert_same_bits, make_config, make_model, weights
 
 ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
@@ -24,10 +28,6 @@ ROWS, DEV = Rows(16, seed=3), Rows(4, seed=4)
 
 def make_trainer(folder, dev=None, callbacks=(), **keys):
     return Trainer(make_model(lora=True), make_config(folder, **keys), ROWS, dev, Tokenizer(), callbacks=callbacks)
-
-
-def check(config):
-    check_output_dir(config.train, config.model.model_name_or_path, config.peft.path if config.peft else None)
 
 
 def checkpoint(folder, step):
@@ -53,6 +53,37 @@ def test_check_output_dir_with_a_run_names_both_remedies(tmp_path):
     assert [entry["step"] for entry in again.state.log_history] == [1, 2]
 
 
+@pytest.mark.parametrize("start", [finetune, dpo, reward])
+def test_run_in_the_output_dir_of_an_active_run_ends_before_it_changes_anything(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "EXIT_PATIENCE_S", 0.0)
+    interrupted = tmp_path / ".checkpoint-1.replaced"
+    interrupted.mkdir()
+    keys = {
+        "model_name_or_path": "missing",
+        "dataset_name_or_path": str(tmp_path),
+        "output_dir": str(tmp_path),
+        "do_train": True,
+    }
+    with another_process(locks.run_lock(tmp_path)) as process:
+        with pytest.raises(ValueError, match=f"in use by a run, process {process} on"):
+            start(keys, overwrite_output_dir=True, resume_from_checkpoint=True)
+        assert {path.name for path in tmp_path.iterdir()} == {interrupted.name, locks.RUN_LOCK}
+
+
+def test_trainer_in_the_output_dir_of_an_active_run_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(locks, "EXIT_PATIENCE_S", 0.0)
+    trainer = make_trainer(tmp_path, DEV)
+    with another_process(locks.run_lock(tmp_path)):
+        for write in (trainer.train, trainer.evaluate, trainer.save_model):
+            with pytest.raises(ValueError, match="in use by a run"):
+                write()
+        with pytest.raises(ValueError, match="in use by a run"):
+            run_program(make_config(tmp_path, audit_only=True))
+        assert [path.name for path in tmp_path.iterdir()] == [locks.RUN_LOCK]
+    trainer.train()
+    assert not (tmp_path / locks.RUN_LOCK).exists()
+
+
 def test_check_output_dir_models_own_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="the model's own folder"):
         make_trainer(tmp_path, model_name_or_path=str(tmp_path), overwrite_output_dir=True).train()
@@ -65,32 +96,32 @@ def test_check_output_dir_overwriting_the_start_is_an_error(tmp_path, inside):
     config = make_config(tmp_path, overwrite_output_dir=True)
     over_model = make_config(tmp_path, overwrite_output_dir=True, model_name_or_path=start)
     with pytest.raises(ValueError, match=r"the model's own folder|would remove from output_dir"):
-        check(over_model)
+        check_output_dir(over_model)
     with pytest.raises(ValueError, match="would remove from output_dir"):
-        check(dataclasses.replace(config, peft=LoRAConfig(path=start)))
-    check(dataclasses.replace(config, peft=LoRAConfig()))
+        check_output_dir(dataclasses.replace(config, peft=LoRAConfig(path=start)))
+    check_output_dir(dataclasses.replace(config, peft=LoRAConfig()))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"])
 def test_check_output_dir_weights_of_no_run_are_an_error(tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(ValueError, match=rf"{name}.*overwrite_output_dir: true"):
-        check(make_config(tmp_path))
-    check(make_config(tmp_path, overwrite_output_dir=True))
-    check(make_config(tmp_path, do_train=False, do_eval=True))
+        check_output_dir(make_config(tmp_path))
+    check_output_dir(make_config(tmp_path, overwrite_output_dir=True))
+    check_output_dir(make_config(tmp_path, do_train=False, do_eval=True))
 
 
 @pytest.mark.parametrize("below", ["", "runs/one"])
 def test_check_output_dir_file_is_an_error(tmp_path, below):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is not a directory"):
-        check(make_config(tmp_path / "file" / below))
+        check_output_dir(make_config(tmp_path / "file" / below))
 
 
 def test_check_output_dir_not_writable_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
     with pytest.raises(ValueError, match="is not writable"):
-        check(make_config(tmp_path / "runs" / "one"))
+        check_output_dir(make_config(tmp_path / "runs" / "one"))
 
 
 def test_resume_candidates_are_the_newest_first(tmp_path):
@@ -274,7 +305,7 @@ def test_check_output_dir_checkpoint_from_elsewhere_does_not_allow_mixing_runs(t
         make_trainer(tmp_path / name, **keys).train()
     elsewhere = {"resume_from_checkpoint": str(tmp_path / "a" / "checkpoint-2"), **keys}
     with pytest.raises(ValueError, match="already has a run"):
-        check(make_config(tmp_path / "b", **elsewhere))
+        check_output_dir(make_config(tmp_path / "b", **elsewhere))
     make_trainer(tmp_path / "b", overwrite_output_dir=True, max_steps=3, **elsewhere).train()
     assert list(list_checkpoints(tmp_path / "b")) == []
     assert json.loads((tmp_path / "b" / "trainer_state.json").read_text())["step"] == 3

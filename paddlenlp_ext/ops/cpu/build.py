@@ -7,7 +7,6 @@ library is stored beside it, because loading a truncated library ends the proces
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -16,12 +15,15 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import paddle
 
 from paddlenlp_ext.utils.files import cache_folder, write_text
+from paddlenlp_ext.utils.locks import waiting_lock
 from paddlenlp_ext.utils.logging import get_logger
 
 SOURCES = Path(__file__).parents[1] / "csrc"
@@ -65,8 +67,7 @@ def build(libraries: Path) -> Path:
     library = folder / f"native-{_digest(*(path.name.encode() for path in objects.values()))}.so"
     if not _is_intact(library):
         _require_writable(folder)
-        with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one of several ranks builds, the others wait and reuse the result
+        with _only_builder(folder):
             if not _is_intact(library):
                 if _sum_file(library).exists() and library.exists():
                     get_logger(__name__).warning("%s is damaged; compiling it again", library)
@@ -78,6 +79,17 @@ def build(libraries: Path) -> Path:
                 _run([*compiler, *sanitizers, *shared, *linked], library)
                 write_text(_sum_file(library), _sum_of(library))
     return library
+
+
+@contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Let one of several ranks build; the others wait, and reuse the result."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(waiting_lock(folder / ".lock", folder, "set XDG_CACHE_HOME to another directory"))
+        except ValueError as error:
+            raise BuildError(str(error)) from error
+        yield
 
 
 def _is_intact(library: Path) -> bool:

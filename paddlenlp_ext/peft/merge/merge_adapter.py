@@ -46,6 +46,7 @@ from paddlenlp_ext.quantization.model import matrices_by_layer
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -235,11 +236,12 @@ def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str
 
 
 def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Check that writing to `output` replaces neither an input nor anything that `overwrite` does not allow.
+    """Check that writing to `output` replaces no input, no active run, and nothing that `overwrite` does not allow.
 
     Raises:
         ValueError: it would.
     """
+    check_no_active_run(output)
     resolved = output.resolve()
     for path in inputs:
         if resolved == path.resolve() or resolved in path.resolve().parents:
