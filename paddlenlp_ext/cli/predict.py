@@ -157,25 +157,51 @@ def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_leng
 def load_model(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
     """Load the model, with the adapter merged into its weights if the method and the base allow it.
 
+    Raises:
+        ValueError: see `load_unmerged`; or prompt and answer may exceed the model's context.
+    """
+
+    def check(config: Mapping[str, Any]) -> None:
+        check_context(arguments, config)
+
+    model = load_unmerged(arguments, base, adapter, check)
+    return model.merge_and_unload() if can_merge(model) else model
+
+
+def load_unmerged(
+    arguments: ModelArguments,
+    base: str,
+    adapter: str | None,
+    check_config: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Any:
+    """Load the model, and the adapter as layers of its own.
+
     A base that was quantized during training is quantized in the same way, unless it is stored quantized.
 
+    Args:
+        arguments: device, dtype and attention of the model.
+        base: name of the base model.
+        adapter: folder of the adapter, or None.
+        check_config: called with the content of config.json before the weights are read.
+
     Raises:
-        ValueError: the device is unknown or does not support the dtype, or prompt and answer may exceed the model's
-            context.
+        ValueError: the device is unknown or does not support the dtype, or a file cannot be used.
     """
     choose_device_or_cpu(arguments.device or "auto")
     dtype = choose_dtype(arguments.dtype, paddle.get_device())
     source, stored, options = find_source(base, adapter)
-    check_context(arguments, source.config)
+    if check_config is not None:
+        check_config(source.config)
     options |= {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
     model = AutoModelForCausalLM.from_pretrained(source, **options)
     if model.quantization is not None:
         logger.info("%s", quantization_report(model))
-    if stored is None:
-        return model
-    adapted = PeftModel.from_files(model, stored)
-    # Merging would expand a quantized base to its full size.
-    return adapted.merge_and_unload() if adapted.peft_config.mergeable and model.quantization is None else adapted
+    return model if stored is None else PeftModel.from_files(model, stored)
+
+
+def can_merge(model: Any) -> bool:
+    """Return whether a model has an adapter that merges; merging would expand a quantized base to its full size."""
+    return isinstance(model, PeftModel) and model.peft_config.mergeable and model.quantization is None
 
 
 def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFiles | None, dict[str, Any]]:

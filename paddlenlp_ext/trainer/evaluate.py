@@ -22,7 +22,7 @@ import paddle
 from paddlenlp_ext.config.dev_sets import best_metric
 from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.data.collate import Collate
-from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.data.packing import Pack, PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.label_metrics import label_report
 from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
@@ -148,43 +148,76 @@ def evaluate_loss(
     forward_backward = forward_backward or SequentialSchedule(model)
     objective = objective or CrossEntropy()
     started = time.perf_counter()
-    losses, local_sums = [0.0], np.zeros(objective.num_sums)
-    num_units = num_target_tokens = num_rows = num_tokens = 0
+    sums = _LossSums(objective)
     with evaluation_mode(model):
-        local = batches[process_group.index :: process_group.size]
-        num_passes = math.ceil(len(batches) / process_group.size) if process_group.forward_is_collective else len(local)
-        for number in range(num_passes):
-            batch = collate_rows(local[number] if number < len(local) else batches[0])
+        for packs, counts in _local_batches(batches, process_group):
+            batch = collate_rows(packs)
             with autocast():
                 measured = forward_backward.forward(objective.prepare([batch]), objective.measure)[0]
-            if number >= len(local):
-                break  # dummy batch, so that all ranks issue the same ZeRO-3 collectives
-            if measured is not None:
-                losses.append(float(measured[0]))
-                local_sums += measured[1]
-            num_units += objective.num_units(batch)
-            num_target_tokens += batch.num_target_tokens
-            num_tokens += batch.num_tokens
-            num_rows += len(batch.row_indices)
+            if counts:
+                sums.add(batch, measured)
     process_group.barrier()
     # Release gathered parameters: their owners may update them before the next forward pass.
     process_group.after_micro_batch()
-    total, *sums = process_group.sum_numbers(process_group.sum_stages([math.fsum(losses), *local_sums.tolist()]))
-    counts = process_group.sum_numbers([num_units, num_target_tokens, num_tokens, num_rows])
-    num_units, num_target_tokens, num_tokens, num_rows = (int(count) for count in counts)
-    if num_units == 0:
-        raise ValueError(f"the eval rows have no {objective.unit}; add rows with answers to dev.json")
-    mean, seconds = total / num_units, time.perf_counter() - started
-    metrics = objective.eval_metrics(mean, np.array(sums), num_units)
-    return {
-        "eval_loss": mean,
-        **{f"eval_{name}": value for name, value in metrics.items()},
-        "eval_num_rows": num_rows,
-        "eval_num_learned": num_target_tokens,
-        "eval_runtime": seconds,
-        "eval_samples_per_second": num_rows / seconds,
-        "eval_tokens_per_second": num_tokens / seconds,
-    }
+    sums.add_other_processes(process_group)
+    return sums.metrics(time.perf_counter() - started)
+
+
+def _local_batches(batches: Sequence[list[Pack]], process_group: ProcessGroup) -> Iterator[tuple[list[Pack], bool]]:
+    """Yield the batches of this replica, each with True.
+
+    With ZeRO-3 all ranks issue the same collectives: a replica with fewer batches ends with a dummy batch and False.
+    """
+    local = batches[process_group.index :: process_group.size]
+    yield from ((batch, True) for batch in local)
+    if process_group.forward_is_collective and len(local) < math.ceil(len(batches) / process_group.size):
+        yield batches[0], False
+
+
+class _LossSums:
+    """Sums over the batches of an evaluation, from which its metrics are computed."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._losses: list[float] = []
+        self._metric_sums = np.zeros(objective.num_sums)
+        self._counts = np.zeros(4, np.int64)  # units of the loss, target tokens, tokens, rows
+
+    def add(self, batch: Any, measured: tuple[paddle.Tensor, np.ndarray] | None) -> None:
+        """Add a batch; `measured` is None on a pipeline stage without lm_head."""
+        if measured is not None:
+            self._losses.append(float(measured[0]))
+            self._metric_sums += measured[1]
+        num_units = self._objective.num_units(batch)
+        self._counts += [num_units, batch.num_target_tokens, batch.num_tokens, len(batch.row_indices)]
+
+    def add_other_processes(self, process_group: ProcessGroup) -> None:
+        """Add the sums of all stages and replicas."""
+        own = [math.fsum(self._losses), *self._metric_sums.tolist()]
+        total, *metric_sums = process_group.sum_numbers(process_group.sum_stages(own))
+        self._losses, self._metric_sums = [total], np.array(metric_sums)
+        self._counts = np.array(process_group.sum_numbers(self._counts.tolist()), np.int64)
+
+    def metrics(self, seconds: float) -> dict[str, float]:
+        """Return the result of `evaluate_loss` for an evaluation that took this many seconds.
+
+        Raises:
+            ValueError: there is no unit of the loss.
+        """
+        num_units, num_target_tokens, num_tokens, num_rows = self._counts.tolist()
+        if num_units == 0:
+            raise ValueError(f"the eval rows have no {self._objective.unit}; add rows with answers to dev.json")
+        mean = math.fsum(self._losses) / num_units
+        own = self._objective.eval_metrics(mean, self._metric_sums, num_units)
+        return {
+            "eval_loss": mean,
+            **{f"eval_{name}": value for name, value in own.items()},
+            "eval_num_rows": num_rows,
+            "eval_num_learned": num_target_tokens,
+            "eval_runtime": seconds,
+            "eval_samples_per_second": num_rows / seconds,
+            "eval_tokens_per_second": num_tokens / seconds,
+        }
 
 
 def with_dev_set(metrics: dict[str, float], name: str) -> dict[str, float]:
