@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type
+from paddlenlp_ext.checkpoint.gguf.architecture import PROJECTIONS, Architecture, Key, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -33,7 +34,7 @@ FAMILIES.register("cohere2")(
     Family(
         "Cohere2ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "layer_norm_eps": 1e-5,
             "logit_scale": 0.0625,
@@ -41,5 +42,18 @@ FAMILIES.register("cohere2")(
             "sliding_window": 4096,
             "tie_word_embeddings": True,
         },
+    )
+)
+
+ARCHITECTURES.register("cohere2")(
+    Architecture(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        {**PROJECTIONS, "attn_norm": "input_layernorm"},
+        keys={"sliding_window": Key("attention.sliding_window"), "logit_scale": Key("logit_scale", float)},
+        constants={"sliding_window_pattern": 4},
+        settings=attention_bias,
+        norm_epsilon=("attention.layer_norm_epsilon", "layer_norm_eps"),
+        has_window=True,
     )
 )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, latent_settings
 from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.routers import RouterOptions
 
 
@@ -31,7 +35,7 @@ FAMILIES.register("deepseek_v2")(
     Family(
         "DeepseekV2ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             **LATENT_DEFAULTS,
             "first_k_dense_replace": 0,
@@ -44,3 +48,45 @@ FAMILIES.register("deepseek_v2")(
         complete=complete_latent,
     )
 )
+
+
+def has_sigmoid_router(file: GgufFile) -> bool:
+    """Return whether the routers of a GGUF file have sigmoid scores, as those of DeepSeek V3.
+
+    Files without `expert_gating_func` have sigmoid scores if there is a correction of the choice.
+
+    Raises:
+        ValueError: a router with neither sigmoid nor softmax scores.
+    """
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)
+    if scores not in (1, 2):
+        raise ValueError(
+            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 1 (softmax), "
+            "2 (sigmoid)"
+        )
+    return scores == 2
+
+
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    is_limited = count(file, "expert_group_count", 1) > 1
+    return {**latent_settings(file), "topk_method": "group_limited_greedy" if is_limited else "greedy"}
+
+
+DEEPSEEK_GGUF = Architecture(
+    "deepseek2",
+    "DeepseekV2ForCausalLM",
+    {
+        **LATENT_ATTENTION,
+        **ROUTED_EXPERTS,
+        **SHARED_EXPERTS,
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    },
+    keys=GROUPED_EXPERT_KEYS,
+    settings=_gguf_settings,
+    has_experts=True,
+    reads=lambda file: not has_sigmoid_router(file),
+    is_latent=True,
+    restore=JoinedLatents,
+)
+ARCHITECTURES.register("deepseek_v2")(DEEPSEEK_GGUF)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.latent import latent_settings
+from paddlenlp_ext.models.deepseek_v2 import DEEPSEEK_GGUF, has_sigmoid_router
 from paddlenlp_ext.models.expert_layers import sigmoid_router
 from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
@@ -33,7 +36,7 @@ FAMILIES.register("deepseek_v3")(
     Family(
         "DeepseekV3ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             **LATENT_DEFAULTS,
             "first_k_dense_replace": 3,
@@ -50,4 +53,8 @@ FAMILIES.register("deepseek_v3")(
         },
         complete=complete_latent,
     )
+)
+
+ARCHITECTURES.register("deepseek_v3")(
+    replace(DEEPSEEK_GGUF, class_name="DeepseekV3ForCausalLM", settings=latent_settings, reads=has_sigmoid_router)
 )

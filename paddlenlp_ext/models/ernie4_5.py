@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, has_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -23,7 +24,13 @@ FAMILIES.register("ernie4_5")(
     Family(
         "Ernie4_5ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": True},
+    )
+)
+
+ARCHITECTURES.register("ernie4_5")(
+    Architecture(
+        "ernie4_5", "Ernie4_5ForCausalLM", PRE_NORM, settings=lambda file: {"use_bias": has_bias(file, "attn_q")}
     )
 )

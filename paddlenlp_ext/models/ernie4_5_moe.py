@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layout import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import ROUTED_EXPERTS, SHARED_EXPERTS, plain_softmax
 from paddlenlp_ext.models.expert_layers import EXPERT_FILES, expert_differences
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
@@ -41,7 +43,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
         "windows": full_attention(config),
         **expert_differences(
             config,
-            LLAMA_TENSOR_PLAN,
+            DECODER_TENSOR_PLAN,
             shape,
             lambda layer: (layer + 1) % interval == 0 and first <= layer <= last,
             _FILES,
@@ -53,7 +55,7 @@ FAMILIES.register("ernie4_5_moe")(
     Family(
         "Ernie4_5_MoeForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "num_key_value_heads": 4,
             "rms_norm_eps": 1e-5,
@@ -70,5 +72,29 @@ FAMILIES.register("ernie4_5_moe")(
             "moe_norm_min": 1e-12,
             "router_aux_loss_coef": 0.001,
         },
+    )
+)
+
+ARCHITECTURES.register("ernie4_5_moe")(
+    Architecture(
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            **PRE_NORM,
+            **ROUTED_EXPERTS,
+            **SHARED_EXPERTS,
+            "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+        },
+        keys={
+            "moe_num_experts": Key("expert_count"),
+            "moe_k": Key("expert_used_count"),
+            "moe_intermediate_size": Key("expert_feed_forward_length"),
+            "moe_num_shared_experts": Key("expert_shared_count", default=0, minimum=0),
+            "moe_layer_start_index": Key("leading_dense_block_count", minimum=0),
+            "moe_layer_interval": Key("interleave_moe_layer_step"),
+        },
+        settings=lambda file: {**plain_softmax(file), "use_bias": has_bias(file, "attn_q")},
+        has_experts=True,
+        vectors=("mlp.moe_statics.e_score_correction_bias",),
     )
 )

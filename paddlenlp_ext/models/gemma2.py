@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.architecture import SANDWICH, Architecture, Key, attention_bias, count
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
 
 
 def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
@@ -50,7 +52,7 @@ FAMILIES.register("gemma2")(
     Family(
         "Gemma2ForCausalLM",
         gemma2_differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
@@ -63,5 +65,38 @@ FAMILIES.register("gemma2")(
             "tie_word_embeddings": True,
         },
         activation_key="hidden_activation",
+    )
+)
+
+
+def gemma_settings(file: GgufFile, largest: int) -> dict[str, Any]:
+    """Return the keys of config.json that follow from several values of a GGUF file, which has no scale of the scores.
+
+    Args:
+        file: the model.
+        largest: number of layers of the family's largest model, which alone scales by the width of a head that
+            hidden_size / num_attention_heads would give.
+    """
+    if count(file, "block_count") == largest:
+        scalar = count(file, "embedding_length") // count(file, "attention.head_count")
+    else:
+        scalar = count(file, "attention.key_length")
+    return {**attention_bias(file), "query_pre_attn_scalar": scalar}
+
+
+ARCHITECTURES.register("gemma2")(
+    Architecture(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        SANDWICH,
+        keys={
+            "sliding_window": Key("attention.sliding_window"),
+            "attn_logit_softcapping": Key("attn_logit_softcapping", float, default=50.0),
+            "final_logit_softcapping": Key("final_logit_softcapping", float, default=30.0),
+        },
+        constants={"hidden_activation": "gelu_pytorch_tanh"},
+        settings=lambda file: gemma_settings(file, largest=46),
+        norm_offset=1.0,
+        has_window=True,
     )
 )

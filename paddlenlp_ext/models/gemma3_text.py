@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.models.gemma2 import gemma2_differences
+from paddlenlp_ext.checkpoint.gguf.architecture import QK_NORMS, SANDWICH, Architecture, Key
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.gemma2 import gemma2_differences, gemma_settings
 from paddlenlp_ext.models.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type
 from paddlenlp_ext.nn.attention import QKNorm
@@ -47,5 +49,21 @@ FAMILIES.register("gemma3_text")(
         activation_key="hidden_activation",
         complete=_complete,
         classifier="Gemma3TextForSequenceClassification",
+    )
+)
+
+ARCHITECTURES.register("gemma3_text")(
+    Architecture(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        {**SANDWICH, **QK_NORMS},
+        keys={
+            "sliding_window": Key("attention.sliding_window"),
+            "rope_local_base_freq": Key("rope.freq_base_swa", float, default=_LOCAL_THETA),
+        },
+        constants={"hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": _PATTERN},
+        settings=lambda file: gemma_settings(file, largest=62),
+        norm_offset=1.0,
+        has_window=True,
     )
 )

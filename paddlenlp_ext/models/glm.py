@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 
 GLM_FUSED_LAYERS = {"gate_up_proj": ("gate_proj", "up_proj")}
 GLM_DEFAULTS: dict[str, Any] = {
@@ -28,5 +27,5 @@ def glm_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("glm")(
-    Family("GlmForCausalLM", glm_differences, LLAMA_TENSOR_PLAN, GLM_DEFAULTS, fused_layers=GLM_FUSED_LAYERS)
+    Family("GlmForCausalLM", glm_differences, DECODER_TENSOR_PLAN, GLM_DEFAULTS, fused_layers=GLM_FUSED_LAYERS)
 )

@@ -6,8 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.models.deepseek_v3 import sigmoid_experts
 from paddlenlp_ext.models.latent import complete_latent
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -22,7 +21,7 @@ FAMILIES.register("glm4_moe_lite")(
     Family(
         "Glm4MoeLiteForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "q_lora_rank": 768,
             "kv_lora_rank": 512,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.interleaved import STACKED_EXPERTS, InterleavedGates
 from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.models.expert_layers import expert_differences
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
 from paddlenlp_ext.nn.experts import ClampedGate, ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
@@ -37,7 +40,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
         "output_bias": bias,
         "attention_sinks": True,
         "windows": windows_by_type(config, ["full_attention" if i % 2 else "sliding_attention" for i in layers]),
-        **expert_differences(config, LLAMA_TENSOR_PLAN, shape, file_layout=InterleavedExperts()),
+        **expert_differences(config, DECODER_TENSOR_PLAN, shape, file_layout=InterleavedExperts()),
     }
 
 
@@ -51,7 +54,7 @@ FAMILIES.register("gpt_oss")(
     Family(
         "GptOssForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "attention_bias": True,
             "head_dim": 64,
@@ -67,5 +70,46 @@ FAMILIES.register("gpt_oss")(
             "swiglu_limit": 7.0,
         },
         complete=_complete,
+    )
+)
+
+
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    """Return the flags that follow from the tensors of a GGUF file.
+
+    Raises:
+        ValueError: a file without the rotary scaling of the published models.
+    """
+    scaling = file.get(file.architecture_key("rope.scaling.type"), str, "none")
+    if scaling != "yarn":
+        raise ValueError(
+            f"{file.path}: {file.architecture} with the rotary scaling {scaling!r} is not supported; known: yarn"
+        )
+    return attention_bias(file)
+
+
+ARCHITECTURES.register("gpt_oss")(
+    Architecture(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        {
+            **PRE_NORM,
+            **STACKED_EXPERTS,
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        keys={
+            "num_local_experts": Key("expert_count"),
+            "num_experts_per_tok": Key("expert_used_count"),
+            "intermediate_size": Key("expert_feed_forward_length"),
+            "sliding_window": Key("attention.sliding_window"),
+        },
+        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},  # llama.cpp knows them too
+        settings=_gguf_settings,
+        has_experts=True,
+        has_window=True,
+        truncates_yarn=False,
+        restore=InterleavedGates,
     )
 )

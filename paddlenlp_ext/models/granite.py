@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, projection_biases
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -24,5 +25,21 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 _MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
 
 FAMILIES.register("granite")(
-    Family("GraniteForCausalLM", _differences, LLAMA_TENSOR_PLAN, dict.fromkeys(_MULTIPLIERS, 1.0))
+    Family("GraniteForCausalLM", _differences, DECODER_TENSOR_PLAN, dict.fromkeys(_MULTIPLIERS, 1.0))
+)
+
+ARCHITECTURES.register("granite")(
+    Architecture(
+        "granite",
+        "GraniteForCausalLM",
+        PRE_NORM,
+        keys={
+            "attention_multiplier": Key("attention.scale", float),
+            "embedding_multiplier": Key("embedding_scale", float),
+            "residual_multiplier": Key("residual_scale", float),
+            "logits_scaling": Key("logit_scale", float),
+        },
+        settings=projection_biases,
+        permutes=True,
+    )
 )

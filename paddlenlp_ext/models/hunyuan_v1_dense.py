@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.nn.rope import stored_settings
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 HUNYUAN_TENSOR_PLAN: TensorPlan = {
-    **LLAMA_TENSOR_PLAN,
+    **DECODER_TENSOR_PLAN,
     "model.layers.*.self_attn.query_layernorm": "replicated",
     "model.layers.*.self_attn.key_layernorm": "replicated",
 }
@@ -43,4 +44,13 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 FAMILIES.register("hunyuan_v1_dense")(
     Family("HunYuanDenseV1ForCausalLM", _differences, HUNYUAN_TENSOR_PLAN, {"rms_norm_eps": 1e-5}, complete=_complete)
+)
+
+ARCHITECTURES.register("hunyuan_v1_dense")(
+    Architecture(
+        "hunyuan-dense",
+        "HunYuanDenseV1ForCausalLM",
+        {**PRE_NORM, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        settings=attention_bias,
+    )
 )

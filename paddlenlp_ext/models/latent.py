@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddlenlp_ext.models.expert_layers import routed_expert_differences
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import ConfigReader, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, ConfigReader, full_attention
 from paddlenlp_ext.nn.latent_attention import LatentShape
 from paddlenlp_ext.nn.rope import yarn_temperature
 from paddlenlp_ext.nn.routers import RouterOptions
@@ -73,8 +72,8 @@ def latent_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _tensor_plan(queries: TensorPlan) -> TensorPlan:
-    """Return Llama's plan with the layers of latent attention; latents are computed in full on every rank."""
-    common = {name: style for name, style in LLAMA_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
+    """Return the common plan with the layers of latent attention; latents are computed in full on every rank."""
+    common = {name: style for name, style in DECODER_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
     own = {**queries, **_KEYS_AND_VALUES}
     return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
 

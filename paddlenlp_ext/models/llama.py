@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
-from paddlenlp_ext.sharding_spec import TensorPlan
-
-LLAMA_TENSOR_PLAN: TensorPlan = {
-    "model.embed_tokens": "vocab",
-    "model.layers.*.self_attn.q_proj": "colwise",
-    "model.layers.*.self_attn.k_proj": "colwise",
-    "model.layers.*.self_attn.v_proj": "colwise",
-    "model.layers.*.self_attn.o_proj": "rowwise",
-    "model.layers.*.mlp.gate_proj": "colwise",
-    "model.layers.*.mlp.up_proj": "colwise",
-    "model.layers.*.mlp.down_proj": "rowwise",
-    "lm_head": "vocab",
-}
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, has_window, projection_biases
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -25,4 +14,15 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     return {"qkv_bias": bias, "output_bias": bias, "windows": full_attention(config)}
 
 
-FAMILIES.register("llama")(Family("LlamaForCausalLM", _differences, LLAMA_TENSOR_PLAN))
+FAMILIES.register("llama")(Family("LlamaForCausalLM", _differences, DECODER_TENSOR_PLAN))
+
+ARCHITECTURES.register("llama")(
+    Architecture(
+        "llama",
+        "LlamaForCausalLM",
+        PRE_NORM,
+        settings=projection_biases,
+        reads=lambda file: not has_window(file),
+        permutes=True,
+    )
+)

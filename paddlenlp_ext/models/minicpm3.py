@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, Key
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, latent_settings
 from paddlenlp_ext.models.latent import complete_latent, latent_differences
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -31,7 +33,7 @@ FAMILIES.register("minicpm3")(
     Family(
         "MiniCPM3ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "q_lora_rank": 768,
             "kv_lora_rank": 256,
@@ -46,5 +48,18 @@ FAMILIES.register("minicpm3")(
             "tie_word_embeddings": True,
         },
         complete=_complete,
+    )
+)
+
+ARCHITECTURES.register("minicpm3")(
+    Architecture(
+        "minicpm3",
+        "MiniCPM3ForCausalLM",
+        LATENT_ATTENTION,
+        keys={"original_max_position_embeddings": Key("context_length")},
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp knows them too
+        settings=latent_settings,
+        is_latent=True,
+        restore=JoinedLatents,
     )
 )

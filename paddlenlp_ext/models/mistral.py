@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, has_window, projection_biases
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -15,5 +16,17 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("mistral")(
-    Family("MistralForCausalLM", _differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "num_key_value_heads": 8})
+    Family("MistralForCausalLM", _differences, DECODER_TENSOR_PLAN, {"sliding_window": 4096, "num_key_value_heads": 8})
+)
+
+ARCHITECTURES.register("mistral")(
+    Architecture(
+        "llama",  # llama.cpp's converter makes no difference
+        "MistralForCausalLM",
+        PRE_NORM,
+        settings=projection_biases,
+        reads=has_window,
+        permutes=True,
+        has_window=True,
+    )
 )

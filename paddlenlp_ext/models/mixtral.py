@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layout import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import plain_softmax
 from paddlenlp_ext.models.expert_layers import expert_differences
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
@@ -36,7 +38,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     )
     return {
         "windows": (window,) * config.size("num_hidden_layers"),
-        **expert_differences(config, LLAMA_TENSOR_PLAN, shape, file_layout=_FILES),
+        **expert_differences(config, DECODER_TENSOR_PLAN, shape, file_layout=_FILES),
     }
 
 
@@ -44,7 +46,7 @@ FAMILIES.register("mixtral")(
     Family(
         "MixtralForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "num_key_value_heads": 8,
             "num_local_experts": 8,
@@ -54,5 +56,24 @@ FAMILIES.register("mixtral")(
             "rope_theta": 1e6,
             "router_aux_loss_coef": 0.001,
         },
+    )
+)
+
+ARCHITECTURES.register("mixtral")(
+    Architecture(
+        "llama",
+        "MixtralForCausalLM",
+        {
+            **PRE_NORM,
+            "ffn_gate_inp": "block_sparse_moe.gate",
+            "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+            "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+            "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+        },
+        keys={"num_local_experts": Key("expert_count"), "num_experts_per_tok": Key("expert_used_count")},
+        settings=plain_softmax,
+        has_experts=True,
+        permutes=True,
+        has_window=True,
     )
 )

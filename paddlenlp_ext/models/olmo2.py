@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.checkpoint.gguf.architecture import POST_NORM, QK_NORMS, Architecture, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 OLMO2_TENSOR_PLAN: TensorPlan = {
-    **LLAMA_TENSOR_PLAN,
+    **DECODER_TENSOR_PLAN,
     "model.layers.*.self_attn.q_norm": "norm",
     "model.layers.*.self_attn.k_norm": "norm",
 }
@@ -29,3 +30,7 @@ def olmo2_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("olmo2")(Family("Olmo2ForCausalLM", olmo2_differences, OLMO2_TENSOR_PLAN, {"rms_norm_eps": 1e-5}))
+
+ARCHITECTURES.register("olmo2")(
+    Architecture("olmo2", "Olmo2ForCausalLM", {**POST_NORM, **QK_NORMS}, settings=attention_bias)
+)

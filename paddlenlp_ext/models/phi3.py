@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.rope import stored_settings
 
 _FORMER_LONGROPE = ("su", "yarn")
@@ -32,9 +33,19 @@ FAMILIES.register("phi3")(
     Family(
         "Phi3ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {"original_max_position_embeddings": 4096, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5},
         complete=_complete,
         fused_layers={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+    )
+)
+
+ARCHITECTURES.register("phi3")(
+    Architecture(
+        "phi3",
+        "Phi3ForCausalLM",
+        {**PRE_NORM, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        has_window=True,
+        is_partly_rotated=True,
     )
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_windows
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, sliding_windows
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -13,5 +14,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("qwen2")(
-    Family("Qwen2ForCausalLM", _differences, LLAMA_TENSOR_PLAN, {"sliding_window": 4096, "max_window_layers": 28})
+    Family("Qwen2ForCausalLM", _differences, DECODER_TENSOR_PLAN, {"sliding_window": 4096, "max_window_layers": 28})
 )
+
+ARCHITECTURES.register("qwen2")(Architecture("qwen2", "Qwen2ForCausalLM", PRE_NORM))

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.models.expert_layers import expert_differences, sparse_by_step
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention, window_layers, windows_by_type
+from paddlenlp_ext.models.registry import (
+    DECODER_TENSOR_PLAN,
+    FAMILIES,
+    ConfigReader,
+    Family,
+    full_attention,
+    window_layers,
+    windows_by_type,
+)
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
@@ -27,7 +37,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     return {
         "qkv_bias": bool(config.value("qkv_bias")),
         "windows": _windows(config),
-        **expert_differences(config, LLAMA_TENSOR_PLAN, shape, sparse_by_step(config)),
+        **expert_differences(config, DECODER_TENSOR_PLAN, shape, sparse_by_step(config)),
     }
 
 
@@ -46,7 +56,7 @@ FAMILIES.register("qwen2_moe")(
     Family(
         "Qwen2MoeForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {
             "max_position_embeddings": 32768,
             "qkv_bias": True,
@@ -58,5 +68,30 @@ FAMILIES.register("qwen2_moe")(
             "shared_expert_intermediate_size": 5632,
             "router_aux_loss_coef": 0.001,
         },
+    )
+)
+
+ARCHITECTURES.register("qwen2_moe")(
+    Architecture(
+        "qwen2moe",
+        "Qwen2MoeForCausalLM",
+        {
+            **PRE_NORM,
+            **ROUTED_EXPERTS,
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        keys={
+            "num_experts": Key("expert_count"),
+            "num_experts_per_tok": Key("expert_used_count"),
+            "moe_intermediate_size": Key("expert_feed_forward_length"),
+            "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length"),
+            "norm_topk_prob": Key("expert_weights_norm", bool, default=False),
+        },
+        settings=lambda file: {**plain_softmax(file), "qkv_bias": has_bias(file, "attn_q")},
+        has_experts=True,
+        vectors=("mlp.shared_expert_gate.weight",),
     )
 )

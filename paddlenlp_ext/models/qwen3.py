@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, sliding_windows
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, sliding_windows
 from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 QWEN3_TENSOR_PLAN: TensorPlan = {
-    **LLAMA_TENSOR_PLAN,
+    **DECODER_TENSOR_PLAN,
     "model.layers.*.self_attn.q_norm": "replicated",
     "model.layers.*.self_attn.k_norm": "replicated",
 }
@@ -28,4 +29,8 @@ FAMILIES.register("qwen3")(
         QWEN3_TENSOR_PLAN,
         {"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
     )
+)
+
+ARCHITECTURES.register("qwen3")(
+    Architecture("qwen3", "Qwen3ForCausalLM", {**PRE_NORM, **QK_NORMS}, settings=attention_bias)
 )

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, Key, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.models.expert_layers import expert_differences, sparse_by_step
 from paddlenlp_ext.models.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
@@ -50,5 +53,21 @@ FAMILIES.register("qwen3_moe")(
             "moe_intermediate_size": 768,
             "router_aux_loss_coef": 0.001,
         },
+    )
+)
+
+ARCHITECTURES.register("qwen3_moe")(
+    Architecture(
+        "qwen3moe",
+        "Qwen3MoeForCausalLM",
+        {**PRE_NORM, **ROUTED_EXPERTS, **QK_NORMS},
+        keys={
+            "num_experts": Key("expert_count"),
+            "num_experts_per_tok": Key("expert_used_count"),
+            "moe_intermediate_size": Key("expert_feed_forward_length"),
+            "norm_topk_prob": Key("expert_weights_norm", bool, default=True),
+        },
+        settings=lambda file: {**plain_softmax(file), **attention_bias(file)},
+        has_experts=True,
     )
 )

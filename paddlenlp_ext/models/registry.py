@@ -55,6 +55,19 @@ class Family:
         return self.classifier or self.architecture.replace("ForCausalLM", "ForSequenceClassification")
 
 
+DECODER_TENSOR_PLAN: TensorPlan = {
+    "model.embed_tokens": "vocab",
+    "model.layers.*.self_attn.q_proj": "colwise",
+    "model.layers.*.self_attn.k_proj": "colwise",
+    "model.layers.*.self_attn.v_proj": "colwise",
+    "model.layers.*.self_attn.o_proj": "rowwise",
+    "model.layers.*.mlp.gate_proj": "colwise",
+    "model.layers.*.mlp.up_proj": "colwise",
+    "model.layers.*.mlp.down_proj": "rowwise",
+    "lm_head": "vocab",
+}
+"""Sharding of the common decoder."""
+
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")
 
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.llama import LLAMA_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, full_attention, windows_by_type
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, projection_biases
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.registry import (
+    DECODER_TENSOR_PLAN,
+    FAMILIES,
+    ConfigReader,
+    Family,
+    full_attention,
+    windows_by_type,
+)
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -32,7 +40,18 @@ FAMILIES.register("smollm3")(
     Family(
         "SmolLM3ForCausalLM",
         _differences,
-        LLAMA_TENSOR_PLAN,
+        DECODER_TENSOR_PLAN,
         {"num_key_value_heads": 4, "rope_theta": 2000000.0, "tie_word_embeddings": True},
+    )
+)
+
+ARCHITECTURES.register("smollm3")(
+    Architecture(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        PRE_NORM,
+        constants={"no_rope_layer_interval": 4},
+        settings=projection_biases,
+        permutes=True,
     )
 )

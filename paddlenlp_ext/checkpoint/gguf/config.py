@@ -6,7 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import count, shortest_decimal
-from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, num_layers
+from paddlenlp_ext.checkpoint.gguf.architectures import architecture_of, model_type_of, num_layers
 from paddlenlp_ext.checkpoint.gguf.rope import rope_scaling, rope_theta
 
 
@@ -29,11 +29,10 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
-    is_mistral = bool(window) and architecture.model_type == "llama"
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
-        "architectures": ["MistralForCausalLM" if is_mistral else architecture.class_name],
-        "model_type": "mistral" if is_mistral else architecture.model_type,
+        "architectures": [architecture.class_name],
+        "model_type": model_type_of(file),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": count(file, "feed_forward_length"),
@@ -49,7 +48,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         **_rotated_share(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": "float32",
-        **architecture.settings(file),
+        **architecture.config_values(file),
         **_token_ids(file),
     }
     if window:

@@ -1,4 +1,4 @@
-"""Experts of gpt-oss in a GGUF file, whose gates and upper projections are apart, as Hugging Face's files have them.
+"""Interleaved experts (checkpoint/interleaved_experts.py), whose gates and upper projections GGUF files store apart.
 
 in a GGUF file                                      as read
 ffn_gate_exps, ffn_up_exps [E, F, D]                mlp.experts.gate_up_proj [E, D, 2F], columns gate 0, up 0, ...
@@ -11,9 +11,16 @@ from __future__ import annotations
 import numpy as np
 
 from paddlenlp_ext.checkpoint.file_layout import split_layer
+from paddlenlp_ext.checkpoint.gguf.joined import JoinedTensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
+STACKED_EXPERTS = {
+    f"ffn_{name}_exps.{kind}": f"mlp.experts.{name}_proj{ending}"
+    for name in ("gate", "up", "down")
+    for kind, ending in (("weight", ""), ("bias", "_bias"))
+}
+"""Names as read from a file by the names in a block."""
 _PARTS = {
     "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
     "mlp.experts.gate_up_proj_bias": ("mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias"),
@@ -21,28 +28,20 @@ _PARTS = {
 }
 
 
-class InterleavedGates(WeightSource):
-    """Tensors of a GGUF file of gpt-oss, under the names and in the shapes of Hugging Face's files.
+class InterleavedGates(JoinedTensors):
+    """Tensors of a GGUF file with such experts, under the names and in the shapes of Hugging Face's files.
 
     Raises:
         ValueError: the gates or the upper projections of a layer are missing.
     """
 
     def __init__(self, source: WeightSource) -> None:
-        self.path, self._source = source.path, source
         joined = {part: name for name, parts in _PARTS.items() for part in parts}
-        stored = source.names()
-        self._parts: dict[str, list[str]] = {}
-        for name in stored:
+        parts: dict[str, list[str]] = {}
+        for name in source.names():
             prefix, own = split_layer(name)
-            parts = _PARTS.get(joined.get(own, ""), (own,))
-            self._parts[prefix + joined.get(own, own)] = [prefix + part for part in parts]
-        missing = {part for parts in self._parts.values() for part in parts}.difference(stored)
-        if missing:
-            raise ValueError(f"{self.path}: no tensor of {min(missing)}; use a file with the whole model")
-
-    def names(self) -> list[str]:
-        return list(self._parts)
+            parts[prefix + joined.get(own, own)] = [prefix + part for part in _PARTS.get(joined.get(own, ""), (own,))]
+        super().__init__(source, parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         parts = self._parts[name]
@@ -51,9 +50,6 @@ class InterleavedGates(WeightSource):
             return shape
         experts, rows, *columns = shape
         return (experts, *columns, rows * len(parts))
-
-    def dtype(self, name: str) -> str:
-        return self._source.dtype(self._parts[name][0])
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         dtype = dtype or self.dtype(name)

@@ -16,10 +16,11 @@ import numpy as np
 from paddlenlp_ext.checkpoint.file_layout import split_layer
 from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, count
+from paddlenlp_ext.checkpoint.gguf.joined import JoinedTensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
-LATENT = {
+LATENT_ATTENTION = {
     **{name: own for name, own in PRE_NORM.items() if name not in ("attn_k", "attn_v")},
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
@@ -57,7 +58,7 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
     }
 
 
-class JoinedLatents(WeightSource):
+class JoinedLatents(JoinedTensors):
     """Tensors of a GGUF file with latent attention, under the names and in the shapes of Hugging Face's files.
 
     Raises:
@@ -65,21 +66,15 @@ class JoinedLatents(WeightSource):
     """
 
     def __init__(self, source: WeightSource) -> None:
-        self.path, self._source = source.path, source
         stored = source.names()
-        self._parts: dict[str, tuple[str, ...]] = {}
+        parts: dict[str, tuple[str, ...]] = {}
         for name in stored:
             prefix, own = split_layer(name)
             if own not in (_KEYS, _VALUES):
-                self._parts[name] = (name,)
+                parts[name] = (name,)
             elif prefix + _BOTH not in stored:
-                self._parts[prefix + _BOTH] = (prefix + _KEYS, prefix + _VALUES)
-        missing = {part for parts in self._parts.values() for part in parts}.difference(stored)
-        if missing:
-            raise ValueError(f"{self.path}: no tensor of {min(missing)}; use a file with the whole model")
-
-    def names(self) -> list[str]:
-        return list(self._parts)
+                parts[prefix + _BOTH] = (prefix + _KEYS, prefix + _VALUES)
+        super().__init__(source, parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         shapes = [self._source.shape(part) for part in self._parts[name]]
@@ -87,9 +82,6 @@ class JoinedLatents(WeightSource):
             return shapes[0]
         (heads, rank, unrotated), (_, channels, _) = shapes
         return heads * (unrotated + channels), rank
-
-    def dtype(self, name: str) -> str:
-        return self._source.dtype(self._parts[name][0])
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         parts = self._parts[name]

@@ -65,7 +65,7 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
-    """Return the settings of YaRN; `mscale` equals `mscale_all_dim`, as llama.cpp supposes and in DeepSeek's models."""
+    """Return the settings of YaRN; `mscale` equals `mscale_all_dim`, as llama.cpp supposes."""
     original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
     settings = {
         "rope_type": "yarn",
@@ -88,7 +88,7 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     scaling = llama3_scaling(stored, rope_theta(file))
     if scaling is None:
         raise ValueError(
-            f"{file.path}: {_DIVISORS} holds a rotary scaling that is not Llama 3's; use the model's safetensors folder"
+            f"{file.path}: {_DIVISORS} holds a rotary scaling other than llama3; use the model's safetensors folder"
         )
     return scaling if scaling["factor"] != 1.0 else None
 

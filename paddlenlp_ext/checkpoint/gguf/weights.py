@@ -1,4 +1,4 @@
-"""Read the tensors of a GGUF file, dequantized, under the Hugging Face names of architectures.py and experts.py."""
+"""Read the tensors of a GGUF file, dequantized, under the names of Hugging Face's files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Factors of LongRoPE within and beyond the trained context."""
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
-_ONE_ROW = (".shared_expert_gate.weight", ".moe_statics.e_score_correction_bias")
-"""Matrices of one row, which files store as vectors."""
 
 
 class _Place(NamedTuple):
@@ -55,7 +53,7 @@ class GgufWeights(WeightSource):
         shape = self._tensor(name).shape
         if self._places[name].expert is not None:
             return shape[1:]
-        return (1, *shape) if name.endswith(_ONE_ROW) and len(shape) == 1 else shape
+        return (1, *shape) if name.endswith(self._architecture.vectors) and len(shape) == 1 else shape
 
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")

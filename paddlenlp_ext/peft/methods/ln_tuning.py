@@ -41,8 +41,8 @@ class LNTuningConfig(PeftConfig):
 
     target_modules: tuple[str, ...] | None = option(
         None,
-        help="norms to train, as name suffixes or regular expressions; unset: all norms of hidden states. Qwen3 also "
-        "has q_norm and k_norm",
+        help="norms to train, as name suffixes or regular expressions; unset: all norms of hidden states. Some "
+        "families also have q_norm and k_norm",
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
