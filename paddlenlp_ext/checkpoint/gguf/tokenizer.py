@@ -13,41 +13,24 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.word_rules import WordRule, adds_bos_by_default, word_rule
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_WORD_MARK = "\u2581"
+WORD_MARK = "\u2581"
+"""Character that stands for a space in SentencePiece's pieces."""
 _MAX_TOKEN_LENGTH = 1024
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_DEFAULT = (  # llama.cpp's rule for files that name none
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_IGNORES_MERGES = (*_LLAMA3_NAMES, "tekken")  # words in the vocabulary are not split and merged
-_BOS_BY_DEFAULT = (*_LLAMA3_NAMES, "tekken")
 
 
 def default_add_bos(file: GgufFile) -> bool:
     """Return True if llama.cpp puts bos before a text when the file does not specify it."""
     if file.require("tokenizer.ggml.model", str) == "llama":
         return True
-    return file.get("tokenizer.ggml.pre", str) in _BOS_BY_DEFAULT
+    return adds_bos_by_default(file.get("tokenizer.ggml.pre", str))
 
 
 def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -56,7 +39,7 @@ def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
     Raises:
         ValueError: the file names no rule or an unknown one, or a merge is not one of two tokens into a token.
     """
-    rule = file.get("tokenizer.ggml.pre", str)
+    rule = _rule_of(file)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = []
     for index, merge in enumerate(file.require_list("tokenizer.ggml.merges", str)):
@@ -73,31 +56,24 @@ def byte_level_bpe(file: GgufFile, tokens: list[str]) -> Tokenizer:
             merges=merges,
             fuse_unk=False,
             byte_fallback=False,
-            ignore_merges=rule in _IGNORES_MERGES,
+            ignore_merges=rule.ignores_merges,
         )
     )
-    if rule == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _word_rule(file, rule)
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = rule.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _word_rule(file: GgufFile, rule: str | None) -> pre_tokenizers.PreTokenizer:
-    with_regex = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if rule == "gpt-2":
-        return with_regex
-    if rule in ("smollm", "starcoder"):
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), with_regex])
-    splits = {"qwen2": (_QWEN2,), "tekken": (_TEKKEN,), "default": _DEFAULT} | dict.fromkeys(_LLAMA3_NAMES, (_LLAMA3,))
-    if rule not in splits:
-        known = ", ".join(sorted(["gpt-2", "smollm", "starcoder", *splits]))
+def _rule_of(file: GgufFile) -> WordRule:
+    try:
+        return word_rule(file.get("tokenizer.ggml.pre", str))
+    except ValueError as error:
         raise ValueError(
-            f"{file.path}: tokenizer.ggml.pre is {rule!r}, an unknown rule for splitting text into words "
-            f"(known: {known}); use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
-        )
-    patterns = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits[rule]]
-    return pre_tokenizers.Sequence([*patterns, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+            f"{file.path}: {error}; use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
+        ) from error
 
 
 def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> Tokenizer:
@@ -125,9 +101,9 @@ def sentencepiece_bpe(file: GgufFile, tokens: list[str], types: list[int]) -> To
         )
     )
     prefix = file.get("tokenizer.ggml.add_space_prefix", bool, True)
-    spaces = normalizers.Replace(" ", _WORD_MARK)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_WORD_MARK), spaces]) if prefix else spaces
-    parts = [decoders.Replace(_WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces = normalizers.Replace(" ", WORD_MARK)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(WORD_MARK), spaces]) if prefix else spaces
+    parts = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(parts + ([decoders.Strip(" ", 1, 0)] if prefix else []))
     return tokenizer
 

@@ -73,7 +73,11 @@ WORDS = {  # words of "WE'LL pay 12345!\n\n  ok"
     "smollm": ["WE", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!", "\n\n ", " ok"],
     "qwen2": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
     "llama-bpe": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
+    "dbrx": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
     "tekken": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
+    "gpt-4o": ["WE'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
+    "deepseek-v3": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
+    "deepseek-llm": ["WE", "'", "LL", " pay", " ", "12345", "!", "\n", "\n", " ", " ok"],
     "default": ["WE", "'", "LL", " pay", " ", "123", "45", "!", "\n\n ", " ok"],
 }
 
@@ -92,9 +96,9 @@ def test_byte_level_bpe_tekken_splits_before_capitals():
     assert [word for word, _ in words] == ["a", "Bc", "De"]
 
 
-@pytest.mark.parametrize("pre", [None, "deepseek-v3"])
+@pytest.mark.parametrize("pre", [None, "viking"])
 def test_byte_level_bpe_unknown_rule_raises(pre, vocabulary):
-    with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: default, gpt-2"):
+    with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: chatglm-bpe, codeshell"):
         tokenizer_from_gguf(bpe_file(vocabulary, pre))
 
 

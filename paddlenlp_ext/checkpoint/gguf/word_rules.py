@@ -1,0 +1,113 @@
+"""Rules that split text into words before byte-pair merging, by their names in `tokenizer.ggml.pre`.
+
+A GGUF file has only the name of a rule; llama.cpp and this reader know the patterns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_GPT_4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{1D400}-\x{1D7FF}]]+",  # letters with case, but for mathematical ones
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    r"[一-龥ࠀ-一가-퟿]+",
+    r"\p{N}+",
+)
+_DEFAULT = (  # llama.cpp's rule for files that name none
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+
+
+@dataclass(frozen=True)
+class WordRule:
+    """Rule for splitting text into words.
+
+    Attributes:
+        names: values of `tokenizer.ggml.pre`; the first one is written.
+        patterns: regular expressions that split one after another; None: GPT-2's, of the tokenizers library.
+        single_digits: whether GPT-2's pattern is preceded by a split into single digits.
+        ignores_merges: whether words of the vocabulary are not split and merged.
+        adds_bos: whether llama.cpp puts bos before a text of a file that does not specify it.
+        normalizes: whether text is normalized to NFC; llama.cpp never does.
+    """
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...] | None = None
+    single_digits: bool = False
+    ignores_merges: bool = False
+    adds_bos: bool = False
+    normalizes: bool = False
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """Build the splitter of the tokenizers library, which also maps bytes to characters."""
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.patterns is None)
+        if self.patterns is not None:
+            splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
+            return pre_tokenizers.Sequence([*splits, byte_level])
+        digits = [pre_tokenizers.Digits(individual_digits=True)] if self.single_digits else []
+        return pre_tokenizers.Sequence([*digits, byte_level])
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """Build the normalizer; None if text is not normalized."""
+        return normalizers.NFC() if self.normalizes else None
+
+
+WORD_RULES = (
+    WordRule(("gpt-2", "olmo", "mpt", "exaone4")),
+    WordRule(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), single_digits=True),
+    WordRule(("llama-bpe", "llama3", "llama-v3"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
+    WordRule(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
+    WordRule(("qwen2",), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), normalizes=True),
+    WordRule(("hunyuan", "stablelm2"), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),
+    WordRule(("tekken",), (_TEKKEN,), ignores_merges=True, adds_bos=True),
+    WordRule(("gpt-4o", "llama4"), (_GPT_4O,)),
+    WordRule(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
+    WordRule(("deepseek-llm",), _DEEPSEEK_LLM),
+    WordRule(("default",), _DEFAULT),
+)
+_BY_NAME = {name: rule for rule in WORD_RULES for name in rule.names}
+
+def word_rule(name: str | None) -> WordRule:
+    """Return the rule that a file names.
+
+    Raises:
+        ValueError: an unknown name, or None.
+    """
+    if name is None or name not in _BY_NAME:
+        raise ValueError(
+            f"tokenizer.ggml.pre is {name!r}, an unknown rule for splitting text into words (known: "
+            f"{', '.join(sorted(_BY_NAME))})"
+        )
+    return _BY_NAME[name]
+
+
+def adds_bos_by_default(name: str | None) -> bool:
+    """Return True if llama.cpp puts bos before a text under this rule when the file does not specify it."""
+    return name in _BY_NAME and _BY_NAME[name].adds_bos
