@@ -94,6 +94,7 @@ WORD_RULES = (
 )
 _BY_NAME = {name: rule for rule in WORD_RULES for name in rule.names}
 
+
 def word_rule(name: str | None) -> WordRule:
     """Return the rule that a file names.
 
