@@ -11,7 +11,7 @@ collective at the same time, and its timeout measures the transfer only.
 Each rank locks a byte of the file for as long as it lives; the system releases the lock when the process ends, however
 it ends. A rank that waits for a dead one goes on to the collective, which reports the lost connection.
 
-A group with processes on several machines has no such page: its collectives give up after 30 seconds, as gloo does.
+A group with processes on several machines has no such page: its processes are connected instead (socket_arrivals.py).
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ Rendezvous
     each group gets a key-value store of its own.
 
 Waiting
-    A gloo collective times out after 30 seconds, and Paddle offers no way to change that. On one machine every
-    operation therefore waits until its processes have arrived (arrivals.py). `gloo_barrier` waits on several machines
-    too, where one process may take longer than the others, as in writing a checkpoint. It polls the launcher's store,
-    which takes about 50 ms, and is not part of a training step: ranks on several machines whose steps differ by more
-    than 30 seconds cannot train together over gloo.
+    A gloo collective times out after 30 seconds, and Paddle offers no way to change that: `ProcessGroupGloo.create` has
+    no such argument, and gloo reads no environment variable for it. Every operation therefore waits first until its
+    processes have arrived (arrivals.py; on several machines socket_arrivals.py). `gloo_barrier` waits in the same way
+    for all processes of a run, with the launcher's store, before any group exists. It takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ import paddle
 
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.parallel.arrivals import Arrivals, WaitingLog, create_file
+from paddlenlp_ext.parallel.socket_arrivals import SocketArrivals, connect_arrivals
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
-_arrivals: dict[int, tuple[Any, Arrivals]] = {}
-"""Groups on one machine and their arrivals, by the group's id; the group is held, so that no other one gets its id."""
+_arrivals: dict[int, tuple[Any, Arrivals | SocketArrivals]] = {}
+"""Groups and their arrivals, by the group's id; the group is held, so that no other one gets its id."""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -66,8 +66,9 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have come this far
     if rank == 0:
         os.unlink(path)
-    if arrivals is not None and arrivals.all_present():
-        _arrivals[id(group)] = group, arrivals
+    if arrivals is None or not arrivals.all_present():
+        arrivals = connect_arrivals(own, rank, size, _host())
+    _arrivals[id(group)] = group, arrivals
     return group
 
 
@@ -82,10 +83,14 @@ def _store_at(address: str, serves: bool = False) -> Any:
 
 def _free_address() -> str:
     """Return this machine's host name and a free port, as "host:port"."""
-    host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return f"{host}:{probe.getsockname()[1]}"
+        return f"{_host()}:{probe.getsockname()[1]}"
+
+
+def _host() -> str:
+    """Return the name of this machine by which the launcher reaches it."""
+    return os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
 
 
 _COLLECTIVES = (
@@ -155,7 +160,7 @@ def install_gloo_collectives() -> None:
 
 
 def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> Callable[..., Any]:
-    """Return a method that waits for the other processes, if they are on this machine, and then runs an operation."""
+    """Return a method that waits for the other processes, and then runs an operation."""
 
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
         _, arrivals = _arrivals.get(id(group), (None, None))
@@ -166,15 +171,15 @@ def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> 
     return call
 
 
-def _wait_for_all(arrivals: Arrivals, *_: Any) -> None:
+def _wait_for_all(arrivals: Arrivals | SocketArrivals, *_: Any) -> None:
     arrivals.wait_for_all()
 
 
-def _wait_for_receiver(arrivals: Arrivals, _tensor: Any, target: int, *_: Any) -> None:
+def _wait_for_receiver(arrivals: Arrivals | SocketArrivals, _tensor: Any, target: int, *_: Any) -> None:
     arrivals.wait_for_receiver(target)
 
 
-def _wait_for_sender(arrivals: Arrivals, _tensor: Any, source: int, *_: Any) -> None:
+def _wait_for_sender(arrivals: Arrivals | SocketArrivals, _tensor: Any, source: int, *_: Any) -> None:
     arrivals.wait_for_sender(source)
 
 

@@ -1,0 +1,180 @@
+"""Wait for slow processes on other machines before a gloo collective: the counts of arrivals.py, over TCP.
+
+Every two processes of a group share a connection. Each of them announces an operation by one byte, and waits for the
+byte of the others: one network latency in addition to the collective's own.
+
+    c    collective
+    s    send to the process at the other end
+    r    receive from it
+
+The system closes the connections of a process that ends. A machine that disappears is found by keepalive messages
+after three minutes. Either way the wait ends, and the collective reports the lost process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paddlenlp_ext.parallel.arrivals import WaitingLog
+from paddlenlp_ext.utils.distributed_env import rank as global_rank
+
+_COLLECTIVE, _SEND, _RECEIVE = b"c", b"s", b"r"
+_TOKEN_BYTES = 16
+_RANK_BYTES = 4
+_HELLO_SECONDS = 10.0
+_CONNECT_SECONDS = 60.0
+_CHECK_SECONDS = 1.0
+_READ_BYTES = 4096
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 6}
+_groups: weakref.WeakSet[SocketArrivals] = weakref.WeakSet()
+
+
+class SocketArrivals:
+    """Counts of the operations that this process and those at the other ends of its connections have begun.
+
+    Args:
+        peers: connections to the other processes of the group, by their rank in it.
+        names: their global ranks, for the log.
+    """
+
+    def __init__(self, peers: Mapping[int, socket.socket], names: Mapping[int, int]) -> None:
+        self._peers, self._names = dict(peers), names
+        self._begun: Counter[tuple[int, bytes]] = Counter()
+        self._arrived: Counter[tuple[int, bytes]] = Counter()
+        self._lost: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        for other, peer in self._peers.items():
+            self._selector.register(peer, selectors.EVENT_READ, other)
+        _groups.add(self)
+
+    def wait_for_all(self) -> None:
+        """Announce a collective, and wait until every process has begun it."""
+        self._exchange(_COLLECTIVE, _COLLECTIVE, tuple(self._peers))
+
+    def wait_for_receiver(self, other: int) -> None:
+        """Announce a send to `other`, and wait until it has begun to receive."""
+        self._exchange(_SEND, _RECEIVE, (other,))
+
+    def wait_for_sender(self, other: int) -> None:
+        """Announce a receive from `other`, and wait until it has begun to send."""
+        self._exchange(_RECEIVE, _SEND, (other,))
+
+    def close(self) -> None:
+        """Close the connections; processes that wait for this one go on."""
+        self._selector.close()
+        for peer in self._peers.values():
+            peer.close()
+
+    def _exchange(self, own: bytes, theirs: bytes, others: Sequence[int]) -> None:
+        """Send `own` to some processes, and wait until all have sent as many `theirs`, or one of them is lost."""
+        for other in others:
+            self._begun[other, own] += 1
+            try:
+                self._peers[other].sendall(own)
+            except OSError:
+                self._lose(other)
+        log = WaitingLog()
+        while missing := [other for other in others if self._arrived[other, theirs] < self._begun[other, own]]:
+            if not self._lost.isdisjoint(missing):
+                return
+            log.update(f"rank {self._names[missing[0]]}")
+            for key, _ in self._selector.select(_CHECK_SECONDS):
+                self._read(key.data)
+
+    def _read(self, other: int) -> None:
+        try:
+            received = self._peers[other].recv(_READ_BYTES)
+        except OSError:
+            received = b""
+        if not received:
+            self._lose(other)
+        for kind in (_COLLECTIVE, _SEND, _RECEIVE):
+            self._arrived[other, kind] += received.count(kind)
+
+    def _lose(self, other: int) -> None:
+        if other not in self._lost:
+            self._lost.add(other)
+            self._selector.unregister(self._peers[other])
+
+
+def _close_in_child() -> None:
+    for group in tuple(_groups):
+        group.close()
+
+
+# A forked worker that outlives its process would keep the connections open.
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def connect_arrivals(store: Any, rank: int, size: int, host: str) -> SocketArrivals:
+    """Connect all processes of a group; each accepts those of higher rank.
+
+    Args:
+        store: key-value store of the group.
+        rank: this process's rank in the group.
+        size: number of processes of the group.
+        host: name or address of this machine.
+
+    Raises:
+        ValueError: another process cannot be reached.
+    """
+    token = secrets.token_bytes(_TOKEN_BYTES)
+    peers: dict[int, socket.socket] = {}
+    with socket.create_server(("", 0), backlog=size) as listener:
+        port = listener.getsockname()[1]
+        store.set(f"paddlenlp_ext/arrivals/{rank}", f"{host} {port} {token.hex()} {global_rank()}")
+        members = [store.get(f"paddlenlp_ext/arrivals/{other}").decode().split(" ") for other in range(size)]
+        for other in range(rank):
+            peers[other] = _connect(members[other], rank)
+        listener.settimeout(_CONNECT_SECONDS)
+        while len(peers) < size - 1:
+            accepted = _accept(listener, token)
+            if accepted is not None:
+                peers[accepted[0]] = accepted[1]
+    for peer in peers.values():
+        peer.settimeout(None)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
+    return SocketArrivals(peers, {other: int(member[3]) for other, member in enumerate(members)})
+
+
+def _connect(member: Sequence[str], rank: int) -> socket.socket:
+    host, port, token, _ = member
+    try:
+        peer = socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS)
+        peer.sendall(bytes.fromhex(token) + rank.to_bytes(_RANK_BYTES, "little"))
+    except OSError as error:
+        raise ValueError(
+            f"{host}:{port}: cannot connect ({error}); allow TCP connections on all ports between the machines of a "
+            "run, as gloo needs them too"
+        ) from error
+    return peer
+
+
+def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
+    """Return rank and connection of the next process; None for a stranger, who does not know the token."""
+    try:
+        peer, _ = listener.accept()
+    except TimeoutError as error:
+        raise ValueError(
+            f"no connection from the other processes after {_CONNECT_SECONDS:.0f} s; allow TCP connections on all "
+            "ports between the machines of a run, as gloo needs them too"
+        ) from error
+    peer.settimeout(_HELLO_SECONDS)
+    try:
+        hello = peer.recv(_TOKEN_BYTES + _RANK_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        hello = b""
+    if len(hello) < _TOKEN_BYTES + _RANK_BYTES or not secrets.compare_digest(hello[:_TOKEN_BYTES], token):
+        peer.close()
+        return None
+    return int.from_bytes(hello[_TOKEN_BYTES:], "little"), peer
