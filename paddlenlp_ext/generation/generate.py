@@ -7,92 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.generation import sampling
-from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.generation.beam_search import beam_search
+from paddlenlp_ext.generation.decoder import Decoder, Row, prefill, step
 from paddlenlp_ext.generation.options import DecodingOptions, as_token_set
-from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
-
-
-class TokenChooser:
-    """Selection of the next token of each row, with one random generator per row."""
-
-    def __init__(self, options: DecodingOptions) -> None:
-        self._options = options
-        self._sampler = sampling.RowSampler(options.seed)
-
-    def choose(self, logits_BV: paddle.Tensor, rows: Sequence[int], seen_ids: Sequence[Sequence[int]]) -> list[int]:
-        """Return the next token id of each row of a batch.
-
-        Args:
-            logits_BV: [B, V], any float type.
-            rows: index of each row among all prompts, which selects its random generator.
-            seen_ids: prompt and generated tokens of each row.
-        """
-        options = self._options
-        is_greedy = options.decode_strategy == "greedy_search"
-        if is_greedy and options.repetition_penalty == 1.0:
-            return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
-        logits = logits_BV.astype("float32").numpy()
-        logits = sampling.apply_repetition_penalty(logits, seen_ids, options.repetition_penalty)
-        if is_greedy:
-            return sampling.greedy(logits).tolist()
-        logits = sampling.apply_temperature(logits, options.temperature)
-        logits = sampling.keep_top_p(sampling.keep_top_k(logits, options.top_k), options.top_p)
-        return self._sampler.draw(logits, rows).tolist()
-
+from paddlenlp_ext.generation.speculation import decode_with_drafts
+from paddlenlp_ext.generation.token_chooser import TokenChooser
 
 _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are removed from the batch
-
-
-class Decoder(Protocol):
-    """Interface of a model for generation: `models.causal_lm.CausalLM`, or a PEFT model around one."""
-
-    @property
-    def config(self) -> Any:
-        """Configuration of the decoder."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """Token ids at which generation ends."""
-        ...
-
-    def hidden_states(
-        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
-    ) -> paddle.Tensor:
-        """Return the hidden states [B, S, D], the input of lm_head."""
-        ...
-
-    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return logits [..., V] for hidden states [..., D]."""
-        ...
-
-
-@dataclass
-class _Row:
-    """State of one prompt: its generated tokens and whether it has ended."""
-
-    number: int
-    prompt: list[int]
-    limit: int
-    generated: list[int] = field(default_factory=list)
-    ended: bool = False
-
-    def take(self, token: int, end_tokens: frozenset[int]) -> bool:
-        """Append a token unless it ends the row; return True if it was appended."""
-        if token in end_tokens:
-            self.ended = True
-            return False
-        self.generated.append(token)
-        self.ended = len(self.generated) >= self.limit
-        return True
 
 
 def generate(
@@ -105,6 +30,11 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    min_new_tokens: int = 0,
+    max_draft_tokens: int = 0,
+    max_ngram_size: int = 1,
     eos_token_id: int | Sequence[int] | None = None,
     seed: int = 0,
     batch_size: int = 8,
@@ -123,25 +53,29 @@ def generate(
         model: the decoder.
         prompts: lists of at least one token id, without padding.
         max_new_tokens: maximum number of new tokens per row.
-        decode_strategy: "greedy_search" (temperature, top_k and top_p are not used) or "sampling".
+        decode_strategy: "greedy_search", "sampling" or "beam_search"; only sampling uses temperature, top_k and top_p.
         temperature: divisor of the logits; lower is more deterministic.
         top_k: sample from this many most likely tokens; 0: from all.
         top_p: sample from the most likely tokens whose probabilities together reach this value.
-        repetition_penalty: values above 1 make tokens that a row has seen less likely, with both strategies.
+        repetition_penalty: values above 1 make tokens that a row has seen less likely, with every strategy.
+        num_beams: continuations of a row that beam search compares; the best one is returned.
+        length_penalty: exponent of the length by which beam search divides the score of an ended continuation.
+        min_new_tokens: number of tokens before which no row ends.
+        max_draft_tokens: maximum number of tokens that one pass verifies (generation/speculation.py); 0: no drafts. The
+            tokens of the row do not change.
+        max_ngram_size: n of the longest n-gram that is searched for a draft.
         eos_token_id: token or tokens that end a row; None lets every row reach its limit.
         seed: seed of the sampling.
         batch_size: rows decoded together.
         max_total_length: maximum number of tokens of a prompt and its continuation together; None: no limit.
         first_row: number of `prompts[0]`, for callers that divide their prompts among several calls.
-        on_token: called with (row, token) for each new token.
+        on_token: called with (row, token) for each new token; with beam search when the row has ended.
         on_row: called with (row, tokens) when a row has ended.
 
     Raises:
-        ValueError: an option is out of range, a prompt is empty, fills `max_total_length` or has a token outside the
-            vocabulary, or all logits of a row are NaN.
+        ValueError: an option is out of range or contradicts another, a prompt is empty, fills `max_total_length` or has
+            a token outside the vocabulary, or all logits of a row are NaN.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     options = DecodingOptions(
         max_new_tokens=max_new_tokens,
         decode_strategy=decode_strategy,
@@ -149,17 +83,23 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        min_new_tokens=min_new_tokens,
+        max_draft_tokens=max_draft_tokens,
+        max_ngram_size=max_ngram_size,
         eos_token_ids=as_token_set(eos_token_id),
         seed=seed,
         max_total_length=max_total_length,
     )
+    options.check_batch_size(batch_size)
     rows = _make_rows(prompts, first_row, options, vocab_size=model.config.vocab_size)
     longest_first = sorted(rows, key=lambda row: -len(row.prompt))
     chooser = TokenChooser(options)
     with paddle.no_grad(), _evaluation_mode(model):
         for first in range(0, len(rows), batch_size):
             batch = longest_first[first : first + batch_size]
-            for row, token in _decode(model, batch, chooser, options.eos_token_ids):
+            for row, token in _decode(model, batch, chooser, options):
                 if token is not None and on_token is not None:
                     on_token(row.number, token)
                 if row.ended and on_row is not None:
@@ -169,7 +109,7 @@ def generate(
 
 def _make_rows(
     prompts: Sequence[Sequence[int]], first_row: int, options: DecodingOptions, vocab_size: int
-) -> list[_Row]:
+) -> list[Row]:
     rows = []
     for number, prompt in enumerate(prompts, start=first_row):
         if len(prompt) == 0:
@@ -183,22 +123,44 @@ def _make_rows(
         if limit < 1:
             total = f"max_total_length {options.max_total_length}"
             raise ValueError(f"prompt {number} has {len(prompt)} tokens; {total} leaves no room for more")
-        rows.append(_Row(number, [int(token) for token in prompt], limit))
+        rows.append(Row(number, [int(token) for token in prompt], limit))
     return rows
 
 
 def _decode(
-    model: Decoder, rows: list[_Row], chooser: TokenChooser, end_tokens: frozenset[int]
-) -> Iterator[tuple[_Row, int | None]]:
+    model: Decoder, rows: list[Row], chooser: TokenChooser, options: DecodingOptions
+) -> Iterator[tuple[Row, int | None]]:
     """Decode one batch until all rows end; yield (row, token) for each token, (row, None) for an end token."""
-    cache, logits_BV = _prefill(model, rows)
+    if options.decode_strategy == "beam_search":
+        return _beam_tokens(model, rows, options)
+    if options.max_draft_tokens:
+        return decode_with_drafts(model, rows[0], chooser, options)
+    return _decode_in_steps(model, rows, chooser, options.eos_token_ids)
+
+
+def _beam_tokens(model: Decoder, rows: list[Row], options: DecodingOptions) -> Iterator[tuple[Row, int | None]]:
+    """Yield the tokens of each row after its end, and None after the last one, when the row counts as ended."""
+    for row in beam_search(model, rows, options):
+        row.ended = False
+        for token in row.generated:
+            yield row, token
+        row.ended = True
+        yield row, None
+
+
+def _decode_in_steps(
+    model: Decoder, rows: list[Row], chooser: TokenChooser, end_tokens: frozenset[int]
+) -> Iterator[tuple[Row, int | None]]:
+    cache, logits_BV = prefill(model, [row.tokens for row in rows])
     while True:
         active = [index for index, row in enumerate(rows) if not row.ended]
         if len(active) < len(rows):
             logits_BV = paddle.index_select(logits_BV, paddle.to_tensor(active), axis=0)
         unfinished = [rows[index] for index in active]
-        seen_ids = [row.prompt + row.generated for row in unfinished]
-        tokens = chooser.choose(logits_BV, [row.number for row in unfinished], seen_ids)
+        lengths = [len(row.generated) for row in unfinished]
+        tokens = chooser.choose(
+            logits_BV, [row.number for row in unfinished], [row.tokens for row in unfinished], lengths
+        )
         for row, token in zip(unfinished, tokens, strict=True):
             yield row, token if row.take(token, end_tokens) else None
         active = [index for index, row in enumerate(rows) if not row.ended]
@@ -207,35 +169,10 @@ def _decode(
         if len(active) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
             rows = [rows[index] for index in active]
             cache.select_rows(active)
-        logits_BV = _step(model, rows, cache)
+        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # of ended rows any token, unused
+        logits_BV = model.logits(step(model, newest, cache)[:, -1])
         if cache.is_stale:
-            cache, logits_BV = _prefill(model, rows)
-
-
-def _prefill(model: Decoder, rows: list[_Row]) -> tuple[KVCache, paddle.Tensor]:
-    """Run the left-padded rows through the model; return a cache and the logits [B, V] of their last positions.
-
-    All rows share one forward pass, because dynamic rope scales every position by the longest row of a pass.
-    """
-    sequences = [row.prompt + row.generated for row in rows]
-    width = max(len(sequence) for sequence in sequences)
-    padding = [width - len(sequence) for sequence in sequences]
-    cache = KVCache(padding, prompt_end=width - max(len(row.generated) for row in rows))
-    ids_BS = np.array([[0] * pad + ids for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
-    positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
-    positions_BS = paddle.to_tensor(positions_BS)
-    hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)
-    logits_BV = model.logits(hidden_BSD[:, -1])
-    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax would return token 0 again and again
-        raise ValueError(ALL_NAN_LOGITS)
-    return cache, logits_BV
-
-
-def _step(model: Decoder, rows: list[_Row], cache: KVCache) -> paddle.Tensor:
-    """Run each row's newest token through the model (0 for ended rows, unused); return the logits [B, V]."""
-    ids_B1 = paddle.to_tensor(np.array([[row.generated[-1] if row.generated else 0] for row in rows], dtype=np.int64))
-    positions_B1 = cache.length - cache.key_starts.unsqueeze(1)
-    return model.logits(model.hidden_states(ids_B1, position_ids=positions_B1, cache=cache)[:, -1])
+            cache, logits_BV = prefill(model, [row.tokens for row in rows], max(len(row.generated) for row in rows))
 
 
 @contextmanager

@@ -192,6 +192,12 @@ class KVCache:
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._visible.clear()
 
+    def truncate(self, length: int) -> None:
+        """Remove the positions from column `length` on, in every layer."""
+        for layer in self._layers.values():
+            layer.length = min(layer.length, length)
+        self._visible.clear()
+
     def _layer(self, index: int) -> _LayerKeyValues:
         if index not in self._layers:
             self._layers[index] = _LayerKeyValues()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import index
 
 from paddlenlp_ext.utils.registry import did_you_mean
 
-STRATEGIES = ("greedy_search", "sampling")
-_LATER = ("beam_search",)
+STRATEGIES = ("greedy_search", "sampling", "beam_search")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,11 @@ class DecodingOptions:
     top_k: int = 0
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    min_new_tokens: int = 0
+    max_draft_tokens: int = 0
+    max_ngram_size: int = 1
     eos_token_ids: frozenset[int] = frozenset()
     seed: int = 0
     max_total_length: int | None = None
@@ -34,21 +39,43 @@ class DecodingOptions:
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 <= self.top_p <= 1, "from 0 to 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0 (1: no penalty)"),
+            ("num_beams", self.num_beams >= 1, "at least 1"),
+            ("length_penalty", math.isfinite(self.length_penalty), "a finite number"),
+            ("min_new_tokens", 0 <= self.min_new_tokens <= self.max_new_tokens, "from 0 to max_new_tokens"),
+            ("max_draft_tokens", self.max_draft_tokens >= 0, "0 (no drafts) or more"),
+            ("max_ngram_size", self.max_ngram_size >= 1, "at least 1"),
             ("seed", self.seed >= 0, "0 or more"),
         )
         for name, holds, allowed in rules:
             if not holds:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
+        searches_beams = self.decode_strategy == "beam_search"
+        if searches_beams != (self.num_beams > 1):
+            raise ValueError(
+                f"decode_strategy {self.decode_strategy} with num_beams {self.num_beams}: beam_search needs 2 or more "
+                "beams, and other strategies have 1; change one of the two"
+            )
+        if searches_beams and self.max_draft_tokens:
+            raise ValueError("beam_search cannot verify drafts; set max_draft_tokens to 0, or use another strategy")
+
+    def check_batch_size(self, batch_size: int) -> None:
+        """Check the number of rows that are decoded together.
+
+        Raises:
+            ValueError: it is below 1, or above 1 with drafts, of which every row accepts another number.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        if self.max_draft_tokens and batch_size > 1:
+            raise ValueError(f"speculative decoding runs one row at a time; set batch_size {batch_size} to 1")
 
 
 def check_strategy(name: str) -> None:
     """Check the name of a decoding strategy.
 
     Raises:
-        ValueError: the strategy is unknown or not available yet.
+        ValueError: the strategy is unknown.
     """
-    if name in _LATER:
-        raise ValueError(f"decode_strategy {name!r} is not available yet; use one of {', '.join(STRATEGIES)}")
     if name not in STRATEGIES:
         hint = did_you_mean(name, STRATEGIES)
         raise ValueError(f"unknown decode_strategy {name!r}{hint} Known: {', '.join(STRATEGIES)}.")

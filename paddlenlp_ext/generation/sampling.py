@@ -6,7 +6,7 @@ Shapes: B batch, V vocab.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,25 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
         seen = row_V[distinct]
         row_V[distinct] = np.where(seen < 0, seen * penalty, seen / penalty)
     return penalized_BV
+
+
+def exclude_early_ends(
+    logits_BV: Logits, num_generated: Sequence[int], minimum: int, end_tokens: Collection[int]
+) -> Logits:
+    """Set the end tokens of each row with fewer than `minimum` generated tokens to -inf.
+
+    Args:
+        logits_BV: [B, V].
+        num_generated: number of generated tokens of each row.
+        minimum: number of tokens before which no row ends.
+        end_tokens: token ids that end a row.
+    """
+    is_early_B = np.asarray(num_generated) < minimum
+    if not is_early_B.any() or not end_tokens:
+        return logits_BV
+    logits_BV = logits_BV.copy()
+    logits_BV[np.ix_(is_early_B, sorted(end_tokens))] = -np.inf
+    return logits_BV
 
 
 def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:

@@ -65,6 +65,15 @@ class RopeSettings:
         longest = 2048 if longest is None else int(longest)
         return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
+    def constant_until(self, length: int) -> float:
+        """Return the length up to which a row of `length` tokens grows with the same frequencies; it may be inf."""
+        if self.rope_type not in _LENGTH_DEPENDENT:
+            return math.inf
+        trained = _short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
+        if length <= trained:
+            return trained
+        return math.inf if self.rope_type == "longrope" else length
+
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number of the scaling's parameters.
 

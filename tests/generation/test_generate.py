@@ -9,13 +9,16 @@ import pytest
 
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
-from tests.generation.tiny_models import FAMILIES, SIZES, greedy_without_cache, random_prompts, tiny_model
+from tests.generation.tiny_models import (
+    FAMILIES,
+    SIZES,
+    golden_model,
+    greedy_without_cache,
+    random_prompts,
+    tiny_model,
+)
 from tests.golden import DATA
 from tests.golden.cases.generate_cases import CASES, NUM_NEW, OPTIONS, make_prompts
-from tests.golden.cases.model_cases import CASES as MODELS
-from tests.golden.cases.model_cases import make_weight
 
 LENGTHS = (5, 1, 17, 40, 9, 2, 23)
 END = (3, 5, 7)
@@ -25,9 +28,7 @@ END = (3, 5, 7)
 @pytest.mark.parametrize("case", CASES)
 def test_generate_matches_transformers(case, option):
     """Compare one batch of all prompts with transformers' continuation of each prompt separately."""
-    model = CausalLM(DecoderConfig.from_dict(MODELS[case]))
-    for name, parameter in model.named_parameters():
-        parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+    model = golden_model(case)
     expected = json.loads((DATA / "continuations.json").read_text())[case][option]
     assert {len(tokens) for tokens in expected} == {NUM_NEW}
     assert generate(model, make_prompts(case), max_new_tokens=NUM_NEW, **OPTIONS[option]) == expected
@@ -104,6 +105,18 @@ def test_generate_repetition_penalty_breaks_greedy_loop():
     assert len(set(generate(model, prompts, max_new_tokens=60)[0])) < 60
 
 
+@pytest.mark.parametrize("strategy", ["greedy_search", "sampling"])
+def test_generate_min_new_tokens_delays_end(strategy):
+    """Compare a row with an end token among its first tokens with the same row without that token's logit."""
+    model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
+    end = [row[1] for row in generate(model, prompts, max_new_tokens=4)]
+    options = {"max_new_tokens": 12, "decode_strategy": strategy, "top_k": 1, "eos_token_id": end}
+    rows = generate(model, prompts, min_new_tokens=7, **options)
+    assert all(len(row) >= 7 and not set(row) & set(end) for row in rows)
+    short = generate(model, prompts, **options)
+    assert [row[: len(first)] for row, first in zip(rows, short, strict=True)] == short and len(short[0]) < 2
+
+
 def test_generate_omits_end_token_and_respects_limit():
     model, prompt = tiny_model("llama_grouped_heads"), random_prompts((6,))
     free = generate(model, prompt, max_new_tokens=10)[0]
@@ -158,7 +171,12 @@ def test_generate_restores_modes_and_gradients():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"decode_strategy": "beam_search"}, "'beam_search' is not available yet"),
+        ({"decode_strategy": "beam_search"}, "beam_search with num_beams 1: beam_search needs 2 or more beams"),
+        ({"num_beams": 4}, "greedy_search with num_beams 4: beam_search needs 2 or more beams, and other strategies"),
+        ({"decode_strategy": "beam_search", "num_beams": 2, "max_draft_tokens": 1}, "beam_search cannot verify drafts"),
+        ({"max_draft_tokens": 2}, "speculative decoding runs one row at a time; set batch_size 8 to 1"),
+        ({"max_ngram_size": 0}, "max_ngram_size is 0; it must be at least 1"),
+        ({"min_new_tokens": 2}, "min_new_tokens is 2; it must be from 0 to max_new_tokens"),
         ({"decode_strategy": "greedy"}, "did you mean 'greedy_search'"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be at least 1"),
         ({"temperature": 0.0}, "temperature is 0.0; it must be above 0"),

@@ -10,7 +10,9 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.config import DecoderConfig
 from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES
+from tests.golden.cases.model_cases import CASES, make_weight
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}
 FAMILIES = {
@@ -51,6 +53,14 @@ FAMILIES = {
 def tiny_model(family: str) -> CausalLM:
     """Build a decoder of the family; every call returns the same weights."""
     return AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]})
+
+
+def golden_model(case: str) -> CausalLM:
+    """Build a model of `tests.golden.cases.model_cases` with the weights of the golden files."""
+    model = CausalLM(DecoderConfig.from_dict(CASES[case]))
+    for name, parameter in model.named_parameters():
+        parameter.set_value(make_weight(case, name, tuple(parameter.shape)))
+    return model
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
