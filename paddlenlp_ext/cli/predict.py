@@ -14,6 +14,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.device import choose_device_or_cpu
+from paddlenlp_ext.cli.incomplete_file import IncompleteFile, digest, files_state
 from paddlenlp_ext.cli.predict_arguments import ModelArguments, PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
 from paddlenlp_ext.data.conversation import Conversation
@@ -49,7 +50,12 @@ def predict(arguments: PredictorArguments) -> None:
     questions = read_prompts(arguments.data_file) if arguments.data_file else None
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
     template = choose_template(arguments, [adapter, base], tokenizer)
+    if questions is not None and arguments.system is not None:
+        questions = [question.with_system(arguments.system) for question in questions]
     prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
+    inputs = {} if prompts is None else run_inputs(arguments, base, adapter, prompts)
+    if prompts is not None:
+        IncompleteFile(arguments.output_file, inputs).check()
     model = load_model(arguments, base, adapter)
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
     options = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids}
@@ -58,11 +64,11 @@ def predict(arguments: PredictorArguments) -> None:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     if questions is not None and prompts is not None:
-        answer_file(model, questions, prompts, decode, arguments, options)
+        answer_file(model, questions, prompts, decode, arguments, {**options, "inputs": inputs})
         return
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
-        prompt = Prompt(Conversation.asking(question, history), None)
+        prompt = Prompt(Conversation.asking(question, history, arguments.system), None)
         return encode_truncated_prompt(template, prompt, arguments.src_length)[0]
 
     chat(model, encode_prompt, decode, **options)
@@ -253,6 +259,24 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, more "
             f"than the model's context of {longest} (max_position_embeddings, scaled); lower one of them"
         )
+
+
+def run_inputs(
+    arguments: PredictorArguments, base: str, adapter: str | None, prompts: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return the inputs that the answers to a data file depend on; an interrupted run continues if they are equal.
+
+    Files of models are compared by name, size and time of change.
+    """
+    folders = [ModelSource.resolve(base).path] + ([] if adapter is None else [Path(adapter).expanduser()])
+    return {
+        "model_name_or_path": str(folders[0]),
+        "lora_path": None if adapter is None else str(folders[1].resolve()),
+        "files of the model": [files_state(folder) for folder in folders],
+        "dtype": arguments.dtype,
+        "data_file, template or src_length": digest([list(prompt) for prompt in prompts]),
+        **arguments.decoding_options(),
+    }
 
 
 def answer_file(

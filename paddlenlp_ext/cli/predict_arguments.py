@@ -19,6 +19,9 @@ from paddlenlp_ext.utils.distributed_env import world_size
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
+_NGRAMS = "inference_with_reference"  # PaddleNLP's name of drafts that are n-grams of prompt and answer
+_NO_SPECULATION = ("None", "none", "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments(OptionGroup):
@@ -57,12 +60,23 @@ class PredictorArguments(ModelArguments):
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")
     batch_size: int = option(1, minimum=1, help="prompts decoded together")
-    decode_strategy: str = option("sampling", help="sampling or greedy_search")
+    min_length: int = option(0, minimum=0, help="minimum new tokens: no answer ends before")
+    system: str | None = option(None, help="system prompt of the chat, and of rows without one")
+    decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
+    num_beams: int = option(1, minimum=1, help="beam_search: answers that are compared, 2 or more")
+    length_penalty: float = option(1.0, help="beam_search: exponent of the length that divides an answer's score")
     top_k: int = option(0, help="sample from this many most likely tokens; 0: all")
     top_p: float = option(0.7, help="sample from the fewest most likely tokens whose probabilities sum to this")
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that occurred before become less likely")
     seed: int = option(0, help="seed of the sampling")
+    speculate_method: str | None = option(
+        None,
+        choices=(_NGRAMS, *_NO_SPECULATION),
+        help=f"{_NGRAMS}: verify tokens copied from prompt and answer, several in one pass; needs batch_size 1",
+    )
+    speculate_max_draft_token_num: int = option(1, minimum=1, help="maximum tokens that one pass verifies")
+    speculate_max_ngram_size: int = option(1, minimum=1, help="longest n-gram to search for the copied tokens")
 
     @property
     def adapter_path(self) -> str | None:
@@ -76,9 +90,13 @@ class PredictorArguments(ModelArguments):
             ValueError: one of them is out of range.
         """
         names = ("decode_strategy", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
-        options = {name: getattr(self, name) for name in names}
+        options = {name: getattr(self, name) for name in (*names, "num_beams", "length_penalty")}
         options |= {"max_new_tokens": self.max_length, "max_total_length": self.total_max_length}
-        DecodingOptions(**options)
+        options["min_new_tokens"] = self.min_length
+        if self.speculate_method == _NGRAMS:
+            options["max_draft_tokens"] = self.speculate_max_draft_token_num
+            options["max_ngram_size"] = self.speculate_max_ngram_size
+        DecodingOptions(**options).check_batch_size(self.batch_size)
         return options
 
 
@@ -86,7 +104,6 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "mode": "dynamic",
     "model_prefix": "model",
     "model_type": None,
-    "min_length": 1,
     "inference_model": False,
     "quant_type": None,
     "export_precache": False,
@@ -100,14 +117,18 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "append_attn": False,
     "block_size": 64,
     "cachekv_int8_type": None,
-    "speculate_method": None,
-    "speculate_max_draft_token_num": 1,
-    "speculate_max_ngram_size": 1,
     "speculate_verify_window": 2,
     "speculate_max_candidate_len": 5,
     "draft_model_name_or_path": None,
     "draft_model_quant_type": None,
-    "num_beams": 1,
+    "return_full_hidden_states": False,
+    "mla_use_matrix_absorption": False,
+    "weightonly_group_size": -1,
+    "weight_block_size": "[128, 128]",
+    "moe_quant_type": None,
+    "output_via_mq": True,
+    "dynamic_insert": False,
+    "total_request_num": None,
     "tensor_parallel_degree": 1,
 }
 """Arguments of PaddleNLP's predictor that are not implemented -> the value that has no effect."""
@@ -144,6 +165,8 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
 def _check(arguments: PredictorArguments) -> None:
     if arguments.lora_path and arguments.prefix_path:
         raise ValueError("--lora_path and --prefix_path are both set; keep one, because a run has one adapter")
+    if arguments.min_length > arguments.max_length:
+        raise ValueError(f"--min_length {arguments.min_length} is above --max_length {arguments.max_length}; lower it")
     arguments.decoding_options()
     total = arguments.src_length + arguments.max_length
     if total > arguments.total_max_length:

@@ -6,12 +6,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.cli.incomplete_file import IncompleteFile
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
@@ -58,12 +59,13 @@ def predict_file(
     output_file: str | os.PathLike[str],
     *,
     batch_size: int,
+    inputs: Mapping[str, Any],
     **options: Any,
 ) -> None:
     """Write one line {"src", "tgt", "output"} for each row, in the order of `rows`.
 
     Lines go to `.NAME.incomplete` next to the output file, one part at a time; the file is renamed when it is complete.
-    An interrupted run leaves an earlier output file unchanged and its own lines in the incomplete file.
+    An interrupted run leaves an earlier output file unchanged, and its own lines for the next run with equal `inputs`.
 
     Args:
         model: the decoder.
@@ -71,39 +73,40 @@ def predict_file(
         decode: function from token ids to text.
         output_file: file for the lines.
         batch_size: prompts decoded together.
+        inputs: everything that the answers depend on, such as the result of `run_inputs`.
         options: further arguments of `generate`.
+
+    Raises:
+        ValueError: the lines of an interrupted run with other inputs are there.
     """
-    output_file = Path(output_file).expanduser()
-    output_file.parent.mkdir(parents=True, exist_ok=True)
-    draft = output_file.with_name(f".{output_file.name}.incomplete")
+    draft = IncompleteFile(output_file, inputs)
+    draft.path.parent.mkdir(parents=True, exist_ok=True)
     part_size = batch_size * _BATCHES_PER_PART
-    with (
-        explained_errors(output_file),
-        draft.open("w", encoding="utf-8") as lines,
-        _progress(len(rows)) as advance,
-    ):
-        for first in range(0, len(rows), part_size):
-            part = rows[first : first + part_size]
-            answers = generate(
-                model,
-                [row.prompt_ids for row in part],
-                batch_size=batch_size,
-                first_row=first,
-                on_row=lambda _, tokens: advance(len(tokens)),
-                **options,
-            )
-            for row, tokens in zip(part, answers, strict=True):
-                line = {"src": row.src, "tgt": row.tgt, "output": decode(tokens)}
-                lines.write(json.dumps(line, ensure_ascii=False) + "\n")
-            lines.flush()
-    draft.replace(output_file)
+    with explained_errors(output_file):
+        done = draft.begin()
+        with draft.path.open("a", encoding="utf-8") as lines, _progress(len(rows), done) as advance:
+            for first in range(done, len(rows), part_size):
+                part = rows[first : first + part_size]
+                answers = generate(
+                    model,
+                    [row.prompt_ids for row in part],
+                    batch_size=batch_size,
+                    first_row=first,
+                    on_row=lambda _, tokens: advance(len(tokens)),
+                    **options,
+                )
+                for row, tokens in zip(part, answers, strict=True):
+                    line = {"src": row.src, "tgt": row.tgt, "output": decode(tokens)}
+                    lines.write(json.dumps(line, ensure_ascii=False) + "\n")
+                lines.flush()
+        draft.complete()
 
 
 @contextmanager
-def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
+def _progress(num_rows: int, num_done: int) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the token count of each finished row; show a bar on a terminal, else log lines."""
     started = time.perf_counter()
-    done = tokens = 0
+    done, tokens = num_done, 0
 
     def summary() -> str:
         seconds = max(time.perf_counter() - started, 1e-9)
@@ -114,7 +117,7 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
         done, tokens = done + 1, tokens + num_tokens
 
     if sys.stderr.isatty():
-        with _bar(num_rows) as show:
+        with _bar(num_rows, num_done) as show:
 
             def advance(num_tokens: int) -> None:
                 count(num_tokens)
@@ -136,11 +139,11 @@ def _progress(num_rows: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def _bar(num_rows: int) -> Iterator[Callable[[str], None]]:
+def _bar(num_rows: int, num_done: int) -> Iterator[Callable[[str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=num_rows)
+        task = progress.add_task("", total=num_rows, completed=num_done)
         yield lambda text: progress.update(task, advance=1, description=text)

@@ -31,6 +31,12 @@ class Prompt:
     conversation: Conversation
     reference: str | None
 
+    def with_system(self, text: str) -> Prompt:
+        """Return the prompt with a system prompt, unless it has one."""
+        if self.conversation.system is not None:
+            return self
+        return replace(self, conversation=self.conversation.with_system(text))
+
     @property
     def text(self) -> str:
         """Content of the last message."""

@@ -50,7 +50,7 @@ def exclude_early_ends(
     if not is_early_B.any() or not end_tokens:
         return logits_BV
     logits_BV = logits_BV.copy()
-    logits_BV[np.ix_(is_early_B, sorted(end_tokens))] = -np.inf
+    logits_BV[np.flatnonzero(is_early_B)[:, None], sorted(end_tokens)] = -np.inf
     return logits_BV
 
 

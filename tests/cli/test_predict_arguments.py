@@ -6,6 +6,7 @@ import pytest
 
 from paddlenlp_ext.cli.predict_arguments import _NEUTRAL_VALUES, parse_arguments
 
+SPECULATE = ["--speculate_method", "inference_with_reference"]
 MODEL = ["--model_name_or_path", "m"]
 
 
@@ -25,6 +26,17 @@ def test_parse_arguments_converts_values_and_accepts_other_spellings():
     assert parse_arguments([*MODEL, "--lora_path", "a-b", "--dtype", "null"]).lora_path == "a-b"
 
 
+def test_parse_arguments_of_decoding_reach_generate():
+    beams = parse_arguments([*MODEL, "--decode_strategy", "beam_search", "--num_beams", "4", "--length_penalty", "0.5"])
+    options = beams.decoding_options()
+    assert (options["num_beams"], options["length_penalty"], options["min_new_tokens"]) == (4, 0.5, 0)
+    assert parse_arguments([*MODEL, "--min_length", "3"]).decoding_options()["min_new_tokens"] == 3
+    sizes = ["--speculate_max_draft_token_num", "5", "--speculate_max_ngram_size", "2"]
+    drafts = parse_arguments([*MODEL, *SPECULATE, *sizes]).decoding_options()
+    assert (drafts["max_draft_tokens"], drafts["max_ngram_size"]) == (5, 2)
+    assert "max_draft_tokens" not in parse_arguments([*MODEL, "--speculate_method", "None"]).decoding_options()
+
+
 def test_parse_arguments_in_several_processes_raises(monkeypatch):
     """Check that several processes are refused, as all would write to `.output.json.incomplete`."""
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "1")
@@ -39,7 +51,7 @@ def test_parse_arguments_unsupported_option_accepts_only_its_neutral_value(name)
     neutral = _NEUTRAL_VALUES[name]
     parse_arguments([*MODEL, f"--{name}", str(neutral)])
     parse_arguments([*MODEL, f"--{name}={str(neutral).lower()}"])
-    other = {False: "true", "dynamic": "static"}.get(neutral, "17")
+    other = str(not neutral).lower() if isinstance(neutral, bool) else {"dynamic": "static"}.get(neutral, "17")
     with pytest.raises(ValueError, match=rf"--{name}: {name}: {other} is not available yet \(leave it"):
         parse_arguments([*MODEL, f"--{name}", other])
 
@@ -60,7 +72,13 @@ def test_parse_arguments_switch_without_value_means_true():
         ([*MODEL, "--top_k", "many"], 'top_k: expected a whole number, got "many"'),
         ([*MODEL, "--use_flash_attention", "maybe"], 'use_flash_attention: expected true or false, got "maybe"'),
         ([*MODEL, "--dtype", "int3"], 'dtype: "int3" is not one of: float32, bfloat16, float16'),
-        ([*MODEL, "--decode_strategy", "beam_search"], "'beam_search' is not available yet"),
+        ([*MODEL, "--decode_strategy", "beam_search"], "beam_search with num_beams 1"),
+        ([*MODEL, "--min_length", "1025"], "--min_length 1025 is above --max_length 1024"),
+        ([*MODEL, "--speculate_method", "eagle"], 'speculate_method: "eagle" is not one of: inference_with_reference'),
+        (
+            [*MODEL, *SPECULATE, "--batch_size", "2"],
+            "speculative decoding runs one row at a time; set batch_size 2 to 1",
+        ),
         ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
         ([*MODEL, "--batch_size", "0"], "batch_size: 0 is out of range; allowed: at least 1"),
         ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "keep one, because a run has one adapter"),

@@ -20,6 +20,7 @@ from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.generation.token_chooser import TokenChooser
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -124,6 +125,32 @@ def test_predictor_adapter_with_base_or_alone_answers_alike(base, adapter, data_
     adapted = answers(base, data_file, "--lora_path", str(adapter))
     assert [line["output"] for line in adapted] != [line["output"] for line in plain]
     assert answers(adapter, data_file) == adapted
+
+
+def test_predictor_system_prompt_is_that_of_rows_without_one(base, data_file, tmp_path):
+    own = answers(base, data_file)
+    given = answers(base, data_file, "--system", "Be brief.")
+    assert given[2] == own[2] and given[0] != own[0]
+    row = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ROWS[0]["src"]}]}
+    data_file.write_text(json.dumps(row))
+    assert answers(base, data_file)[0]["output"] == given[0]["output"]
+
+
+def test_predictor_interrupted_run_with_other_model_is_refused_before_loading(base, data_file, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TokenChooser, "choose", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answers(base, data_file)
+    draft = data_file.with_name(".output.json.incomplete")
+    draft.write_text('{"src": "What is two and two?", "tgt": "4", "output": "kept"}\n')
+    with pytest.raises(ValueError, match=r"other inputs \(max_new_tokens\)"):
+        monkeypatch.setattr(predict, "load_model", None)
+        answers(base, data_file, "--max_length", "9")
+    monkeypatch.undo()
+    assert answers(base, data_file)[0]["output"] == "kept"
 
 
 def test_predictor_expands_home_in_paths(base, adapter, data_file, monkeypatch):
