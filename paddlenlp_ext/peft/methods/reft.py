@@ -123,14 +123,16 @@ def packed_documents(
     ]
 
 
-def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, prompt_end: int) -> list[Document]:
-    """Return the documents of a pass over left-padded rows with a cache, one per row.
+def cached_documents(
+    key_starts: Sequence[int], num_seen: int, num_new: int, prompt_ends: Sequence[int]
+) -> list[Document]:
+    """Return the documents of a pass with a cache, one per row.
 
     Args:
         key_starts: column of the first token of each row.
         num_seen: columns in the cache before the pass.
         num_new: columns of the pass.
-        prompt_end: column at which all prompts end.
+        prompt_ends: column at which the prompt of each row ends.
     """
     return [
         Document(
@@ -139,7 +141,7 @@ def cached_documents(key_starts: Sequence[int], num_seen: int, num_new: int, pro
             end=num_seen + num_new - start,
             prompt_length=prompt_end - start,
         )
-        for row, start in enumerate(key_starts)
+        for row, (start, prompt_end) in enumerate(zip(key_starts, prompt_ends, strict=True))
     ]
 
 
@@ -194,8 +196,8 @@ class ReftModel(PeftModel):
         else:
             seen = cache.length
             prompt_end = getattr(cache, "prompt_end", None) or seen or row_length
-            key_starts = cache.key_starts.tolist() if seen < prompt_end else [prompt_end] * num_rows
-            documents = cached_documents(key_starts, seen, row_length, prompt_end)
+            prompt_ends = prompt_end if isinstance(prompt_end, list) else [prompt_end] * num_rows
+            documents = cached_documents(cache.key_starts.tolist(), seen, row_length, prompt_ends)
         indices = selected_indices(documents, parse_positions(self.peft_config.position))
         chosen = SelectedPositions(paddle.to_tensor(indices) if len(indices) else None)
         decoder = self.base_model.model

@@ -1,0 +1,311 @@
+"""Continuous batching: requests join and leave the running batch between forward passes.
+
+A step runs the next tokens of prompts, up to a limit, and then one new token of every row whose prompt is complete. A
+long prompt therefore delays the others by a part of it at a time:
+
+    step        1        2        3        4        5
+    row 0       decode   decode   decode   ends
+    row 1                prompt   prompt   decode   decode
+    row 2                                  prompt   decode
+
+The tokens of a request depend on its prompt, options and seed, not on the other rows: rows whose rotary frequencies
+differ run in passes of their own, and each row has its own random numbers.
+
+Shapes: B rows, S positions, D hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.generation.adjustments import Adjustments
+from paddlenlp_ext.generation.decoder import Decoder
+from paddlenlp_ext.generation.logprobs import TokenLogprob, sequence_logprobs, token_logprobs
+from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
+from paddlenlp_ext.generation.slot_cache import SlotCache
+from paddlenlp_ext.generation.token_chooser import TokenChooser
+
+STOP, LENGTH = "stop", "length"
+"""Reasons of the end of a request: an end token or `on_token`; the limit of its tokens."""
+
+
+class Variants(Protocol):
+    """Interface of the models that the engine runs: one model, or several adapters over it."""
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the decoder."""
+        ...
+
+    def group_of(self, variant: str) -> Hashable:
+        """Return the group of a variant; rows of one group can share a forward pass."""
+        ...
+
+    def prepare(self, group: Hashable, variants: Sequence[str]) -> Decoder:
+        """Return the model for a pass whose rows have the given variants, all of one group."""
+        ...
+
+
+class SingleModel:
+    """One model, whatever the variant."""
+
+    def __init__(self, model: Decoder) -> None:
+        self._model = model
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the decoder."""
+        return self._model.config
+
+    def group_of(self, variant: str) -> Hashable:
+        """Return the only group."""
+        return 0
+
+    def prepare(self, group: Hashable, variants: Sequence[str]) -> Decoder:
+        """Return the model."""
+        return self._model
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """Prompt to continue.
+
+    Attributes:
+        prompt: token ids, at least one.
+        max_new_tokens: limit of new tokens; 0 computes the log-probabilities of the prompt only.
+        decoding: options of the choice of tokens, and the tokens that end the request.
+        row: number of the request among those with one seed; it selects the random numbers.
+        adjustments: changes of single logits before the choice.
+        variant: name of the adapter.
+        num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities at all.
+        on_prompt: called once with the log-probabilities of the prompt's tokens from the second on; None: not computed.
+        on_token: called with each new token; it returns True to end the request.
+        on_end: called once at the end with STOP or LENGTH, or with an error.
+        is_cancelled: set by the caller, from any thread, to remove the request without a further call.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    decoding: DecodingOptions
+    on_token: Callable[[int, TokenLogprob | None], bool]
+    on_end: Callable[[str | Exception], None]
+    on_prompt: Callable[[list[TokenLogprob]], None] | None = None
+    row: int = 0
+    adjustments: Adjustments = field(default_factory=Adjustments)
+    variant: str = ""
+    num_top: int | None = None
+    is_cancelled: bool = False
+
+
+class _Row:
+    """State of a request in the batch.
+
+    Attributes:
+        tokens: prompt and new tokens.
+        ended: reason of the end; None while the row runs.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.chooser = TokenChooser(request.decoding)
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.ended: str | Exception | None = None
+        decoding = request.decoding
+        is_plain = decoding.decode_strategy == "greedy_search" and decoding.repetition_penalty == 1.0
+        self.takes_most_likely = is_plain and request.adjustments == Adjustments()
+
+    def take(self, logits_1V: paddle.Tensor, most_likely: int | None) -> None:
+        """Choose the next token, and append it unless it ends the row."""
+        request, generated = self.request, self.tokens[len(self.request.prompt) :]
+        token = most_likely
+        if token is None:
+            adjusted_1V = request.adjustments.apply(logits_1V, generated)
+            token = self.chooser.choose(adjusted_1V, [request.row], [self.tokens], [len(generated)])[0]
+        if token in request.decoding.eos_token_ids:
+            self.ended = STOP
+            return
+        self.tokens.append(token)
+        logprob = None if request.num_top is None else token_logprobs(logits_1V, [token], request.num_top)[0]
+        if request.on_token(token, logprob):
+            self.ended = STOP
+        elif len(generated) + 1 >= request.max_new_tokens:
+            self.ended = LENGTH
+
+
+class _Batch:
+    """Rows of one group with their cache: complete rows, then at most one whose prompt is incomplete."""
+
+    def __init__(self) -> None:
+        self.cache = SlotCache()
+        self.rows: list[_Row] = []
+
+    def add(self, row: _Row) -> None:
+        self.cache.add_row()
+        self.rows.append(row)
+
+    def remove(self, index: int, num_complete: int) -> None:
+        """Remove a row: the last complete row takes its place, and the incomplete row the place of that one."""
+        for source, target in ((num_complete - 1, index), (len(self.rows) - 1, num_complete - 1)):
+            if index < num_complete and source > target:
+                self.cache.move_row(source, target)
+                self.rows[target] = self.rows[source]
+        self.cache.remove_last_row()
+        self.rows.pop()
+
+    def forward(self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]) -> tuple[paddle.Tensor, list[int]]:
+        """Run new tokens of the rows from `first` on; return their hidden states [B, S, D], and the stale rows."""
+        last = first + len(tokens_BS)
+        view = self.cache.rows(first, len(tokens_BS), [len(row.request.prompt) for row in self.rows[first:last]])
+        ids_BS = np.array(tokens_BS, np.int64)
+        positions_BS = np.array(self.cache.lengths[first:last], np.int64)[:, None] + np.arange(ids_BS.shape[1])
+        ids, positions = paddle.to_tensor(ids_BS), paddle.to_tensor(positions_BS)
+        hidden_BSD = model.hidden_states(ids, position_ids=positions, cache=view)
+        stale = view.stale_rows()
+        view.advance(ids_BS.shape[1])
+        return hidden_BSD, stale
+
+
+class Engine:
+    """Batch of running requests and queue of waiting ones; used by one thread.
+
+    Args:
+        variants: the models.
+        max_rows: maximum number of requests in the batch.
+        prompt_tokens_per_step: maximum number of prompt tokens between two new tokens of the other rows.
+    """
+
+    def __init__(self, variants: Variants, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
+        assert max_rows >= 1 and prompt_tokens_per_step >= 1
+        self._variants, self._max_rows, self._prompt_tokens = variants, max_rows, prompt_tokens_per_step
+        ropes = variants.config.ropes
+        self._ropes = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
+        self._waiting: deque[_Row] = deque()
+        self._batches: dict[Hashable, _Batch] = {}
+        self._incomplete: _Row | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of requests in the batch."""
+        return sum(len(batch.rows) for batch in self._batches.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that are not in the batch yet."""
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Put a request into the queue."""
+        assert len(request.prompt) >= 1 and request.max_new_tokens >= 0
+        self._waiting.append(_Row(request))
+
+    def fail(self, error: Exception) -> None:
+        """End all requests with an error."""
+        rows = [*self._waiting, *(row for batch in self._batches.values() for row in batch.rows)]
+        self._waiting.clear()
+        self._batches.clear()
+        self._incomplete = None
+        for row in rows:
+            if not row.request.is_cancelled:
+                row.request.on_end(error)
+
+    @paddle.no_grad()
+    def step(self) -> bool:
+        """Run prompts, and a new token of every complete row; return False if no request is left."""
+        self._waiting = deque(row for row in self._waiting if not row.request.is_cancelled)
+        self._remove_ended()
+        budget = self._prompt_tokens
+        while budget > 0 and (self._incomplete is not None or self._admit()):
+            budget -= self._run_prompt(budget)
+            self._remove_ended()
+        for group, batch in self._batches.items():
+            self._decode(group, batch)
+        self._remove_ended()
+        return bool(self.num_rows or self._waiting)
+
+    def _admit(self) -> bool:
+        """Add the first waiting request to its batch; return False if there is none, or no room."""
+        if not self._waiting or self.num_rows >= self._max_rows:
+            return False
+        row = self._incomplete = self._waiting.popleft()
+        group = self._variants.group_of(row.request.variant)
+        self._batches.setdefault(group, _Batch()).add(row)
+        return True
+
+    def _run_prompt(self, budget: int) -> int:
+        """Run up to `budget` tokens of the incomplete row, the last one of its batch; return the number of tokens."""
+        row = self._incomplete
+        assert row is not None
+        request, group = row.request, self._variants.group_of(row.request.variant)
+        batch, model = self._batches[group], self._variants.prepare(group, [row.request.variant])
+        start, total = batch.cache.lengths[-1], len(row.tokens)
+        # Frequencies that depend on the length would differ between the parts of a prompt.
+        has_parts = self._frequency_key(total) == self._frequency_key(1)
+        end = min(start + budget, total) if has_parts else total
+        hidden_BSD, _ = batch.forward(model, len(batch.rows) - 1, [row.tokens[start:end]])
+        if request.on_prompt is not None:
+            following = row.tokens[start + 1 : end + 1]
+            row.prompt_logprobs += sequence_logprobs(model, hidden_BSD[0], following, request.num_top or 0)
+        if end == total:
+            self._incomplete = None
+            if request.on_prompt is not None:
+                request.on_prompt(row.prompt_logprobs)
+            logits_1V = model.logits(hidden_BSD[:, -1])
+            if bool(paddle.isnan(logits_1V).all()):
+                batch.cache.wipe_row(len(batch.rows) - 1)
+                row.ended = ValueError(ALL_NAN_LOGITS)
+            elif request.max_new_tokens == 0:
+                row.ended = LENGTH
+            else:
+                _take_tokens([row], logits_1V)
+        return end - start
+
+    def _decode(self, group: Hashable, batch: _Batch) -> None:
+        """Run the newest token of every complete row, and choose the next ones."""
+        rows = [row for row in batch.rows if row is not self._incomplete]
+        keys = [self._frequency_key(len(row.tokens)) for row in rows]
+        for _, run in itertools.groupby(range(len(rows)), keys.__getitem__):
+            indices = list(run)
+            same = rows[indices[0] : indices[-1] + 1]
+            model = self._variants.prepare(group, [row.request.variant for row in same])
+            hidden_BSD, stale = batch.forward(model, indices[0], [row.tokens[-1:] for row in same])
+            newest_BD = hidden_BSD[:, -1]
+            for index in stale:  # their keys were rotated with other frequencies: the row is run again
+                batch.cache.clear_row(index)
+                model = self._variants.prepare(group, [rows[index].request.variant])
+                newest_BD[index - indices[0]] = batch.forward(model, index, [rows[index].tokens])[0][0, -1]
+            _take_tokens(same, model.logits(newest_BD))
+
+    def _frequency_key(self, length: int) -> tuple[float, ...]:
+        """Return a value that is equal for rows whose newest token, at `length`, has the same rotary frequencies."""
+        return tuple(rope.constant_until(length) for rope in self._ropes)
+
+    def _remove_ended(self) -> None:
+        for batch in self._batches.values():
+            for index in reversed(range(len(batch.rows))):
+                row = batch.rows[index]
+                if row.ended is None and not row.request.is_cancelled:
+                    continue
+                if row is self._incomplete:
+                    self._incomplete = None
+                batch.remove(index, len(batch.rows) - (self._incomplete in batch.rows))
+                if not row.request.is_cancelled and row.ended is not None:
+                    row.request.on_end(row.ended)
+
+
+def _take_tokens(rows: Sequence[_Row], logits_BV: paddle.Tensor) -> None:
+    """Choose the next token of each row; an error ends its row only."""
+    best = paddle.argmax(logits_BV, axis=-1).tolist() if any(row.takes_most_likely for row in rows) else []
+    for index, row in enumerate(rows):
+        try:
+            row.take(logits_BV[index : index + 1], best[index] if row.takes_most_likely else None)
+        except Exception as error:
+            row.ended = error

@@ -1,0 +1,68 @@
+"""Log-probabilities of tokens, and of the most likely tokens in their place.
+
+Shapes: S positions, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import paddle
+
+from paddlenlp_ext.generation.decoder import Decoder
+
+_POSITIONS_PER_PART = 64  # bounds the memory of the logits of a long prompt
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of a token under the model, without temperature and penalties.
+
+    Attributes:
+        token: token id.
+        logprob: natural logarithm of the probability.
+        top: (token id, log-probability) of the most likely tokens, in descending order.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def token_logprobs(logits_SV: paddle.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+    """Return the log-probability of one token for each line of logits.
+
+    Args:
+        logits_SV: [S, V], any float type.
+        tokens: S token ids.
+        num_top: number of most likely tokens to return with each token; 0: none.
+    """
+    logits_SV = logits_SV.astype("float32")
+    total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
+    chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)
+    chosen = (chosen_S1 - total_S1).squeeze(1).tolist()
+    top: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if num_top:
+        values_ST, ids_ST = paddle.topk(logits_SV, min(num_top, logits_SV.shape[1]), axis=-1)
+        pairs = zip(ids_ST.tolist(), (values_ST - total_S1).tolist(), strict=True)
+        top = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+    return [TokenLogprob(*each) for each in zip(tokens, chosen, top, strict=True)]
+
+
+def sequence_logprobs(
+    model: Decoder, hidden_SD: paddle.Tensor, tokens: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """Return the log-probabilities of the tokens that follow each position.
+
+    Args:
+        model: the decoder, for its `logits`.
+        hidden_SD: hidden states [S, D].
+        tokens: the token after each position.
+        num_top: number of most likely tokens to return with each token.
+    """
+    found = []
+    for start in range(0, len(tokens), _POSITIONS_PER_PART):
+        part = tokens[start : start + _POSITIONS_PER_PART]
+        found += token_logprobs(model.logits(hidden_SD[start : start + len(part)]), part, num_top)
+    return found

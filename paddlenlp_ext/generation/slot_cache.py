@@ -1,0 +1,215 @@
+"""Key-value cache of a running batch, which rows join and leave between forward passes.
+
+Every row begins in column 0 and has a length of its own. Rows in use come first, so that the rows of a forward pass are
+a slice of the stored tensors, which Paddle reads in place. A row that leaves is replaced by another one:
+
+              prefix  tokens       free                     prefix  tokens       free
+    row 0       p p   a a a a a    0 0         a leaves       p p   c c c        0 0
+    row 1       p p   b b          0 0         ------->       p p   b b          0 0
+    row 2       p p   c c c        0 0
+
+Shapes: B rows of a pass, S new positions, R stored rows, C capacity, P positions of a prefix, K key-value heads, H head
+dimension of keys, E head dimension of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.generation.kv_cache import BLOCK, attend_to
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions
+from paddlenlp_ext.ops.attention.decode import CachedLayer, VisiblePositions, store_positions
+from paddlenlp_ext.ops.attention.scores import PLAIN
+
+_ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
+
+
+class _Layer:
+    """Keys [R, K, C, H] and values [R, K, C, E] of one layer; the first P columns of each row hold the prefix."""
+
+    def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
+        self.prefix = prefix
+        self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
+        self.stored: tuple[paddle.Tensor, ...] = ()
+
+    def reserve(self, rows: int, columns: int, like: Sequence[paddle.Tensor]) -> None:
+        """Make room for `rows` rows of `columns` columns, of the heads and dtype of the new tensors `like`."""
+        shape = self.stored[0].shape if self.stored else [0, 0, 0, 0]
+        if rows <= shape[0] and columns <= shape[2]:
+            return
+        rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, shape[0])
+        columns = max(-(-columns // BLOCK) * BLOCK, shape[2])
+        empty = tuple(paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
+        for index, store in enumerate(empty):
+            if self.prefix is not None:
+                store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
+            if self.stored:
+                store[: shape[0], :, : shape[2]] = self.stored[index]
+        self.stored = empty
+
+
+class SlotCache:
+    """Keys and values of rows that join and leave; it holds no gradients.
+
+    Attributes:
+        lengths: number of stored positions of each row in use, without the prefix.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.frequency_sets: list[tuple[bool, ...] | None] = []
+        self.layers: dict[int, _Layer] = {}
+        self.has_prefix = False
+        self.derived_tensors: dict[Hashable, Any] = {}
+
+    def add_row(self) -> int:
+        """Add an empty row after the others; return its index."""
+        self.lengths.append(0)
+        self.frequency_sets.append(None)
+        return len(self.lengths) - 1
+
+    def clear_row(self, row: int) -> None:
+        """Remove all positions of a row, which stays in use."""
+        self.lengths[row], self.frequency_sets[row] = 0, None
+
+    @paddle.no_grad()
+    def wipe_row(self, row: int) -> None:
+        """Overwrite the stored numbers of a row, of which some are NaN: other backends than C++ multiply them by 0."""
+        for layer in self.layers.values():
+            for store in layer.stored:
+                store[row, :, layer.prefix_length :] = 0.0
+
+    @paddle.no_grad()
+    def move_row(self, source: int, target: int) -> None:
+        """Replace row `target` by row `source`, whose own place is then free for another row."""
+        for layer in self.layers.values() if source != target else ():
+            end = layer.prefix_length + self.lengths[source]
+            for store in layer.stored:
+                store[target, :, :end] = store[source, :, :end]
+        self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
+
+    def remove_last_row(self) -> None:
+        """Remove the last row in use; the memory is freed with the last of all rows."""
+        self.lengths.pop()
+        self.frequency_sets.pop()
+        if not self.lengths:
+            self.layers = {index: _Layer(layer.prefix) for index, layer in self.layers.items()}
+
+    def rows(self, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> RowsOfCache:
+        """Return the cache of a forward pass over the rows `first` to `first + num_rows - 1`.
+
+        Args:
+            first, num_rows: range of rows.
+            prompt_lengths: number of tokens of the prompt of each of these rows.
+        """
+        return RowsOfCache(self, first, num_rows, prompt_lengths)
+
+
+class RowsOfCache:
+    """Cache of one forward pass over some rows of a `SlotCache`; its interface is `nn.attention.KeyValueCache`.
+
+    Columns count from the first position of the pass, so that `length` is 0 and the tokens of a row begin in a column
+    that is not positive.
+
+    Attributes:
+        key_starts: int64 [B], column of the first token of each row: minus its length.
+        prompt_end: column at which the prompt of each row ends.
+    """
+
+    length = 0
+
+    def __init__(self, cache: SlotCache, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> None:
+        self._cache, self._rows = cache, slice(first, first + num_rows)
+        self._lengths_B = np.asarray(cache.lengths[self._rows], np.int64)
+        self.key_starts = paddle.to_tensor(-self._lengths_B)
+        self.prompt_end = (np.asarray(prompt_lengths, np.int64) - self._lengths_B).tolist()
+        self._layouts: dict[int | None, AttentionLayout] = {}
+        self._visible: dict[tuple[int | None, int], VisiblePositions] = {}
+
+    @property
+    def is_new(self) -> bool:
+        """True while the cache has neither positions nor a prefix."""
+        return not self._cache.layers and not self._cache.has_prefix
+
+    def stale_rows(self) -> list[int]:
+        """Return the rows whose stored keys were rotated with other frequencies than those of this pass."""
+        return [
+            row
+            for row in range(self._rows.start, self._rows.stop)
+            if self._cache.frequency_sets[row] not in (None, self._sets)
+        ]
+
+    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
+        """Record the sets of rotary frequencies of this pass; see `stale_rows`."""
+        self._sets = frequency_sets
+
+    def advance(self, num_new: int) -> None:
+        """Count the positions of this pass as stored."""
+        for row in range(self._rows.start, self._rows.stop):
+            self._cache.lengths[row] += num_new
+            self._cache.frequency_sets[row] = self._sets
+
+    def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
+        """Store a prefix of keys and values for all rows, one pair for each layer index; only in a new cache."""
+        assert self.is_new, "set the prefix before appending"
+        self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
+        self._cache.has_prefix = True
+
+    @paddle.no_grad()
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
+        """Append the keys and values of a layer to the rows, and return the layer's contents."""
+        layer = self._cache.layers.setdefault(layer_index, _Layer())
+        new, num_new = (k_BSKH, v_BSKE), k_BSKH.shape[1]
+        starts_B = layer.prefix_length + self._lengths_B
+        layer.reserve(self._rows.stop, int(starts_B.max()) + num_new, new)
+        views = tuple(store[self._rows] for store in layer.stored)
+        for x, view in zip(new, views, strict=True):
+            store_positions(x, view, starts_B)
+        prefix = None if layer.prefix is None else tuple(x.astype(k_BSKH.dtype) for x in layer.prefix)
+        if not self._lengths_B.any():
+            return CachedLayer(views, prefix, layout=self._first_layout(num_new, window))
+        return CachedLayer(views, prefix, visible=self._visible_positions(num_new, layer.prefix_length, window))
+
+    @paddle.no_grad()
+    def attend(
+        self,
+        layer_index: int,
+        q_BSNH: paddle.Tensor,
+        k_BSKH: paddle.Tensor,
+        v_BSKE: paddle.Tensor,
+        window: int | None,
+        scale: float,
+        implementation: str | None = None,
+        options: ScoreOptions = PLAIN,
+    ) -> paddle.Tensor:
+        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E]."""
+        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
+        return attend_to(cached, q_BSNH, k_BSKH, v_BSKE, scale, implementation, options)
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, computed once per `key` for all passes: weights in another form."""
+        if key not in self._cache.derived_tensors:
+            self._cache.derived_tensors[key] = make()
+        return self._cache.derived_tensors[key]
+
+    def _first_layout(self, num_new: int, window: int | None) -> AttentionLayout:
+        if window not in self._layouts:
+            self._layouts[window] = AttentionLayout.from_documents([[num_new]] * len(self._lengths_B), window)
+        return self._layouts[window]
+
+    def _visible_positions(self, num_new: int, prefix_length: int, window: int | None) -> VisiblePositions:
+        """Return the ranges of columns that each new position attends to: of the prefix and of its own row."""
+        if (window, prefix_length) not in self._visible:
+            positions_BS = self._lengths_B[:, None] + np.arange(num_new)
+            oldest_BS = np.zeros_like(positions_BS) if window is None else positions_BS - window + 1
+            own_first_BS, own_end_BS = np.maximum(oldest_BS, 0), positions_BS + 1
+            prefix_first_BS = np.clip(prefix_length + oldest_BS, 0, prefix_length) if window else np.zeros_like(oldest_BS)
+            prefix_end_BS = np.full_like(oldest_BS, prefix_length)
+            ranges = (prefix_first_BS, prefix_end_BS, prefix_length + own_first_BS, prefix_length + own_end_BS)
+            visible = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
+            self._visible[window, prefix_length] = visible
+        return self._visible[window, prefix_length]

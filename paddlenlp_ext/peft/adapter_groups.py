@@ -1,0 +1,165 @@
+"""Several adapters over one base model, chosen for each row of a forward pass.
+
+Low-rank updates of linear layers share a pass. The factors of all adapters are joined, and each row keeps the products
+of its own adapter:
+
+    y = x W^T + ((x A^T) * m) B^T        A = [A_1; A_2; ...]        B = [B_1, B_2, ...]
+
+    m           ranks of A_1   ranks of A_2
+    row 0       1 1 1 1        0 0              adapter 1
+    row 1       0 0 0 0        1 1              adapter 2
+    row 2       0 0 0 0        0 0              base
+
+Rows of any other adapter run in passes of their own, for which its layers replace those of the base.
+
+Shapes: B rows, S positions, in/out features, R sum of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.peft.factors import Factors, factors_of
+from paddlenlp_ext.peft.layers import AdapterLayer, as_linear
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.replaced_parameters import DetachedAdapter, attach_adapter, detach_adapter
+from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+SHARED = ""
+"""Group of the base and of all adapters whose rows share a pass."""
+
+
+class RowAdapters:
+    """Adapter of each row of the current pass; all layers of the group read it."""
+
+    def __init__(self) -> None:
+        self._names: Sequence[str] = ()
+        self._masks: dict[tuple[tuple[str, int], ...], paddle.Tensor | None] = {}
+
+    def select(self, names: Sequence[str]) -> None:
+        """Set the adapter of each row; a name without factors stands for the base."""
+        if list(names) != list(self._names):
+            self._names, self._masks = list(names), {}
+
+    @property
+    def num_rows(self) -> int:
+        """Number B of rows."""
+        return len(self._names)
+
+    def mask(self, ranks: tuple[tuple[str, int], ...], dtype: paddle.dtype) -> paddle.Tensor | None:
+        """Return the mask [B, 1, R] of joined factors; None if no row has any of the adapters.
+
+        Args:
+            ranks: name and rank of each adapter of the layer, in the order of its factors.
+            dtype: dtype of the mask, the same for all layers of a model.
+        """
+        if ranks not in self._masks:
+            columns = [np.array(self._names) == name for name, rank in ranks for _ in range(rank)]
+            mask_BR = np.stack(columns, axis=1)
+            self._masks[ranks] = paddle.to_tensor(mask_BR[:, None]).astype(dtype) if mask_BR.any() else None
+        return self._masks[ranks]
+
+
+class RowLoRALinear(AdapterLayer):
+    """Linear layer with a low-rank update of its own for each row.
+
+    Args:
+        base: linear layer, plain or quantized.
+        factors: factors of each adapter of this layer, by name.
+        rows: adapter of each row.
+    """
+
+    def __init__(self, base: Any, factors: Mapping[str, Factors], rows: RowAdapters) -> None:
+        super().__init__(base)
+        dtype = as_linear(base).compute_dtype
+        self.ranks = tuple((name, pair.a.shape[0]) for name, pair in factors.items())
+        self.a = paddle.concat([pair.a for pair in factors.values()]).astype(dtype)
+        self.b = paddle.concat([pair.b for pair in factors.values()], axis=1).astype(dtype)
+        self.rows = rows
+
+    def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map x, [B, S, in] or [B * S, in], to the same shape with out features."""
+        y = self.base(x)
+        mask_B1R = self.rows.mask(self.ranks, self.a.dtype)
+        if mask_B1R is None:
+            return y
+        inner_BSR = linear(x, self.a).reshape([self.rows.num_rows, -1, self.a.shape[0]]) * mask_B1R
+        return y + linear(inner_BSR, self.b).reshape(y.shape).astype(y.dtype)
+
+
+class AdapterGroups:
+    """Base model with named adapters; its interface is `generation.engine.Variants`.
+
+    Args:
+        model: base model without an adapter.
+        adapters: stored adapters by name.
+
+    Raises:
+        ValueError: an adapter does not belong to the model, or has factors that are not finite.
+    """
+
+    def __init__(self, model: TrainableModel, adapters: Mapping[str, AdapterFiles]) -> None:
+        self._base, self._rows = model, RowAdapters()
+        self._models: dict[str, Any] = {SHARED: model}
+        self._detached: dict[str, DetachedAdapter] = {}
+        shared: dict[str, dict[str, Factors]] = {}
+        for name, stored in adapters.items():
+            adapted = PeftModel.from_files(model, stored, is_trainable=False)
+            factors = _factors_by_row(adapted, name)
+            detached = detach_adapter(model)
+            if factors is None:
+                self._models[name], self._detached[name] = adapted, detached
+                logger.info("adapter %s (%s) runs in passes of its own", name, stored.config.peft_type)
+            for layer, pair in (factors or {}).items():
+                shared.setdefault(layer, {})[name] = pair
+        for layer, by_name in shared.items():
+            replace_layer(model, layer, RowLoRALinear(layer_at(model, layer), by_name, self._rows))
+        self._active = SHARED
+        model.eval()
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the decoder."""
+        return self._base.config
+
+    def group_of(self, variant: str) -> str:
+        """Return the group of an adapter, or of the base under any other name."""
+        return variant if variant in self._models else SHARED
+
+    def prepare(self, group: str, variants: Sequence[str]) -> Any:
+        """Return the model for a pass whose rows have the given adapters, all of one group."""
+        if group != self._active:
+            self._detached[self._active] = detach_adapter(self._base)
+            attach_adapter(self._base, self._detached.pop(group))
+            self._active = group
+        self._rows.select(variants)
+        return self._models[group]
+
+
+def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
+    """Return the factors of an adapter whose rows can share a pass with others, else None.
+
+    The update of lm_head is not a layer's output, and the weights that compute keys from latents are used as matrices.
+
+    Raises:
+        ValueError: a factor has NaN or an infinity, which would reach the other rows of a pass.
+    """
+    try:
+        factors = factors_of(adapted)
+    except ValueError:  # the update is not low-rank, or there are other tensors
+        return None
+    if any(layer.rpartition(".")[2] in ("lm_head", "kv_b_proj") for layer in factors):
+        return None
+    for layer, pair in factors.items():
+        if not all(bool(paddle.isfinite(factor).all()) for factor in (pair.a, pair.b)):
+            raise ValueError(f"adapter {name}: {layer} has NaN or infinite weights; train it again")
+    return factors
