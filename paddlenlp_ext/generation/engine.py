@@ -161,7 +161,9 @@ class _Batch:
         self.cache.remove_last_row()
         self.rows.pop()
 
-    def forward(self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]) -> tuple[paddle.Tensor, list[int]]:
+    def forward(
+        self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]
+    ) -> tuple[paddle.Tensor, list[int]]:
         """Run new tokens of the rows from `first` on; return their hidden states [B, S, D], and the stale rows."""
         last = first + len(tokens_BS)
         view = self.cache.rows(first, len(tokens_BS), [len(row.request.prompt) for row in self.rows[first:last]])

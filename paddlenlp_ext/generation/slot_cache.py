@@ -186,7 +186,7 @@ class RowsOfCache:
         implementation: str | None = None,
         options: ScoreOptions = PLAIN,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E]."""
+        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, E]."""
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
         return attend_to(cached, q_BSNH, k_BSKH, v_BSKE, scale, implementation, options)
 
@@ -207,7 +207,9 @@ class RowsOfCache:
             positions_BS = self._lengths_B[:, None] + np.arange(num_new)
             oldest_BS = np.zeros_like(positions_BS) if window is None else positions_BS - window + 1
             own_first_BS, own_end_BS = np.maximum(oldest_BS, 0), positions_BS + 1
-            prefix_first_BS = np.clip(prefix_length + oldest_BS, 0, prefix_length) if window else np.zeros_like(oldest_BS)
+            prefix_first_BS = (
+                np.clip(prefix_length + oldest_BS, 0, prefix_length) if window else np.zeros_like(oldest_BS)
+            )
             prefix_end_BS = np.full_like(oldest_BS, prefix_length)
             ranges = (prefix_first_BS, prefix_end_BS, prefix_length + own_first_BS, prefix_length + own_end_BS)
             visible = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
-LENGTHS = (5, 1, 17, 40, 9, 2, 23)
+LENGTHS = (5, 1, 17, 9)
+NUM_NEW = 11
 
 
 class Answer:
@@ -65,14 +67,18 @@ def run(engine: Engine, answers: list[Answer], steps_between: int = 0) -> None:
 def test_engine_requests_that_join_and_leave_equal_generate(family):
     """Let rows join a running batch of three, with prompts in parts of 7 tokens, and leave at different steps."""
     model, prompts = tiny_model(family), random_prompts(LENGTHS)
-    free = generate(model, prompts, max_new_tokens=24, batch_size=1)
-    end = [free[0][2], free[2][9]]
-    expected = generate(model, prompts, max_new_tokens=24, eos_token_id=end, batch_size=1)
-    assert len({len(tokens) for tokens in expected}) >= 3, "all rows end at the same step"
-    answers = [Answer(prompt, 24, end) for prompt in prompts]
+    free = generate(model, prompts, max_new_tokens=NUM_NEW, batch_size=len(prompts))
+    end, limits = [free[2][7]], range(NUM_NEW, NUM_NEW - len(prompts), -1)
+    expected = [
+        list(itertools.takewhile(lambda token: token not in end, tokens[:limit]))
+        for tokens, limit in zip(free, limits, strict=True)
+    ]
+    assert len({len(tokens) for tokens in expected}) >= 3, "rows end at the same step"
+    answers = [Answer(prompt, limit, end) for prompt, limit in zip(prompts, limits, strict=True)]
     run(Engine(SingleModel(model), max_rows=3, prompt_tokens_per_step=7), answers, steps_between=2)
     assert [answer.tokens for answer in answers] == expected
-    assert [answer.ended for answer in answers] == [[LENGTH if len(row) == 24 else STOP] for row in expected]
+    reasons = [[LENGTH if len(row) == limit else STOP] for row, limit in zip(expected, limits, strict=True)]
+    assert [answer.ended for answer in answers] == reasons
 
 
 def test_engine_draws_are_those_of_generate():
