@@ -14,6 +14,7 @@ import paddle
 
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
+from paddlenlp_ext.generation.slot_cache import RowsOfCache
 
 
 class Decoder(Protocol):
@@ -30,7 +31,11 @@ class Decoder(Protocol):
         ...
 
     def hidden_states(
-        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        *,
+        cache: KVCache | RowsOfCache | None = None,
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D], the input of lm_head."""
         ...

@@ -305,9 +305,9 @@ class Engine:
 
 def _take_tokens(rows: Sequence[_Row], logits_BV: paddle.Tensor) -> None:
     """Choose the next token of each row; an error ends its row only."""
-    best = paddle.argmax(logits_BV, axis=-1).tolist() if any(row.takes_most_likely for row in rows) else []
+    best_B = paddle.argmax(logits_BV, axis=-1).numpy() if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):
         try:
-            row.take(logits_BV[index : index + 1], best[index] if row.takes_most_likely else None)
+            row.take(logits_BV[index : index + 1], int(best_B[index]) if row.takes_most_likely else None)
         except Exception as error:
             row.ended = error

@@ -41,11 +41,11 @@ def token_logprobs(logits_SV: paddle.Tensor, tokens: Sequence[int], num_top: int
     logits_SV = logits_SV.astype("float32")
     total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
     chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)
-    chosen = (chosen_S1 - total_S1).squeeze(1).tolist()
+    chosen = (chosen_S1 - total_S1).squeeze(1).numpy().tolist()
     top: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
     if num_top:
         values_ST, ids_ST = paddle.topk(logits_SV, min(num_top, logits_SV.shape[1]), axis=-1)
-        pairs = zip(ids_ST.tolist(), (values_ST - total_S1).tolist(), strict=True)
+        pairs = zip(ids_ST.numpy().tolist(), (values_ST - total_S1).numpy().tolist(), strict=True)
         top = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
     return [TokenLogprob(*each) for each in zip(tokens, chosen, top, strict=True)]
 

@@ -34,22 +34,28 @@ class _Layer:
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
-        self.stored: tuple[paddle.Tensor, ...] = ()
+        self.stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
-    def reserve(self, rows: int, columns: int, like: Sequence[paddle.Tensor]) -> None:
-        """Make room for `rows` rows of `columns` columns, of the heads and dtype of the new tensors `like`."""
-        shape = self.stored[0].shape if self.stored else [0, 0, 0, 0]
-        if rows <= shape[0] and columns <= shape[2]:
-            return
+    def reserve(self, rows: int, columns: int, like: KeyValuePrefix) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the stored tensors, with room for `rows` rows of `columns` columns.
+
+        Args:
+            rows, columns: numbers of rows and columns.
+            like: new keys and values [B, S, K, H] and [B, S, K, E].
+        """
+        shape = self.stored[0].shape if self.stored is not None else [0, 0, 0, 0]
+        if self.stored is not None and rows <= shape[0] and columns <= shape[2]:
+            return self.stored
         rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, shape[0])
         columns = max(-(-columns // BLOCK) * BLOCK, shape[2])
-        empty = tuple(paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
-        for index, store in enumerate(empty):
+        k_new, v_new = (paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
+        for index, store in enumerate((k_new, v_new)):
             if self.prefix is not None:
                 store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
-            if self.stored:
+            if self.stored is not None:
                 store[: shape[0], :, : shape[2]] = self.stored[index]
-        self.stored = empty
+        self.stored = k_new, v_new
+        return self.stored
 
 
 class SlotCache:
@@ -80,7 +86,7 @@ class SlotCache:
     def wipe_row(self, row: int) -> None:
         """Overwrite the stored numbers of a row, of which some are NaN: other backends than C++ multiply them by 0."""
         for layer in self.layers.values():
-            for store in layer.stored:
+            for store in layer.stored or ():
                 store[row, :, layer.prefix_length :] = 0.0
 
     @paddle.no_grad()
@@ -88,7 +94,7 @@ class SlotCache:
         """Replace row `target` by row `source`, whose own place is then free for another row."""
         for layer in self.layers.values() if source != target else ():
             end = layer.prefix_length + self.lengths[source]
-            for store in layer.stored:
+            for store in layer.stored or ():
                 store[target, :, :end] = store[source, :, :end]
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
 
@@ -163,13 +169,14 @@ class RowsOfCache:
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append the keys and values of a layer to the rows, and return the layer's contents."""
         layer = self._cache.layers.setdefault(layer_index, _Layer())
-        new, num_new = (k_BSKH, v_BSKE), k_BSKH.shape[1]
-        starts_B = layer.prefix_length + self._lengths_B
-        layer.reserve(self._rows.stop, int(starts_B.max()) + num_new, new)
-        views = tuple(store[self._rows] for store in layer.stored)
-        for x, view in zip(new, views, strict=True):
-            store_positions(x, view, starts_B)
-        prefix = None if layer.prefix is None else tuple(x.astype(k_BSKH.dtype) for x in layer.prefix)
+        num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
+        k_RKCH, v_RKCE = layer.reserve(self._rows.stop, int(starts_B.max()) + num_new, (k_BSKH, v_BSKE))
+        views = k_RKCH[self._rows], v_RKCE[self._rows]
+        store_positions(k_BSKH, views[0], starts_B)
+        store_positions(v_BSKE, views[1], starts_B)
+        prefix = layer.prefix
+        if prefix is not None:
+            prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
         if not self._lengths_B.any():
             return CachedLayer(views, prefix, layout=self._first_layout(num_new, window))
         return CachedLayer(views, prefix, visible=self._visible_positions(num_new, layer.prefix_length, window))
