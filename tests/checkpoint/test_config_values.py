@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import Any
 
 import pytest
 
@@ -16,14 +14,8 @@ from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from tests.generation.tiny_models import FAMILIES as MODELS
 from tests.generation.tiny_models import SIZES
+from tests.stress.wrong_values import OF_OTHER_TYPE
 
-OF_OTHER_TYPE: dict[type, tuple[Any, ...]] = {
-    bool: (2, "x", [], {"x": 1}, math.nan),
-    int: ("x", [], {"x": 1}, math.nan, math.inf, 1.5, True, -2, 10**12, 1e9),
-    float: ("x", [], {"x": 1}, math.nan, math.inf, True, -2, 1e300),
-    str: (5, [], {"x": 1}, math.nan, True),
-}
-"""Type of a key's default or tiny value -> values that no key of this type can have."""
 WRITTEN_AS_INTEGERS = ("query_pre_attn_scalar", "scale_emb", "dim_model_base", "original_max_position_embeddings")
 """Numbers whose default has no fraction."""
 MAY_BE_NEGATIVE = ("attn_logit_softcapping", "final_logit_softcapping")  # refused by the family, where it has the key

@@ -18,7 +18,7 @@ _FOREIGN = ("modules_to_save", "bias", "exclude_modules", "rank_pattern", "layer
 
 
 @functools.cache
-def _fields(switch: str) -> dict[str, Any]:
+def written_fields(switch: str) -> dict[str, Any]:
     """Return the fields that a method writes."""
     model = get_peft_model(tiny_model(), default_config(switch))
     config = default_config(switch)
@@ -27,6 +27,6 @@ def _fields(switch: str) -> dict[str, Any]:
 
 def attack(rng: random.Random, folder: Path) -> PeftConfig:
     """Read the config of an adapter with some wrong values."""
-    fields = mutate(_fields(rng.choice(PEFT_METHODS.names())), rng, _FOREIGN)
+    fields = mutate(written_fields(rng.choice(PEFT_METHODS.names())), rng, _FOREIGN)
     (folder / "adapter_config.json").write_text(json.dumps(fields))
     return PeftConfig.from_pretrained(folder)

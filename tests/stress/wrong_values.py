@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import math
+import operator
 import random
 from typing import Any
 
@@ -12,6 +15,17 @@ WRONG: tuple[Any, ...] = (
     *("", "x", "0", "1e9", "None", "../x", "\x00", "\ud800", "a" * 1000),
     *([], [None], [0], ["x"], [[1]], [1.5, "x"], {}, {"x": 1}, {"": None}, {"full_attention": {}}, {"a": {"b": [1]}}),
 )
+
+
+OF_OTHER_TYPE: dict[type, tuple[Any, ...]] = {
+    bool: (2, "x", [], {"x": 1}, math.nan),
+    int: ("x", [], {"x": 1}, math.nan, math.inf, 1.5, True, -2, 10**12, 1e9),
+    float: ("x", [], {"x": 1}, math.nan, math.inf, True, -2, 1e300),
+    str: (5, [], {"x": 1}, math.nan, True),
+    list: (2, "x", {"x": 1}, [math.nan], [{}], [None]),
+    dict: (2, "x", [], True, {"x": {"y": math.nan}}),
+}
+"""Type of a valid value -> values that no key with a value of this type can have."""
 
 
 def places(document: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
@@ -25,6 +39,18 @@ def places(document: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
     return found
 
 
+def value_at(document: Any, path: tuple[str | int, ...]) -> Any:
+    """Return the value at a path."""
+    return functools.reduce(operator.getitem, path, document)
+
+
+def replaced(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """Return a copy of a document with another value at a path."""
+    changed = copy.deepcopy(document)
+    value_at(changed, path[:-1])[path[-1]] = value
+    return changed
+
+
 def mutate(document: Any, rng: random.Random, extra_keys: tuple[str, ...] = ()) -> Any:
     """Return a copy of an object with 1 to 3 values replaced, removed or added."""
     changed = copy.deepcopy(document)
@@ -34,9 +60,7 @@ def mutate(document: Any, rng: random.Random, extra_keys: tuple[str, ...] = ()) 
             changed[rng.choice(extra_keys)] = copy.deepcopy(rng.choice(WRONG))
             continue
         *parents, last = rng.choice(known)
-        parent = changed
-        for step in parents:
-            parent = parent[step]
+        parent = value_at(changed, tuple(parents))
         if rng.random() < 0.1:
             del parent[last]
         else:
