@@ -7,6 +7,8 @@ from pathlib import Path
 
 from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD, open_float8
 from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
+from paddlenlp_ext.checkpoint.packed_layouts import read_layout
+from paddlenlp_ext.checkpoint.packed_weights import PackedWeights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.utils.files import read_json_object
@@ -15,10 +17,12 @@ from paddlenlp_ext.utils.files import read_json_object
 def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
-    Folders in FP8 are read in full precision.
+    Folders in FP8 are read in full precision, and those of GPTQ, AWQ and compressed-tensors in this package's layout of
+    integer weights.
 
     Raises:
-        ValueError: no readable weights, a damaged file, an index that contradicts its shards, or only pickles.
+        ValueError: no readable weights, a damaged file, an index that contradicts its shards, only pickles, or an
+            unsupported variant of a quantized layout.
     """
     path = Path(path)
     if path.is_file():
@@ -37,7 +41,10 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
         raise ValueError(_nothing_readable(path))
     config = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     quantization = config.get("quantization_config") or {}
-    return open_float8(source, quantization) if quantization.get("quant_method") == FLOAT8_METHOD else source
+    if quantization.get("quant_method") == FLOAT8_METHOD:
+        return open_float8(source, quantization)
+    layout = read_layout(quantization)
+    return source if layout is None else PackedWeights(source, layout)
 
 
 def _nothing_readable(folder: Path) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD
+from paddlenlp_ext.checkpoint.packed_layouts import read_layout
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.linear import QuantizedLinear
@@ -73,10 +74,14 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
         return None
     if _OURS in config:
         return options_from_dict(config[_OURS])
+    layout = read_layout(config)
+    if layout is not None:
+        return QuantizationConfig(algo=f"weight_only_int{layout.bits}", group_size=layout.group_size)
     if config.get("quant_method") != "bitsandbytes" or not config.get("load_in_4bit"):
         raise ValueError(
             f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not "
-            "supported; known: bitsandbytes in 4 bits, fp8, mxfp4, paddlenlp_ext; start from the original model"
+            "supported; known: bitsandbytes in 4 bits, gptq, awq, compressed-tensors, fp8, mxfp4, paddlenlp_ext; start "
+            "from the original model"
         )
     return QuantizationConfig(
         algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))

@@ -30,8 +30,13 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have the same size.
 
     Raises:
-        ValueError: see `sharded_block_size`.
+        ValueError: see `sharded_block_size`; or the shard is along the inputs, and the columns are in another order.
     """
+    if shard.axis == 1 and weight.order is not None:
+        raise ValueError(
+            "a weight whose columns are in the order of their activations (desc_act) cannot be sharded along its "
+            "inputs; use one tensor-parallel rank, or a model that was quantized without desc_act"
+        )
     block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
     repeats = weight.block_size // block
     scales_B = block_scales(weight, 0, weight.scales.size).numpy().repeat(repeats)[: -(-weight.num_weights // block)]
@@ -40,6 +45,8 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
         "codes": _slice_flat(weight.codes.numpy(), weight.shape, shard, per_byte),
         "scales": _slice_flat(scales_B, weight.shape, shard, block),
     }
+    if weight.zeros is not None:
+        arrays["zeros"] = _slice_flat(weight.zeros.numpy().repeat(repeats), weight.shape, shard, block)
     tensors: dict[str, Any] = {
         name: paddle.to_tensor(array, place=weight.codes.place) for name, array in arrays.items()
     }

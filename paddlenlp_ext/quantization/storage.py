@@ -15,6 +15,8 @@ weight_only_int8 and weight_only_int4 use a layout of this project:
     weight                                  int8 [out, in], or uint8 [ceil(N / 2)], two codes per byte
     weight_scale                            float32 [out, B / out]
     weight_shape                            int64 [2], only for int4
+    weight_zero                             int16 [out, B / out], zero points; absent if all are 0
+    weight_order                            int32 [in], input of each column; absent if they are in order
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -27,6 +29,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.checkpoint.packed_layouts import INTEGER_PARTS
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
@@ -35,7 +38,7 @@ from paddlenlp_ext.quantization.options import BLOCKWISE
 from paddlenlp_ext.utils.value_kinds import Kind, list_of, number, one_of, shown, whole
 
 _STATE = ".weight.quant_state.bitsandbytes__"
-_SCALE, _SHAPE = ".weight_scale", ".weight_shape"
+_SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 
 def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
@@ -57,7 +60,11 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
     out, codes = weight.shape[0], weight.codes
     if weight.algo not in BLOCKWISE:
         assert weight.group_scales is None, "integer formats have no double quantization"
-        scales = {layer + _SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
+        scales: dict[str, Any] = {layer + _SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
+        if weight.zeros is not None:
+            scales[layer + _ZERO] = _shaped(weight.zeros, (out, weight.zeros.size // out))
+        if weight.order is not None:
+            scales[layer + _ORDER] = weight.order
         if weight.algo == "weight_only_int8":
             return {f"{layer}.weight": _shaped(codes, weight.shape), **scales}
         return {f"{layer}.weight": codes, **scales, layer + _SHAPE: np.array(weight.shape, np.int64)}
@@ -94,7 +101,7 @@ def stored_layers(source: WeightSource) -> dict[str, str]:
 
 def is_auxiliary(name: str) -> bool:
     """Return whether the name is that of a quantized weight's auxiliary tensor: scales, code table or shape."""
-    return ".weight." in name or name.endswith((_SCALE, _SHAPE))
+    return ".weight." in name or name.endswith(INTEGER_PARTS)
 
 
 def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
@@ -115,8 +122,9 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     found_groups = 0 if weight.group_scales is None else weight.group_scales.size
     codes_fit = weight.codes.dtype == (paddle.int8 if algo == "weight_only_int8" else paddle.uint8)
     scales_fit = weight.scales.dtype == (paddle.float32 if weight.group_scales is None else paddle.uint8)
+    zeros_fit = weight.zeros is None or (weight.zeros.size == num_scales and weight.shape[1] % weight.block_size == 0)
     sizes_fit = (weight.codes.size, weight.scales.size, found_groups) == (num_codes, num_scales, num_groups)
-    if not (codes_fit and scales_fit and sizes_fit):
+    if not (codes_fit and scales_fit and sizes_fit and zeros_fit):
         raise ValueError(
             f"{source.path}: the tensors of the quantized {layer}.weight do not match each other; download or save the "
             "model again"
@@ -134,8 +142,8 @@ def stored_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]
 
 
 def stored_dtype(layer: str, algo: str, source: WeightSource) -> str:
-    """Return the dtype of the weight before quantization; float32 if the file does not record it."""
-    return _state(layer, algo, source)["dtype"] if algo in BLOCKWISE else "float32"
+    """Return the dtype of the weight before quantization; of integers, that of their scales."""
+    return _state(layer, algo, source)["dtype"] if algo in BLOCKWISE else source.dtype(layer + _SCALE)
 
 
 def _state(layer: str, algo: str, source: WeightSource) -> dict[str, Any]:
@@ -196,4 +204,22 @@ def _read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> Quantized
 def _read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     shape, scales = stored_shape(layer, algo, source), source.read(layer + _SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
-    return QuantizedWeight(algo, shape, shape[1] // scales.shape[-1], codes, paddle.to_tensor(scales).flatten())
+    zeros, order = _optional(source, layer + _ZERO), _optional(source, layer + _ORDER)
+    block = shape[1] // scales.shape[-1]
+    if order is not None and not np.array_equal(np.sort(order), np.arange(shape[1])):
+        raise ValueError(
+            f"{source.path}: {layer}{_ORDER} is not a permutation of the {shape[1]} inputs; download or save the model "
+            "again"
+        )
+    return QuantizedWeight(
+        *(algo, shape, block, codes, paddle.to_tensor(scales).flatten()),
+        zeros=None if zeros is None or not zeros.any() else paddle.to_tensor(zeros).flatten(),
+        order=None if order is None or bool((order == np.arange(shape[1])).all()) else paddle.to_tensor(order),
+    )
+
+
+def _optional(source: WeightSource, name: str) -> np.ndarray | None:
+    try:
+        return source.read(name)
+    except KeyError:
+        return None

@@ -116,9 +116,9 @@ def test_quantization_invalid_request_raises(folder: Path, tmp_path: Path):
     with pytest.raises(ValueError, match="already quantized"):
         load(tmp_path, quantization_config=QuantizationConfig(algo="nf4"))
     config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "aqlm", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="weights quantized by 'gptq' are not supported"):
+    with pytest.raises(ValueError, match="weights quantized by 'aqlm' are not supported"):
         load(tmp_path)
 
 

@@ -21,6 +21,7 @@ from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.grouped_linear import groups_with_rows
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.zero_points import input_gradient_with_zero_points, linear_with_zero_points
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
@@ -54,6 +55,8 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
         raise ValueError(
             f"quantized_linear: shapes do not match: x {list(x.shape)} with a weight of shape {list(weight.shape)}"
         )
+    if not weight.is_plain:
+        return linear_with_zero_points(quantized_linear_cpp, x, weight)
     x, rows = contiguous(x), math.prod(x.shape[:-1])
     y = library.empty([*x.shape[:-1], weight.shape[0]])
     if rows <= SMALL_BATCH_ROWS:
@@ -67,6 +70,8 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
 
 def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return (dL/dy) W, float32 [..., in], of a float32 or bfloat16 dL/dy [..., out]."""
+    if not weight.is_plain:
+        return input_gradient_with_zero_points(quantized_input_gradient_cpp, gradient, weight)
     gradient = contiguous(gradient)
     operand = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
     x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])

@@ -1,6 +1,7 @@
 """Dequantize packed codes, any number of rows at a time.
 
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
+    w[i] = (level(code[i]) - zero[i // block]) scale[i // block]        integer formats with zero points
     scale[j] = dynamic(code8[j]) scale8[j // group] + offset        if the scales are quantized too
 
 Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. The CPU backends are C++ and NumPy, whose lookup is five times as
@@ -23,6 +24,7 @@ from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_cpp, usable_on_codes
 from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_in_4_bits
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.quantized.zero_points import block_shifts
 
 _CHUNK = 1 << 20
 """Weights dequantized at a time on the CPU: 4 MB in float32."""
@@ -61,7 +63,12 @@ def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
     """Return the rows of one part of `row_blocks`, [last - first, in]."""
-    rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype)
+    rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
+    if weight.zeros is not None:
+        shifts_RG = block_shifts(weight)[first:last]
+        rows = rows + paddle.repeat_interleave(shifts_RG, weight.block_size, axis=1)
+    if weight.order is not None:
+        rows = paddle.index_select(rows, weight.order.argsort(), axis=1)
     return rows if rows.dtype == dtype else rows.astype(dtype)
 
 

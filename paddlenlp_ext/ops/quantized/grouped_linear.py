@@ -9,7 +9,7 @@ Shapes: N rows, G groups, I inputs, O outputs, P parts of the outputs, each of w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -41,7 +41,7 @@ def quantized_grouped_linear(
         The P parts of the outputs, each [N, O / P].
     """
     if not (paddle.is_grad_enabled() and requires_grad(x_NI)):
-        return grouped_op.choose(x_NI)(x_NI, stack, starts)
+        return _chosen(x_NI, stack)(x_NI, stack, starts)
     results: Any = _QuantizedGroupedLinear.apply(x_NI, stack, starts)
     return results if isinstance(results, tuple) else (results,)
 
@@ -50,14 +50,21 @@ class _QuantizedGroupedLinear(PyLayer):
     @staticmethod
     def forward(ctx, x, stack, starts):
         ctx.stack, ctx.starts, ctx.dtype, ctx.in_bf16 = stack, starts, x.dtype, bf16_matmuls_enabled()
-        results = grouped_op.choose(x)(x, stack, starts)
+        results = _chosen(x, stack)(x, stack, starts)
         return results if len(results) > 1 else results[0]
 
     @staticmethod
     def backward(ctx, *gradients):
         input_gradient = grouped_input_gradient_op.choose(gradients[0])
+        if not ctx.stack.matrices.is_plain:
+            input_gradient = grouped_input_gradient_reference
         with paddle.no_grad(), bf16_matmuls() if ctx.in_bf16 else nullcontext():
             return input_gradient(gradients, ctx.stack, ctx.starts).astype(ctx.dtype)
+
+
+def _chosen(x_NI: paddle.Tensor, stack: QuantizedStack) -> Callable[..., tuple[paddle.Tensor, ...]]:
+    """Return the backend of the product; the kernels of all matrices at once support plain ones only."""
+    return grouped_op.choose(x_NI) if stack.matrices.is_plain else grouped_linear_reference
 
 
 def grouped_linear_reference(

@@ -47,7 +47,7 @@ def fits_kernel(weight: QuantizedWeight) -> bool:
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
-        fits = width % 64 == 0 and out % 16 == 0 and kernel_group(weight) in (-1, 64, 128)
+        fits = weight.is_plain and width % 64 == 0 and out % 16 == 0 and kernel_group(weight) in (-1, 64, 128)
         weight.kernel_cache["fits kernel"] = fits and _codes_survive_reordering(weight)
     return weight.kernel_cache["fits kernel"]
 

@@ -51,7 +51,8 @@ def dequantize_rows_triton(
 def supports_product(weight: QuantizedWeight) -> bool:
     """Return whether `product_triton` supports this weight: rows of full blocks, and blocks that fit a program."""
     block = weight.block_size
-    return weight.shape[1] % block == 0 and 2 <= block <= _INPUTS and block & (block - 1) == 0
+    is_power = 2 <= block <= _INPUTS and block & (block - 1) == 0
+    return weight.is_plain and weight.shape[1] % block == 0 and is_power
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:

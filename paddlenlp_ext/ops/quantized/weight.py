@@ -10,7 +10,7 @@ from typing import Any
 
 import paddle
 
-TENSORS = ("codes", "scales", "group_scales", "offset")
+TENSORS = ("codes", "scales", "group_scales", "offset", "zeros", "order")
 """Fields of `QuantizedWeight` that are tensors."""
 
 
@@ -28,6 +28,9 @@ class QuantizedWeight:
         offset: float32 [1], mean of the scales, subtracted before they were quantized.
         group_size: number of neighbouring scales that share a group scale; 0 if scales are not quantized.
         is_residual: whether part of the original weight was subtracted before quantizing; an adapter adds it back.
+        zeros: int16 [B], integer formats: value of the codes that stands for 0, relative to the middle of their range;
+            None if all are 0. A block then lies within a row.
+        order: int32 [in], input of each column of the codes; None if the columns are in the order of the inputs.
         kernel_cache: tensors that a kernel derives from the codes once and reuses.
     """
 
@@ -40,7 +43,14 @@ class QuantizedWeight:
     offset: paddle.Tensor | None = None
     group_size: int = 0
     is_residual: bool = False
+    zeros: paddle.Tensor | None = None
+    order: paddle.Tensor | None = None
     kernel_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the weight is codes times scales, in the order of the inputs, which all kernels support."""
+        return self.zeros is None and self.order is None
 
     @property
     def num_weights(self) -> int:
@@ -101,7 +111,16 @@ def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack
     first = groups[0][0]
     stacked: dict[str, Any] = dict.fromkeys(TENSORS)
     for name in TENSORS:
-        if getattr(first, name) is not None:
-            tensors = [getattr(matrix, name) for parts in groups for matrix in parts]
+        tensors = [getattr(matrix, name) for parts in groups for matrix in parts]
+        if any(tensor is not None for tensor in tensors):
+            tensors = [_neutral(name, first) if tensor is None else tensor for tensor in tensors]
             stacked[name] = paddle.stack(tensors).reshape([len(groups), len(groups[0]), -1])
     return QuantizedStack(dataclasses.replace(first, **stacked, kernel_cache={}))
+
+
+def _neutral(name: str, weight: QuantizedWeight) -> paddle.Tensor:
+    """Return the tensor that changes nothing, for a matrix without one beside matrices that have one."""
+    assert name in ("zeros", "order"), f"all matrices of a stack have {name}, or none"
+    return (
+        paddle.arange(weight.shape[1], dtype="int32") if name == "order" else paddle.zeros(weight.scales.shape, "int16")
+    )
