@@ -2,7 +2,8 @@
 
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
-    L7  api, cli                                   public functions; programs of llm/
+    L8  api, cli                                   public functions; programs of llm/
+    L7  evaluation                                 scores of models on tasks
     L6  trainer                                    assembly of a run; training loop
     L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
     L4  models, peft                               decoders and their families; adapter methods
@@ -158,6 +159,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models", "peft"),
     ("parallel",),
     ("trainer",),
+    ("evaluation",),
     ("api", "cli"),
 )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paddlenlp_ext.data.conversation import ROLE_ORDER, TOOL, USER, Conversation
 from paddlenlp_ext.data.formats import parse_row
@@ -15,6 +17,7 @@ from paddlenlp_ext.data.sources import location_of, read_rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.types import MAX_LISTED, InvalidRow, InvalidRowError
 
+ItemT = TypeVar("ItemT")
 _STAND_IN = "?"  # replaces the missing answer of a row, so that `parse_row` accepts the row
 
 
@@ -59,20 +62,34 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """Return the prompt of every row of a file of JSON lines, or of one JSON array in a .json file.
 
     Raises:
+        ValueError: as for `parse_file`.
+    """
+    return parse_file(path, parse_prompt)
+
+
+def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_rows: int | None = None) -> list[ItemT]:
+    """Return the result of `parse` for the JSON value of every row of a file.
+
+    Args:
+        path: file in any format of rows.
+        parse: function from the value of a row to its item; it raises `InvalidRowError` for an invalid row.
+        max_rows: number of rows to read; None: all.
+
+    Raises:
         ValueError: the file does not exist, holds no rows, or holds invalid rows; the message lists the first few and
             their number.
     """
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"data_file: {str(path)!r} is not a file; use one with a JSON object per line")
-    prompts: list[Prompt] = []
+    items: list[ItemT] = []
     problems: list[InvalidRow] = []
-    for row in read_rows(path):
+    for row in islice(read_rows(path), max_rows):
         if isinstance(row, InvalidRow):
             problems.append(row)
             continue
         try:
-            prompts.append(parse_prompt(row.value))
+            items.append(parse(row.value))
         except InvalidRowError as error:
             problems.append(InvalidRow(location_of(row, error.path), error.reason, str(error)))
     if problems:
@@ -80,9 +97,9 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
         raise ValueError(
             f"{len(problems)} invalid row{'s' if len(problems) > 1 else ''} in the data file; fix them:\n{listed}"
         )
-    if not prompts:
+    if not items:
         raise ValueError(f"data_file: {str(path)!r} has no rows; write a JSON object per line")
-    return prompts
+    return items
 
 
 def parse_prompt(value: Any) -> Prompt:

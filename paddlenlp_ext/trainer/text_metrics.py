@@ -33,22 +33,37 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
-    exact = [output.strip() == reference.strip() for output, reference in zip(outputs, references, strict=True)]
+    exact = [is_exact_match(output, reference) for output, reference in zip(outputs, references, strict=True)]
     return {
-        **_rouge(outputs, references),
-        "bleu4": _bleu4(outputs, references),
+        **{name: sum(scores) / len(scores) for name, scores in rouge_scores(outputs, references).items()},
+        "bleu4": bleu4(outputs, references),
         "exact_match": sum(exact) / len(exact),
     }
 
 
-def _rouge(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def is_exact_match(output: str, reference: str) -> bool:
+    """Return whether two texts are equal, without regard to surrounding white space."""
+    return output.strip() == reference.strip()
+
+
+def rouge_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
+    """Return the F-measures rouge1, rouge2 and rougel of each pair.
+
+    Raises:
+        ValueError: the library is not installed.
+    """
     kinds = ["rouge1", "rouge2", "rougeL"]
     scorer = _library("rouge_score.rouge_scorer").RougeScorer(kinds, tokenizer=WordTokenizer())
     scores = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
-    return {kind.lower(): sum(score[kind].fmeasure for score in scores) / len(scores) for kind in kinds}
+    return {kind.lower(): [score[kind].fmeasure for score in scores] for kind in kinds}
 
 
-def _bleu4(outputs: Sequence[str], references: Sequence[str]) -> float:
+def bleu4(outputs: Sequence[str], references: Sequence[str]) -> float:
+    """Return BLEU-4 of all pairs together, between 0 and 1.
+
+    Raises:
+        ValueError: the library is not installed.
+    """
     tokenize = "zh" if any(_UNSPACED_CHARACTER.search(reference) for reference in references) else "13a"
     return _library("sacrebleu").corpus_bleu(list(outputs), [list(references)], tokenize=tokenize).score / 100
 
@@ -57,6 +72,4 @@ def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"eval_with_do_generation needs the package {error.name}; run: pip install -e '.[metrics]'"
-        ) from error
+        raise ValueError(f"ROUGE or BLEU needs the package {error.name}; run: pip install -e '.[metrics]'") from error

@@ -1,0 +1,23 @@
+"""Score a model on tasks, with or without its adapter: python llm/run_evaluation.py --help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.cli.evaluation_arguments import parse_arguments
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check the command line and the task files before the slow import of Paddle, then evaluate."""
+    arguments, tasks = parse_arguments(argv)
+    require_paddle()
+    from paddlenlp_ext.cli.run_evaluation import run_evaluation
+
+    run_evaluation(arguments, tasks)
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

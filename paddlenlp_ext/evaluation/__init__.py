@@ -1,0 +1,1 @@
+"""Scores of models on tasks: multiple choice, generated answers and perplexity, with confidence intervals."""

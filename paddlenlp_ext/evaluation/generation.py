@@ -1,0 +1,102 @@
+"""Generated answers, decoded greedily and compared with the right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.prompts import Prompt, parse_file
+from paddlenlp_ext.data.row_values import read_object
+from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.evaluation.answers import extract, last_number, score_answers
+from paddlenlp_ext.evaluation.options import TaskOptions
+from paddlenlp_ext.evaluation.prompting import (
+    INVALID_ANSWER,
+    PromptEncoder,
+    prompt_text,
+    read_answers,
+    read_prompt,
+)
+from paddlenlp_ext.evaluation.task import Measured, Task
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """Prompt and right answers, at least one."""
+
+    prompt: Prompt | str
+    references: tuple[str, ...]
+
+
+class Generation(Task):
+    """Task of kind generation."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        assert options.data_file is not None, "checked by TaskOptions"
+        self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
+        self.prompts = [prompt_text(question.prompt) for question in self.questions]
+        self.references = [question.references[0] for question in self.questions]
+
+    def encode(self, encoder: PromptEncoder) -> list[list[int]]:
+        """Return the ids of each prompt."""
+        return self.encode_rows(
+            lambda question: encoder.prompt(question.prompt, self.options.max_new_tokens), self.questions
+        )
+
+    def num_parts(self, encoded: list[list[int]]) -> int:
+        """Return the number of prompts."""
+        return len(encoded)
+
+    def measure(
+        self,
+        model: Any,
+        encoded: list[list[int]],
+        encoder: PromptEncoder,
+        batch_size: int,
+        advance: Callable[[int], object],
+    ) -> Measured:
+        """Return the scores of the answers, and the answers."""
+        generated = model.generate(
+            encoded,
+            max_new_tokens=self.options.max_new_tokens,
+            batch_size=batch_size,
+            on_row=lambda _, __: advance(1),
+        )
+        outputs = [cut_at(encoder.decode(ids), self.options.stop) for ids in generated]
+        extracted = [extract(output, self.options.pattern) for output in outputs]
+        references = [self._references(question) for question in self.questions]
+        scores = {name: score_answers(name, extracted, references) for name in self.options.metric_names}
+        return Measured(scores, outputs)
+
+    def _references(self, question: OpenQuestion) -> list[str]:
+        """Return the right answers: the part that the pattern extracts, where it occurs."""
+        extracted = [extract(text, self.options.pattern) for text in question.references]
+        return [text if part is None else part for text, part in zip(question.references, extracted, strict=True)]
+
+
+def cut_at(text: str, stops: Sequence[str]) -> str:
+    """Return the text before the first occurrence of any of `stops`."""
+    ends = [found for stop in stops if (found := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
+    """Return the question of a row; without `options.prompt`, its right answer is the last answer of the row.
+
+    Raises:
+        InvalidRowError: the row lacks a field or an answer, or no number is in it though the metric compares numbers.
+    """
+    row = read_object(value, ())
+    prompt = read_prompt(row, options)
+    if options.prompt is None:
+        assert isinstance(prompt, Prompt), "rows in a format of training are conversations"
+        if prompt.reference is None:
+            raise InvalidRowError(INVALID_ANSWER, "the row has no answer to compare with; add one")
+        references = [prompt.reference]
+    else:
+        references = read_answers(row, options)
+    if "number" in options.metric_names and any(last_number(text) is None for text in references):
+        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the answer of the row")
+    return OpenQuestion(prompt, tuple(references))

@@ -1,0 +1,193 @@
+"""Log-likelihoods of continuations, many at a time.
+
+Rows are concatenated without padding. Continuations of the same prompt share its computation
+(data/preference/types.py), and a sequence that is longer than allowed loses the beginning of its prompt.
+
+Shapes: T positions of a batch, R target positions, D hidden size, A continuations of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.data.collate import PackedBatch, collate
+from paddlenlp_ext.data.preference.collate import PreferenceBatch, collate_preferences
+from paddlenlp_ext.data.preference.types import EncodedPreference
+from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.trainer.evaluate import evaluation_mode
+from paddlenlp_ext.trainer.forward_backward import hidden_states
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
+
+MAX_SHARING = 16
+"""Maximum number of continuations that share one computation of their prompt."""
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Token ids to score, and the ids of the prompt before them, at least one."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Log-likelihood of a continuation.
+
+    Attributes:
+        logprob: sum of the log-probabilities of its tokens.
+        is_greedy: whether each token is the most likely one; None if this was not asked for.
+    """
+
+    logprob: float
+    is_greedy: bool | None = None
+
+
+def log_likelihoods(
+    model: Any,
+    continuations: Sequence[Continuation],
+    *,
+    batch_size: int,
+    max_length: int,
+    with_greedy: bool = False,
+    advance: Callable[[int], object] = lambda _: None,
+) -> list[Likelihood]:
+    """Return the log-likelihood of every continuation, in order; that of an empty one is 0.
+
+    Args:
+        model: a language model.
+        continuations: what to score.
+        batch_size: prompts that are computed together.
+        max_length: maximum positions of a sequence; the last token of a continuation takes none.
+        with_greedy: compute `Likelihood.is_greedy`.
+        advance: called with the number of finished continuations.
+
+    Raises:
+        ValueError: a prompt is empty, or a continuation exceeds `max_length`.
+    """
+    results = [Likelihood(0.0, True if with_greedy else None) for _ in continuations]
+    groups = _groups([truncate_left(each, max_length) for each in continuations])
+    groups.sort(key=lambda group: -group.num_tokens)
+    with evaluation_mode(model):
+        for first in range(0, len(groups), batch_size):
+            batch = groups[first : first + batch_size]
+            found = iter(_scores(model, [group.row(first + index) for index, group in enumerate(batch)], with_greedy))
+            for group in batch:
+                for indices in group.indices:
+                    likelihood = next(found)
+                    for index in indices:
+                        results[index] = likelihood
+            advance(sum(len(indices) for group in batch for indices in group.indices))
+    advance(sum(not each.tokens for each in continuations))
+    return results
+
+
+def row_losses(
+    model: Any, rows: Sequence[EncodedRow], *, batch_size: int, advance: Callable[[int], object] = lambda _: None
+) -> np.ndarray:
+    """Return the negative log-likelihood of the target tokens of each row, float64 [rows].
+
+    Args:
+        model: a language model.
+        rows: tokenized rows.
+        batch_size: rows that are computed together.
+        advance: called with the number of finished rows.
+    """
+    losses = np.zeros(len(rows))
+    longest_first = sorted(range(len(rows)), key=lambda index: -rows[index].length)
+    with evaluation_mode(model):
+        for first in range(0, len(rows), batch_size):
+            indices = longest_first[first : first + batch_size]
+            batch = collate([[rows[index] for index in indices]])
+            logprobs_T, _ = _token_logprobs(model, batch)
+            starts = np.cumsum([0, *(rows[index].length for index in indices[:-1])])
+            losses[indices] = -np.add.reduceat(logprobs_T, starts)
+            advance(len(indices))
+    return losses
+
+
+def truncate_left(each: Continuation, max_length: int) -> Continuation:
+    """Return a continuation whose prompt lost its first tokens, so that both take at most `max_length` positions.
+
+    Raises:
+        ValueError: the prompt is empty, or the continuation alone exceeds `max_length`.
+    """
+    if not each.prompt:
+        raise ValueError("a continuation needs a prompt of at least one token")
+    if len(each.tokens) > max_length:
+        raise ValueError(f"a continuation has {len(each.tokens)} tokens, more than max_length {max_length}; raise it")
+    return Continuation(each.prompt[-(max_length + 1 - len(each.tokens)) :], each.tokens)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Different continuations of one prompt, and the indices of the requests for each of them."""
+
+    prompt: tuple[int, ...]
+    continuations: list[tuple[int, ...]]
+    indices: list[list[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + sum(map(len, self.continuations))
+
+    def row(self, number: int) -> EncodedPreference:
+        """Return the row whose answers are the continuations."""
+        parts = [self.prompt, *self.continuations]
+        starts = np.cumsum([len(part) for part in parts])[:-1]
+        tokens = np.concatenate([np.array(part, np.int32) for part in parts])
+        count = len(self.continuations)
+        mask = np.arange(len(tokens)) >= len(self.prompt)
+        return EncodedPreference(tokens, mask, number, tuple(starts.tolist()), (False,) * count)
+
+
+def _groups(continuations: Sequence[Continuation]) -> list[_Group]:
+    by_prompt: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
+    for index, each in enumerate(continuations):
+        if each.tokens:
+            by_prompt.setdefault(tuple(each.prompt), {}).setdefault(tuple(each.tokens), []).append(index)
+    groups = []
+    for prompt, members in by_prompt.items():
+        for first in range(0, len(members), MAX_SHARING):
+            some = list(members.items())[first : first + MAX_SHARING]
+            groups.append(_Group(prompt, [tokens for tokens, _ in some], [indices for _, indices in some]))
+    return groups
+
+
+def _scores(model: Any, rows: list[EncodedPreference], with_greedy: bool) -> Iterator[Likelihood]:
+    """Yield the likelihood of each answer of the rows."""
+    batch: PreferenceBatch = collate_preferences([rows])
+    logprobs_T, hidden_TD = _token_logprobs(model, batch)
+    answers_T = batch.answer_index.ravel()
+    targets_R = np.flatnonzero(answers_T >= 0)
+    sums_A = np.bincount(answers_T[targets_R], logprobs_T[targets_R], batch.num_answers)
+    if not with_greedy:
+        yield from (Likelihood(logprob) for logprob in sums_A.tolist())
+        return
+    is_other_R = _most_likely(model, hidden_TD, targets_R) != batch.labels.ravel()[targets_R]
+    others_A = np.bincount(answers_T[targets_R], is_other_R, batch.num_answers)
+    yield from (Likelihood(logprob, others == 0) for logprob, others in zip(sums_A.tolist(), others_A, strict=True))
+
+
+def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.Tensor]:
+    """Return the log-probability of each label, float64 [T], 0 without a label, and the hidden states [T, D]."""
+    hidden_BSD = hidden_states(model, batch)
+    hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
+    labels_T = batch.labels.ravel()
+    assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
+    return model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64), hidden_TD
+
+
+def _most_likely(model: Any, hidden_TD: paddle.Tensor, positions_R: np.ndarray) -> np.ndarray:
+    """Return the most likely token after each position, int64 [R]."""
+    found = []
+    for first in range(0, len(positions_R), _CHUNK):
+        chosen = paddle.gather(hidden_TD, paddle.to_tensor(positions_R[first : first + _CHUNK]))
+        found.append(model.logits(chosen).argmax(axis=-1).numpy())
+    return np.concatenate(found)

@@ -1,0 +1,150 @@
+"""Multiple choice: the model's answer to a question is the choice with the greatest log-likelihood.
+
+| metric | compared |
+|---|---|
+| acc | log-likelihood of the choice |
+| acc_norm | log-likelihood divided by the number of characters of the choice |
+
+Both are those of lm-evaluation-harness. The choices of a question share the computation of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.data.prompts import Prompt, parse_file
+from paddlenlp_ext.data.row_values import read_list, read_member, read_object
+from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
+from paddlenlp_ext.evaluation.options import TaskOptions
+from paddlenlp_ext.evaluation.prompting import (
+    INVALID_ANSWER,
+    PromptEncoder,
+    as_text,
+    fill_from_row,
+    prompt_text,
+    read_answers,
+    read_prompt,
+)
+from paddlenlp_ext.evaluation.scores import SHARE, Scores
+from paddlenlp_ext.evaluation.task import Measured, Task
+
+INVALID_CHOICES = "invalid choices"
+
+
+@dataclass(frozen=True)
+class Question:
+    """Prompt, choices, and the indices of the right choices."""
+
+    prompt: Prompt | str
+    choices: tuple[str, ...]
+    right: frozenset[int]
+
+
+class MultipleChoice(Task):
+    """Task of kind multiple_choice; see the module."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        assert options.data_file is not None, "checked by TaskOptions"
+        self.questions = parse_file(options.data_file, lambda value: read_question(value, options), options.limit)
+        self.prompts = [prompt_text(question.prompt) for question in self.questions]
+        self.references = [question.choices[min(question.right)] for question in self.questions]
+
+    def encode(self, encoder: PromptEncoder) -> list[list[Continuation]]:
+        """Return the continuations of each question."""
+
+        def of_question(question: Question) -> list[Continuation]:
+            delimiter = self.options.delimiter
+            return [encoder.continuation(question.prompt, choice, delimiter) for choice in question.choices]
+
+        return self.encode_rows(of_question, self.questions)
+
+    def num_parts(self, encoded: list[list[Continuation]]) -> int:
+        """Return the number of choices."""
+        return sum(map(len, encoded))
+
+    def measure(
+        self,
+        model: Any,
+        encoded: list[list[Continuation]],
+        encoder: PromptEncoder,
+        batch_size: int,
+        advance: Callable[[int], object],
+    ) -> Measured:
+        """Return acc and acc_norm, and the choice with the greatest score under the first metric."""
+        flat = [continuation for row in encoded for continuation in row]
+        options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
+        found = iter(log_likelihoods(model, flat, **options))
+        logprobs = [np.array([next(found).logprob for _ in row]) for row in encoded]
+        chosen = {name: self._chosen(logprobs, name) for name in self.options.metric_names}
+        scores = {
+            name: [float(index in question.right) for index, question in zip(indices, self.questions, strict=True)]
+            for name, indices in chosen.items()
+        }
+        first = chosen[self.options.metric_names[0]]
+        return Measured(
+            {name: Scores.of_rows(SHARE, values) for name, values in scores.items()},
+            [question.choices[index] for index, question in zip(first, self.questions, strict=True)],
+        )
+
+    def _chosen(self, logprobs: list[np.ndarray], metric: str) -> list[int]:
+        """Return the index of the chosen choice of each question."""
+        if metric == "acc":
+            return [int(np.argmax(row)) for row in logprobs]
+        lengths = [np.array([len(choice) for choice in question.choices], float) for question in self.questions]
+        return [int(np.argmax(row / length)) for row, length in zip(logprobs, lengths, strict=True)]
+
+
+def read_question(value: Any, options: TaskOptions) -> Question:
+    """Return the question of a row.
+
+    Raises:
+        InvalidRowError: the row lacks a field, has fewer than two choices or an empty one, or its answer is not one of
+            the choices.
+    """
+    row = read_object(value, ())
+    prompt, choices = read_prompt(row, options), _read_choices(row, options)
+    right = frozenset(_index_of(answer, choices, row, options) for answer in _read_right(row, options))
+    return Question(prompt, choices, right)
+
+
+def _read_choices(row: dict[str, Any], options: TaskOptions) -> tuple[str, ...]:
+    path: tuple[str, ...] = ()
+    if isinstance(options.choices, list):
+        choices = [fill_from_row(text, row) for text in options.choices]
+    else:
+        path = (options.choices,)
+        listed = read_list(read_member(row, options.choices, ()), path)
+        choices = [as_text(choice, (*path, index)) for index, choice in enumerate(listed)]
+    if len(choices) < 2:
+        raise InvalidRowError(INVALID_CHOICES, f"the row has {len(choices)} choices; write at least two", path)
+    if any(not choice for choice in choices):
+        raise InvalidRowError(INVALID_CHOICES, f"choice {choices.index('')} is empty; write a text", path)
+    return tuple(choices)
+
+
+def _read_right(row: dict[str, Any], options: TaskOptions) -> list[int | str]:
+    value = read_member(row, options.answer, ())
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
+    if isinstance(value, list) and value and all(type(each) is int for each in value):
+        return list(value)
+    return list(read_answers(row, options))
+
+
+def _index_of(answer: int | str, choices: tuple[str, ...], row: dict[str, Any], options: TaskOptions) -> int:
+    """Return the index of the right choice: the index itself, the letter A, B, ... of the choice, or its text."""
+    if isinstance(answer, str) and answer in choices:
+        return choices.index(answer)
+    index = answer if isinstance(answer, int) else ord(answer) - ord("A") if len(answer) == 1 else -1
+    if not 0 <= index < len(choices):
+        message = f"{options.answer} is {row[options.answer]!r}, which is none of the {len(choices)} choices; write an"
+        raise InvalidRowError(
+            INVALID_ANSWER, f"{message} index from 0, a letter from A, or the text", (options.answer,)
+        )
+    return index

@@ -1,0 +1,142 @@
+"""Options of a task: keys of a task file, and arguments of llm/run_evaluation.py. Imports no Paddle."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paddlenlp_ext.config.errors import ConfigError
+from paddlenlp_ext.config.keys import program_options
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.settings import ParseState, read_file
+from paddlenlp_ext.utils.json_reader import Location
+
+MULTIPLE_CHOICE, GENERATION, PERPLEXITY = "multiple_choice", "generation", "perplexity"
+METRICS: Mapping[str, tuple[str, ...]] = {
+    MULTIPLE_CHOICE: ("acc", "acc_norm"),
+    GENERATION: ("exact_match", "contains", "number", "f1", "rouge1", "rouge2", "rougel", "bleu4"),
+    PERPLEXITY: ("perplexity", "bits_per_byte"),
+}
+"""Kind of a task -> its metrics."""
+DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
+    MULTIPLE_CHOICE: ("acc", "acc_norm"),
+    GENERATION: ("exact_match",),
+    PERPLEXITY: ("perplexity",),
+}
+GENERAL_TASK = "general"
+"""Name of the task that is distributed with the package."""
+_BUILTIN = {GENERAL_TASK: Path(__file__).with_name("general_task.json")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(OptionGroup):
+    """Options of one task.
+
+    Raises:
+        ValueError: an option is missing, or has no effect for the kind of task.
+    """
+
+    task: str | None = option(None, choices=tuple(METRICS), help="kind of the task")
+    name: str | None = option(None, help="name in the report; unset: that of the task file or data file")
+    data_file: str | None = option(None, help="rows, one JSON object per line; for perplexity, also a .txt file")
+    limit: int | None = option(None, minimum=1, help="evaluate the first rows only")
+    prompt: str | None = option(
+        None, help="text with {field} in place of a field of the row; unset: rows have a format of training"
+    )
+    chat: bool = option(True, help="ask through the chat template; false: continue the text of the prompt")
+    answer: str = option("answer", help="field with the right answer: a text, a list of texts, or which choice")
+    choices: str | list[str] = option(  # noqa: RUF009 (the default is a string)
+        "choices", help="field with the choices, or a list with one text, in which {field} is filled in, per choice"
+    )
+    delimiter: str = option(" ", help="text between prompt and choice if chat is false")
+    metrics: tuple[str, ...] | None = option(
+        None, choices=[name for names in METRICS.values() for name in names], help="scores to compute"
+    )
+    pattern: str | None = option(
+        None, help="regular expression whose last match, or its first group, is the answer in a generated text"
+    )
+    max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
+    stop: tuple[str, ...] = option((), help="texts that end a generated answer")
+    text: str | None = option(None, help="field with plain text whose perplexity is computed")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task is None or self.data_file is None:
+            missing = "task" if self.task is None else "data_file"
+            raise ValueError(f"{missing} is required; a task has a kind (task) and a data_file")
+        self._check_used()
+        if not self.chat and self.prompt is None:
+            raise ValueError("chat false needs a prompt: text with {field} in place of a field of the row")
+        if self.prompt is not None and not fields_of(self.prompt):
+            raise ValueError("prompt names no field of the row; write {field} where its text belongs")
+        for name in self.metrics or ():
+            if name not in METRICS[self.task]:
+                raise ValueError(f"metrics: {name} is not a metric of {self.task}: {', '.join(METRICS[self.task])}")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"pattern: {self.pattern!r} is not a regular expression: {error}") from None
+
+    def _check_used(self) -> None:
+        own = {
+            MULTIPLE_CHOICE: ("prompt", "chat", "answer", "choices", "delimiter"),
+            GENERATION: ("prompt", "chat", "answer", "pattern", "max_new_tokens", "stop"),
+            PERPLEXITY: ("text",),
+        }
+        assert self.task is not None, "checked by the caller"
+        for entry in options_of(TaskOptions, "task"):
+            kinds = [kind for kind, names in own.items() if entry.attribute in names]
+            if kinds and self.task not in kinds and getattr(self, entry.attribute) != entry.default:
+                raise ValueError(f"{entry.key} has no effect in a task of kind {self.task}; remove it")
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Metrics to compute."""
+        assert self.task is not None, "checked when the options were created"
+        return self.metrics or DEFAULT_METRICS[self.task]
+
+    @property
+    def title(self) -> str:
+        """Name of the task in the report."""
+        return self.name or Path(self.data_file or "").stem
+
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+def fields_of(text: str) -> list[str]:
+    """Return the fields that a text names as {field}."""
+    return _FIELD.findall(text)
+
+
+def fill_fields(text: str, values: Mapping[str, str]) -> str:
+    """Replace each {field} of a text; other braces stay."""
+    return _FIELD.sub(lambda match: values[match[1]], text)
+
+
+def read_task(path: str | os.PathLike[str]) -> TaskOptions:
+    """Return the options of a task file, or of the built-in task of this name.
+
+    A relative data_file is looked for next to the task file.
+
+    Raises:
+        ConfigError: keys are unknown or have invalid values; the message lists all problems with their locations.
+        ValueError: options contradict each other.
+    """
+    name, file = os.fspath(path), _BUILTIN.get(os.fspath(path), Path(path).expanduser())
+    settings, problems = read_file(str(file))
+    state = ParseState(program_options(options_of(TaskOptions, "task")))
+    state.report.default_location = Location(str(file))
+    state.report.problems += problems
+    state.merge(settings)
+    if state.report.problems:
+        raise ConfigError(state.report.problems, [str(file)], subject="the task")
+    try:
+        options = TaskOptions(**{state.table.options[key].attribute: value for key, value in state.values.items()})
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    data_file = file.parent / Path(options.data_file or "").expanduser()
+    return replace(options, name=options.name or Path(name).stem, data_file=str(data_file))

@@ -1,0 +1,154 @@
+"""Perplexity of the answers of rows, or of plain text.
+
+| data | target tokens | resampled unit |
+|---|---|---|
+| rows in a format of training | those of training | row |
+| rows with a field of plain text | all | row |
+| a .txt file | all | window |
+
+A text that is longer than allowed is divided into windows, each token of which is predicted once. As in
+lm-evaluation-harness, a window begins with the token before it, and the last one has as much context as fits:
+
+    tokens  a b c d e f g h      max_length 3, start token s
+
+    prompt      s | c   | e f
+    predicted   a b c | d e f | g h
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.data.prompts import parse_file
+from paddlenlp_ext.data.row_values import read_member, read_object, read_text
+from paddlenlp_ext.data.sources import read_rows
+from paddlenlp_ext.data.tokenize import LengthLimits, encode_rows
+from paddlenlp_ext.data.types import EncodedRow, InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods, row_losses
+from paddlenlp_ext.evaluation.options import TaskOptions
+from paddlenlp_ext.evaluation.prompting import PromptEncoder
+from paddlenlp_ext.evaluation.scores import BITS, RATIO_EXP, Scores
+from paddlenlp_ext.evaluation.task import Measured, Task
+
+EMPTY_TEXT = "empty text"
+
+
+@dataclass(frozen=True)
+class Units:
+    """Encoded parts of the data: windows of texts, or rows; and the unit of each, with its tokens and bytes."""
+
+    parts: Sequence[Continuation] | Sequence[EncodedRow]
+    unit_of: np.ndarray
+    num_tokens: np.ndarray
+    num_bytes: np.ndarray
+
+
+class Perplexity(Task):
+    """Task of kind perplexity."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        assert options.data_file is not None, "checked by TaskOptions"
+        file = Path(options.data_file).expanduser()
+        self.texts: list[str] | None = None
+        self.rows: list[SourceRow | InvalidRow] = []
+        self.is_one_text = file.suffix == ".txt"
+        if self.is_one_text:
+            if options.text is not None or options.limit is not None:
+                raise ValueError(f"{options.title}: a .txt file has no rows; remove text and limit")
+            self.texts = [_read_text_file(file)]
+        elif options.text is not None:
+            self.texts = parse_file(file, lambda value: _read_plain_text(value, options.text or ""), options.limit)
+        else:
+            parse_file(file, lambda value: read_object(value, ()), options.limit)
+            self.rows = list(read_rows(file))[: options.limit]
+
+    def encode(self, encoder: PromptEncoder) -> Units:
+        """Return the windows of the texts, or the tokens and targets of the rows."""
+        return self._encode_rows(encoder) if self.texts is None else self._encode_texts(self.texts, encoder)
+
+    def _encode_texts(self, texts: Sequence[str], encoder: PromptEncoder) -> Units:
+        windows, unit_of, num_bytes = [], [], []
+        start, prefix = encoder.start_ids[-1], len(encoder.template.encoder.prefix_ids)
+        for number, text in enumerate(texts):
+            own = list(rolling_windows(encoder.text(text)[prefix:], start, encoder.max_length))
+            windows += own
+            if self.is_one_text:
+                unit_of += range(len(own))
+                num_bytes += [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in own]
+            else:
+                unit_of += [number] * len(own)
+                num_bytes.append(len(text.encode()))
+        units = np.array(unit_of)
+        return Units(windows, units, np.bincount(units, [len(each.tokens) for each in windows]), np.array(num_bytes))
+
+    def _encode_rows(self, encoder: PromptEncoder) -> Units:
+        limits = LengthLimits(encoder.max_length, encoder.max_length, "left")
+        rows, num_bytes = [], []
+        for tokenized in encode_rows(self.rows, encoder.template, limits):
+            if isinstance(tokenized, InvalidRow):
+                raise ValueError(f"{self.options.title}: {tokenized}")
+            rows.append(EncodedRow(tokenized.tokens, tokenized.loss_mask, len(rows)))
+            num_bytes.append(len(encoder.decode(tokenized.tokens[tokenized.loss_mask].tolist()).encode()))
+        num_tokens = np.array([row.loss_mask.sum() for row in rows], float)
+        return Units(rows, np.arange(len(rows)), num_tokens, np.array(num_bytes))
+
+    def num_parts(self, encoded: Units) -> int:
+        """Return the number of rows or windows."""
+        return len(encoded.parts)
+
+    def measure(
+        self, model: Any, encoded: Units, encoder: PromptEncoder, batch_size: int, advance: Callable[[int], object]
+    ) -> Measured:
+        """Return perplexity per token and bits per byte."""
+        parts: Any = encoded.parts
+        if self.texts is None:
+            losses = row_losses(model, parts, batch_size=batch_size, advance=advance)
+        else:
+            options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
+            losses = np.array([-each.logprob for each in log_likelihoods(model, parts, **options)])
+        losses = np.bincount(encoded.unit_of, losses).astype(float)
+        scores = {
+            "perplexity": Scores(RATIO_EXP, losses, encoded.num_tokens),
+            "bits_per_byte": Scores(BITS, losses / math.log(2), encoded.num_bytes.astype(float)),
+        }
+        return Measured({name: scores[name] for name in self.options.metric_names})
+
+
+def rolling_windows(tokens: Sequence[int], start: int, max_length: int) -> Iterator[Continuation]:
+    """Yield the windows of a text, in which each token is predicted once, after at most `max_length` tokens.
+
+    Args:
+        tokens: ids of the text.
+        start: id before the first token.
+        max_length: maximum positions of a window.
+    """
+    yield Continuation([start], tokens[:max_length])
+    for done in range(max_length, len(tokens), max_length):
+        end = min(done + max_length, len(tokens))
+        yield Continuation(tokens[end - max_length - 1 : done], tokens[done:end])
+
+
+def _read_plain_text(value: Any, field: str) -> str:
+    text = read_text(read_member(read_object(value, ()), field, ()), (field,))
+    if not text.strip():
+        raise InvalidRowError(EMPTY_TEXT, f"{field} is empty; write a text or remove the row", (field,))
+    return text
+
+
+def _read_text_file(file: Path) -> str:
+    if not file.is_file():
+        raise ValueError(f"data_file: {str(file)!r} is not a file")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{file}: the file is empty; write a text")
+    return text

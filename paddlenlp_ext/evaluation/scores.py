@@ -1,0 +1,77 @@
+"""Scores of one model on the rows of a task, with their intervals and comparisons.
+
+| kind | values, weights of a row | score |
+|---|---|---|
+| share | 0 or 1, 1 | mean |
+| mean | any number, 1 | mean |
+| bits | negative log-likelihood in bits, bytes | ratio of the sums |
+| perplexity | negative log-likelihood in nats, tokens | exp of the ratio of the sums |
+| corpus | the score of all rows together | no interval |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.evaluation.statistics import (
+    Array,
+    Comparison,
+    Interval,
+    bootstrap_interval,
+    compare_ratios,
+    compare_shares,
+    wilson_interval,
+)
+
+SHARE, MEAN, BITS, RATIO_EXP, CORPUS = "share", "mean", "bits", "perplexity", "corpus"
+LOWER_IS_BETTER = (BITS, RATIO_EXP)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Values and weights of a metric, float64 [N] each, and the kind of the metric."""
+
+    kind: str
+    values: Array
+    weights: Array
+
+    @classmethod
+    def of_rows(cls, kind: str, values: Sequence[float], weights: Sequence[float] | None = None) -> Scores:
+        """Return the scores of rows; without weights all rows count the same."""
+        return cls(kind, np.array(values, float), np.ones(len(values)) if weights is None else np.array(weights, float))
+
+    @property
+    def _transform(self) -> Callable[[Array], Array]:
+        return np.exp if self.kind == RATIO_EXP else np.asarray
+
+    @property
+    def value(self) -> float:
+        """Score of all rows."""
+        return float(self._transform(np.array(self.values.sum() / self.weights.sum())))
+
+    def interval(self, seed: int) -> Interval | None:
+        """Return the confidence interval, which is None for a score of the corpus."""
+        if self.kind == CORPUS:
+            return None
+        if self.kind == SHARE:
+            return wilson_interval(float(self.values.sum()), len(self.values))
+        return bootstrap_interval(self.values, self.weights, seed, self._transform)
+
+    def compare(self, base: Scores, seed: int) -> Comparison | None:
+        """Compare with another model's scores of the same rows; None if there is no test for these scores."""
+        if self.kind == CORPUS or len(self.values) != len(base.values):
+            return None
+        if self.kind == SHARE:
+            return compare_shares(base.values, self.values, seed)
+        pairs = ((base.values, base.weights), (self.values, self.weights))
+        return compare_ratios(*pairs, seed, self._transform)
+
+    def format(self, value: float, signed: bool = False) -> str:
+        """Return a value of this metric as text, or a difference (`signed`), that of shares in percentage points."""
+        sign = "+" if signed else ""
+        if self.kind in LOWER_IS_BETTER:
+            return f"{value:{sign}.3f}" if abs(value) < 100 else f"{value:{sign}.1f}"
+        return f"{100 * value:{sign}.1f} {'pp' if signed else '%'}"

@@ -1,0 +1,210 @@
+"""Kinds of tasks: rows, token ids at the border of prompt and continuation, and scores of a tiny model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
+from paddlenlp_ext.evaluation.options import TaskOptions
+from paddlenlp_ext.evaluation.perplexity import rolling_windows
+from paddlenlp_ext.evaluation.prompting import PromptEncoder, split_pair
+from paddlenlp_ext.evaluation.tasks import open_tasks
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from tests.common.models import TINY_LLAMA
+
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+MERGED = [("a", "b"), ("Ġ", "y"), ("o", "k")]
+CHATML = (
+    "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer():
+    """Return a tokenizer of bytes and a few merges, with ChatML."""
+    vocabulary = {text: number for number, text in enumerate([*LETTERS, *("".join(pair) for pair in MERGED)])}
+    core = Tokenizer(BPE(vocabulary, MERGED))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    tokenizer = byte_tokenizer()
+    return PromptEncoder(tokenizer, load_template(None, tokenizer), 64)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_config({**TINY_LLAMA, "vocab_size": 264, "eos_token_id": 260}, seed=1)
+
+
+def open_task(tmp_path, rows, **keys):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return open_tasks([TaskOptions(data_file=str(file), **keys)])[0]
+
+
+def measure(task, model, encoder):
+    encoded, counted = task.encode(encoder), []
+    measured = task.measure(model, encoded, encoder, 2, counted.append)
+    assert sum(counted) == task.num_parts(encoded)
+    return measured
+
+
+def test_split_pair_keeps_the_number_of_ids_of_the_prompt(encoder):
+    """Check tokens that merge across the border as lm-evaluation-harness does: "a" and "b" become one token."""
+    tokens = encoder.tokenizer.convert_ids_to_tokens
+    prompt, rest = split_pair(encoder.text, "xa", "bok")
+    assert (tokens(prompt), tokens(rest)) == (["x", "a"], ["ok"])
+    prompt, rest = split_pair(encoder.text, "x ", "yok")
+    assert (tokens(prompt), tokens(rest)) == (["x"], ["Ġy", "ok"])
+
+
+def test_prompt_encoder_continuation_of_an_empty_prompt_follows_the_start_token(encoder):
+    start = encoder.tokenizer.bos_token_id
+    assert encoder.continuation("", "ok").prompt == [start]
+    blank = encoder.continuation(" ", "y")
+    assert encoder.tokenizer.convert_ids_to_tokens([*blank.prompt, *blank.tokens]) == ["<s>", "Ġy"]
+
+
+def test_prompt_encoder_chat_separates_prompt_and_choice(encoder, tmp_path):
+    task = open_task(tmp_path, [{"q": "a", "choices": ["b", "ok"], "answer": 0}], task="multiple_choice", prompt="{q}?")
+    ((first, second),) = task.encode(encoder)
+    assert encoder.tokenizer.decode(first.prompt) == "<s>user\na?</s>\n<s>assistant\n"
+    assert first.prompt == second.prompt
+    assert encoder.tokenizer.convert_ids_to_tokens(second.tokens) == ["ok"]
+
+
+@pytest.mark.parametrize("answer", [1, "B", "green", [1], ["green"]])
+def test_multiple_choice_compares_log_likelihoods_and_those_per_character(model, encoder, tmp_path, answer):
+    """Compare the choices with the greatest values, computed one by one."""
+    row = {"q": "Grass is", "choices": ["r", "green", "blue!!"], "answer": answer}
+    task = open_task(tmp_path, [row], task="multiple_choice", prompt="{q}", chat=False)
+    values = []
+    for choice in row["choices"]:
+        ids = encoder.text(f"Grass is {choice}")
+        pair = Continuation(ids[:8], ids[8:])
+        values.append(log_likelihoods(model, [pair], batch_size=1, max_length=64)[0].logprob)
+    best, normalized = np.argmax(values), np.argmax(np.array(values) / [1, 5, 6])
+    assert best != normalized
+    measured = measure(task, model, encoder)
+    assert measured.outputs == [row["choices"][best]]
+    assert measured.scores["acc"].value == float(best == 1)
+    assert measured.scores["acc_norm"].value == float(normalized == 1)
+    assert task.references == ["green"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"q": "a", "choices": ["b"], "answer": 0}, "rows.jsonl:1:23: invalid choices: the row has 1 choices"),
+        ({"q": "a", "choices": ["b", ""], "answer": 0}, "choice 1 is empty"),
+        ({"q": "a", "choices": ["b", "c"], "answer": 2}, "answer is 2, which is none of the 2 choices"),
+        ({"q": "a", "choices": ["b", "c"], "answer": "x"}, "answer is 'x', which is none of the 2 choices"),
+        ({"q": "a", "choices": ["b", "c"], "answer": True}, "answer is a boolean; write a string or a number"),
+        ({"q": "a", "choices": ["b", "c"]}, "missing key: .*add 'answer'"),
+        ({"choices": ["b", "c"], "answer": 0}, "missing key: .*add 'q'"),
+        ({"q": [], "choices": ["b", "c"], "answer": 0}, "rows.jsonl:1:7: wrong type: q is a list; write a string"),
+    ],
+)
+def test_multiple_choice_rows_with_faults_are_named(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        open_task(tmp_path, [row], task="multiple_choice", prompt="{q}")
+
+
+def test_generation_scores_the_models_own_answers(model, encoder, tmp_path):
+    """Take the answers of the model as references, except for the last row."""
+    questions = ["a", "xyz", "b?"]
+    prompts = [encoder.text(question) for question in questions]
+    own = [encoder.decode(ids) for ids in model.generate(prompts, max_new_tokens=5)]
+    rows = [{"q": question, "answer": [text, "other"]} for question, text in zip(questions, own, strict=True)]
+    rows[2]["answer"] = ["nothing of this"]
+    keys = {"task": "generation", "prompt": "{q}", "chat": False, "max_new_tokens": 5, "metrics": ["exact_match", "f1"]}
+    task = open_task(tmp_path, rows, **keys)
+    measured = measure(task, model, encoder)
+    assert measured.outputs == own
+    assert measured.scores["exact_match"].values.tolist() == [1, 1, 0]
+
+
+def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path):
+    task = open_task(tmp_path, [{"src": "a?", "tgt": "It is #### 4"}], task="generation", metrics=["number"])
+    assert (task.prompts, task.references) == (["a?"], ["It is #### 4"])
+    (ids,) = task.encode(PromptEncoder(encoder.tokenizer, encoder.template, 300))
+    assert encoder.tokenizer.decode(ids) == "<s>user\na?</s>\n<s>assistant\n"
+    with pytest.raises(ValueError, match="max_new_tokens 256 leaves no room for a prompt in 64 tokens"):
+        task.encode(encoder)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [({"src": "a"}, "the row has no answer"), ({"src": "a", "tgt": "four"}, "the metric number needs a number")],
+)
+def test_generation_rows_without_an_answer_are_named(tmp_path, row, message):
+    with pytest.raises(ValueError, match=message):
+        open_task(tmp_path, [row], task="generation", metrics=["number"])
+
+
+def test_rolling_windows_predict_each_token_once():
+    windows = list(rolling_windows(list(range(1, 9)), 0, 3))
+    assert windows == [Continuation([0], [1, 2, 3]), Continuation([3], [4, 5, 6]), Continuation([5, 6], [7, 8])]
+    assert all(len(each.prompt) + len(each.tokens) <= 4 for each in windows)
+    assert list(rolling_windows([1, 2], 0, 3)) == [Continuation([0], [1, 2])]
+
+
+def test_perplexity_of_texts_is_that_of_their_windows(model, encoder, tmp_path):
+    texts = ["ok, " * 30, "short"]
+    task = open_task(
+        tmp_path, [{"t": text} for text in texts], task="perplexity", text="t", metrics=["perplexity", "bits_per_byte"]
+    )
+    measured = measure(task, model, encoder)
+    losses, tokens = [], []
+    for text in texts:
+        ids = encoder.text(text)
+        windows = list(rolling_windows(ids, encoder.tokenizer.bos_token_id, 64))
+        losses.append(-sum(each.logprob for each in log_likelihoods(model, windows, batch_size=1, max_length=64)))
+        tokens.append(len(ids))
+    assert measured.scores["perplexity"].value == pytest.approx(np.exp(sum(losses) / sum(tokens)), rel=1e-5)
+    assert measured.scores["bits_per_byte"].value == pytest.approx(sum(losses) / np.log(2) / 125, rel=1e-5)
+
+
+def test_perplexity_of_a_text_file_counts_windows(model, encoder, tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text("ok, " * 60)
+    (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file))])
+    assert len(measure(task, model, encoder).scores["perplexity"].values) == 3
+
+
+def test_perplexity_of_training_rows_counts_their_target_tokens(model, encoder, tmp_path):
+    rows = [{"src": "a?", "tgt": "ok"}, {"src": ["b", "c"], "tgt": ["d", "e!"]}]
+    measured = measure(open_task(tmp_path, rows, task="perplexity"), model, encoder)
+    scores = measured.scores["perplexity"]
+    assert scores.weights.tolist() == [2, 5]  # "ok" and the end token; two answers, each with one
+    prompt = encoder.tokenizer("<s>user\na?</s>\n<s>assistant\n").input_ids
+    pair = Continuation(prompt, encoder.tokenizer("ok</s>").input_ids)
+    assert scores.values[0] == pytest.approx(-log_likelihoods(model, [pair], batch_size=1, max_length=64)[0].logprob)
+
+
+@pytest.mark.parametrize(
+    ("content", "keys", "message"),
+    [
+        (b" \n", {}, "the file is empty"),
+        (b"\xff", {}, "not UTF-8 at byte 0"),
+        (b"a", {"text": "t"}, "a .txt file has no rows; remove text and limit"),
+    ],
+)
+def test_perplexity_of_a_text_file_with_faults_raises(tmp_path, content, keys, message):
+    file = tmp_path / "book.txt"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        open_tasks([TaskOptions(task="perplexity", data_file=str(file), **keys)])
