@@ -71,6 +71,16 @@ def has_storage(tensor: paddle.Tensor) -> bool:
     return tensor._is_initialized()
 
 
+def is_symbolic(tensor: object) -> bool:
+    """Return whether a tensor has no values because a static graph is being traced (`paddle.jit.to_static`)."""
+    return isinstance(tensor, paddle.pir.Value)
+
+
+def axis_sizes(tensor: paddle.Tensor) -> list[Any]:
+    """Return the sizes of a tensor's axes: integers, and tensors for those that a static graph leaves open."""
+    return [paddle.shape(tensor)[axis] if size < 0 else size for axis, size in enumerate(tensor.shape)]
+
+
 def free_storage(tensor: paddle.Tensor) -> None:
     """Free a tensor's memory, in place; its shape and dtype stay."""
     tensor._clear_data()

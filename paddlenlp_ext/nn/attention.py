@@ -302,4 +302,4 @@ class Attention(AttentionLayer):
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.
-        return x_BSE.reshape([x_BSE.shape[0], x_BSE.shape[1], -1, self.head_dim])
+        return x_BSE.reshape([0, 0, x_BSE.shape[-1] // self.head_dim, self.head_dim])

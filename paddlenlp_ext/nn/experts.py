@@ -27,6 +27,7 @@ from paddlenlp_ext.nn.routers import Router, RouterOptions
 from paddlenlp_ext.ops.clamped_swiglu import clamped_swiglu
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
+from paddlenlp_ext.paddle_compat import axis_sizes, is_symbolic
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Experts(nn.Layer):
 
     def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
         """Return the weighted sum [T, D] of the outputs of each token's experts that this process holds."""
+        if is_symbolic(x_TD):
+            return self._forward_in_graph(x_TD, weights_TK, experts_TK)
         rows = ExpertRows.sort(experts_TK.numpy(), self.num_local, self.first)
         choices_N = paddle.to_tensor(rows.choices, place=x_TD.place)
         weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
@@ -127,6 +130,26 @@ class Experts(nn.Layer):
         gate_NF, up_NF = recompute_region("mlp_column_ln", gate_and_up, x_TD)
         inner_NF = scale_rows(self.gate(gate_NF, up_NF), weights_N)
         return recompute_region("mlp_row_ln", down, inner_NF, weights_N)
+
+    def _forward_in_graph(
+        self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
+    ) -> paddle.Tensor:
+        """Compute `forward` in a static graph, where an expert's number of rows is known only when the graph runs."""
+        tokens, results = [], []
+        for expert in range(self.num_local):
+            chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)
+            tokens_N = paddle.nonzero(chosen_TK.sum(1)).flatten()
+            weights_N1 = paddle.gather((weights_TK * chosen_TK).sum(1), tokens_N).unsqueeze(1).astype(x_TD.dtype)
+            gate_up = self.gate_up_proj.forward_group(paddle.gather(x_TD, tokens_N), expert)
+            if self.gate_up_proj_bias is not None:
+                biases = paddle.chunk(self.gate_up_proj_bias[expert], 2)
+                gate_up = tuple(part_NF + bias_F for part_NF, bias_F in zip(gate_up, biases, strict=True))
+            (rows_ND,) = self.down_proj.forward_group(self.gate(*gate_up) * weights_N1, expert)
+            if self.down_proj_bias is not None:
+                rows_ND = rows_ND + self.down_proj_bias[expert] * weights_N1
+            tokens.append(tokens_N)
+            results.append(rows_ND)
+        return paddle.index_add(paddle.zeros_like(x_TD), paddle.concat(tokens), 0, paddle.concat(results))
 
 
 class MixtureOfExperts(nn.Layer):
@@ -164,4 +187,4 @@ class MixtureOfExperts(nn.Layer):
             if self.shared_expert_gate is not None:
                 shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
             y_TD = y_TD + shared_TD
-        return y_TD.reshape(x.shape)
+        return y_TD.reshape(axis_sizes(x))

@@ -10,6 +10,7 @@ from paddle import nn
 
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
+from paddlenlp_ext.ops.linear import linear
 
 
 class GroupedLinear(nn.Layer):
@@ -46,6 +47,11 @@ class GroupedLinear(nn.Layer):
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
         """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
         return grouped_linear(x_NI, self.weight, starts, self.parts)
+
+    def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs of rows that all belong to one group."""
+        size = self.weight.shape[1] // self.parts
+        return tuple(linear(x_NI, self.weight[group, part * size : (part + 1) * size]) for part in range(self.parts))
 
     def extra_repr(self) -> str:
         groups, outputs, inputs = self.weight_shape

@@ -33,6 +33,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import KeyValuePrefix, attention
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 _NORM_EPSILON = 1e-6  # of the norms of latents in the published models, whatever the config's rms_norm_eps
 
@@ -116,7 +117,7 @@ class LatentAttention(AttentionLayer):
 
     def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
         """Return the unrotated channels [B, S, N, U] and the rotated ones [B, S, N, R]."""
-        q_BSNH = queries.reshape([*queries.shape[:2], -1, self.head_dim])
+        q_BSNH = queries.reshape([0, 0, queries.shape[-1] // self.head_dim, self.head_dim])
         size = self.latent.unrotated_dim
         return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
 
@@ -170,6 +171,6 @@ class LatentAttention(AttentionLayer):
 
 def _multiply_heads(x_BSNI: paddle.Tensor, matrices_NIO: paddle.Tensor) -> paddle.Tensor:
     """Multiply each head's channels I by its matrix: return [B, S, N, O]."""
-    batch, length, heads, _ = x_BSNI.shape
+    batch, length, heads, _ = axis_sizes(x_BSNI)
     by_head = paddle.matmul(x_BSNI.flatten(0, 1).transpose([1, 0, 2]), matrices_NIO)
-    return by_head.transpose([1, 0, 2]).reshape([batch, length, heads, -1])
+    return by_head.transpose([1, 0, 2]).reshape([batch, length, heads, matrices_NIO.shape[-1]])

@@ -31,6 +31,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.nn.recompute import value_of_first_run
+from paddlenlp_ext.paddle_compat import is_symbolic
 
 
 @dataclass
@@ -125,6 +126,8 @@ class LoadBalance:
         Raises:
             ValueError: the token mask has another number of tokens.
         """
+        if is_symbolic(logits_TE):
+            return logits_TE
         current: RoutedPass = value_of_first_run("load_balance", self.current)
         with paddle.no_grad():
             probabilities_TE = F.softmax(logits_TE.detach(), axis=-1)
@@ -150,7 +153,7 @@ class LoadBalance:
 
     def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
         """Return the hidden states of the last layer, and set `loss`; the loss has its gradient through them."""
-        if not self.coefficient:
+        if not self.coefficient or is_symbolic(hidden_BSD):
             return hidden_BSD
         hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self.current)
         return hidden_BSD

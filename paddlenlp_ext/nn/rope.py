@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.paddle_compat import is_symbolic
+
 ALIBI = "alibi"
 """Rope type of models without rotation. transformers has no such type, so it refuses the model by this name."""
 FULL_ATTENTION = "full_attention"
@@ -203,6 +205,17 @@ def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     return _unscaled(settings, settings.theta * _power(stretch, dim / (dim - 2))), 1.0
 
 
+def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.Tensor:
+    """Compute `_dynamic` for a length that is known only when a static graph runs."""
+    _dynamic(settings, 0)  # raise for a missing number
+    factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
+    length = paddle.clip(length.astype("float64"), min=float(trained))
+    stretch = (length * factor).astype("float32") / float(trained) - float(np.float32(factor - 1))
+    theta = settings.theta * stretch.astype("float64").pow(dim / (dim - 2)).astype("float32")
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    return 1.0 / paddle.pow(theta.astype("float64"), paddle.to_tensor(exponents.astype(np.float64))).astype("float32")
+
+
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Stretch long wavelengths by `factor`, keep short ones, and interpolate in between by the number of turns."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
@@ -293,15 +306,29 @@ class RotaryEmbedding:
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, R]."""
-        length = int(position_ids_BS.max()) + 1 if self.settings.rope_type in _LENGTH_DEPENDENT else 0
-        inverse_frequencies, amplitude = self._inverse_frequencies(length)
-        frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
+        depends_on_length = self.settings.rope_type in _LENGTH_DEPENDENT
+        if depends_on_length and is_symbolic(position_ids_BS):
+            inverse_frequencies_F, amplitude = self._inverse_frequencies_in_graph(position_ids_BS.max() + 1)
+            frequencies_R = paddle.concat([inverse_frequencies_F, inverse_frequencies_F])
+        else:
+            length = int(position_ids_BS.max()) + 1 if depends_on_length else 0
+            inverse_frequencies, amplitude = self._inverse_frequencies(length)
+            frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
         angles_BSR = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_R
         return angles_BSR.cos() * amplitude, angles_BSR.sin() * amplitude
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
         """Return the inverse frequencies, fp32 [R / 2], and the factor of the tables."""
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)
+
+    def _inverse_frequencies_in_graph(self, length: paddle.Tensor) -> tuple[paddle.Tensor, float]:
+        """Return the same for a length that is known only when a static graph runs."""
+        settings = self.settings
+        if settings.rope_type == "dynamic":
+            return _dynamic_in_graph(settings, length), 1.0
+        trained = int(_short_context(settings))
+        (short, amplitude), (long, _) = self._inverse_frequencies(trained), self._inverse_frequencies(trained + 1)
+        return paddle.where(length > trained, paddle.to_tensor(long), paddle.to_tensor(short)), amplitude
 
 
 Rotation = tuple[paddle.Tensor, paddle.Tensor]
@@ -326,8 +353,11 @@ class RotaryEmbeddings:
     def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
         """Return whether the positions [B, S] need the long factors, for each embedding with LongRoPE.
 
-        Keys that were rotated with the other factors do not fit queries at these positions.
+        Keys that were rotated with the other factors do not fit queries at these positions. The positions of a static
+        graph are not known; the program that runs it compares them.
         """
+        if is_symbolic(position_ids_BS):
+            return ()
         settings = [each.settings for each in self._embeddings if each.settings.rope_type == "longrope"]
         length = int(position_ids_BS.max()) + 1 if settings else 0
         return tuple(length > _short_context(each) for each in settings)

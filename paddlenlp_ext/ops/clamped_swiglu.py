@@ -9,10 +9,19 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.paddle_compat import is_symbolic
+
 
 def clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float) -> paddle.Tensor:
     """Compute the gate of two tensors of the same shape; only the inputs are saved."""
+    if is_symbolic(gate):
+        return _clamped_swiglu(gate, up, alpha, limit)
     return _ClampedSwiGlu.apply(gate, up, alpha, limit)
+
+
+def _clamped_swiglu(gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float) -> paddle.Tensor:
+    g, u = gate.clip(max=limit), up.clip(-limit, limit)
+    return F.sigmoid(g * alpha) * g * (u + 1.0)
 
 
 class _ClampedSwiGlu(PyLayer):
@@ -20,8 +29,7 @@ class _ClampedSwiGlu(PyLayer):
     def forward(ctx, gate, up, alpha, limit):
         ctx.save_for_backward(gate, up)
         ctx.alpha, ctx.limit, ctx.needs_grad = alpha, limit, [not x.stop_gradient for x in (gate, up)]
-        g, u = gate.clip(max=limit), up.clip(-limit, limit)
-        return F.sigmoid(g * alpha).multiply_(g).multiply_(u + 1.0)
+        return _clamped_swiglu(gate, up, alpha, limit)
 
     @staticmethod
     def backward(ctx, gradient):

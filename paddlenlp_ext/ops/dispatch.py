@@ -11,7 +11,8 @@ All backends of an op share one signature and compute the same function:
 
 The choice is made once per device and dtype, in the order in which the op lists its backends, and is logged at DEBUG.
 It is logged at INFO, once per reason, if a better backend is unavailable for a reason that the user can fix. An
-explicitly requested backend that cannot run raises an error; there is no fallback.
+explicitly requested backend that cannot run raises an error; there is no fallback. A static graph is traced with the
+references, whose operators are all Paddle's own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.paddle_compat import is_symbolic
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.registry import did_you_mean
 
@@ -51,6 +53,8 @@ class DispatchedOp:
         Raises:
             ValueError: the requested backend does not exist or cannot run on such tensors.
         """
+        if is_symbolic(x):
+            return self._backends["reference"][0]
         key = (str(x.place), x.dtype, requested)
         # One lookup instead of several: hashing a dtype takes 0.5 us, and decoding a token needs 400 lookups.
         chosen = self._chosen.get(key)
@@ -87,6 +91,11 @@ class DispatchedOp:
         _logged_reasons.update(new)
         level = logging.INFO if new else logging.DEBUG
         get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
+
+
+def is_on_cpu(x: paddle.Tensor) -> bool:
+    """Return whether a tensor is on the CPU; a tensor of a static graph is on the current device."""
+    return paddle.get_device() == "cpu" if is_symbolic(x) else x.place.is_cpu_place()
 
 
 def anywhere(x: paddle.Tensor) -> None:

@@ -6,12 +6,12 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable
+from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable, is_on_cpu
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
     """Look up rows with Paddle; a bfloat16 table on the CPU, where Paddle has no kernel, is cast to float32 first."""
-    if table.dtype == paddle.bfloat16 and table.place.is_cpu_place():
+    if table.dtype == paddle.bfloat16 and is_on_cpu(table):
         table = table.astype("float32")
     return F.embedding(ids, table)
 

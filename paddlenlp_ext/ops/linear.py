@@ -13,7 +13,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16, uses_bf16
-from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.dispatch import DispatchedOp, is_on_cpu
 from paddlenlp_ext.ops.saved_tensors import recompute_function
 
 SMALL_BATCH_ROWS = 8
@@ -127,7 +127,7 @@ def requires_grad(tensor: paddle.Tensor | None) -> bool:
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
     """Compute `linear` with Paddle's matmul; a bfloat16 weight on the CPU, which has no kernel, becomes float32."""
-    if weight.dtype == paddle.bfloat16 and weight.place.is_cpu_place():
+    if weight.dtype == paddle.bfloat16 and is_on_cpu(weight):
         weight = weight.astype("float32")
     y = paddle.matmul(x, weight, transpose_y=True)
     return y if bias is None else y + bias.astype(y.dtype)

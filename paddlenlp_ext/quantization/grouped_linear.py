@@ -12,6 +12,7 @@ from paddlenlp_ext.checkpoint.file_layout import matrix_name
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize_stack
 from paddlenlp_ext.ops.quantized.grouped_linear import quantized_grouped_linear
+from paddlenlp_ext.ops.quantized.linear import quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.quantization.linear import QuantizedLayer
 
@@ -62,6 +63,11 @@ class QuantizedGroupedLinear(QuantizedLayer):
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
         """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
         return quantized_grouped_linear(x_NI, self.stored, starts)
+
+    def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs of rows that all belong to one group."""
+        stack = self.stored
+        return tuple(quantized_linear(x_NI, stack.matrix(group, part)) for part in range(stack.parts))
 
     def extra_repr(self) -> str:
         groups, outputs, inputs = self.weight_shape

@@ -14,6 +14,7 @@ H head dimension of keys, E head dimension of values.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import paddle
@@ -22,6 +23,18 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+
+
+class VisibleSlots(Protocol):
+    """Interface of the cache slots visible to each new position, as the references read them."""
+
+    def bias(self, num_slots: int) -> paddle.Tensor:
+        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
+        ...
+
+    def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
+        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -73,39 +86,40 @@ class CachedLayer:
     tensors: tuple[paddle.Tensor, paddle.Tensor]
     prefix: KeyValuePrefix | None
     layout: AttentionLayout | None = None
-    visible: VisiblePositions | None = None
+    visible: VisibleSlots | None = None
 
 
 def decode_attention_reference(
     q_BSNH: paddle.Tensor,
     k_BKCH: paddle.Tensor,
     v_BKCH: paddle.Tensor,
-    seen: VisiblePositions,
+    seen: VisibleSlots,
     scale: float,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
     """Compute softmax attention over all slots; invisible slots have a bias of -inf."""
-    batch, length, heads, head_dim = q_BSNH.shape
+    length, heads, head_dim = q_BSNH.shape[1:]
     kv_heads, num_slots = k_BKCH.shape[1], k_BKCH.shape[2]
     group = heads // kv_heads
     q_BSNH = q_BSNH * scale
+    # 0 is the size of the tensor's own axis, and -1 the rest: in a static graph B, S and C are unknown.
     if length == 1:
-        q_BKQH = q_BSNH.reshape([batch, kv_heads, group, head_dim])
+        q_BKQH = q_BSNH.reshape([0, kv_heads, group, head_dim])
     else:
-        q_BKGSH = q_BSNH.reshape([batch, length, kv_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
-        q_BKQH = q_BKGSH.reshape([batch, kv_heads, group * length, head_dim])
+        q_BKGSH = q_BSNH.reshape([0, 0, kv_heads, group, head_dim]).transpose([0, 2, 3, 1, 4])
+        q_BKQH = q_BKGSH.reshape([0, kv_heads, -1, head_dim])
     scores_BKQC = paddle.matmul(q_BKQH, k_BKCH, transpose_y=True).astype("float32")
     bias_BNSC = seen.bias(num_slots).unsqueeze(1)
     if options.slopes is not None:
         bias_BNSC = bias_BNSC + seen.linear_bias(num_slots, options.slopes)
-    scores_BNSC = scores_BKQC.reshape([batch, heads, length, num_slots])
+    scores_BNSC = scores_BKQC.reshape([0, heads, -1, 0])
     weights_BNSC = attention_weights(scores_BNSC, bias_BNSC, options.softcap, options.sinks)
-    probabilities_BKQC = weights_BNSC.astype(v_BKCH.dtype).reshape(scores_BKQC.shape)
+    probabilities_BKQC = weights_BNSC.astype(v_BKCH.dtype).reshape([0, kv_heads, -1, 0])
     out_BKQH = paddle.matmul(probabilities_BKQC, v_BKCH)
     if length == 1:
-        return out_BKQH.reshape([batch, 1, heads, head_dim])
-    out_BKGSH = out_BKQH.reshape([batch, kv_heads, group, length, head_dim])
-    return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([batch, length, heads, head_dim])
+        return out_BKQH.reshape([0, 1, heads, head_dim])
+    out_BKGSH = out_BKQH.reshape([0, kv_heads, group, -1, head_dim])
+    return out_BKGSH.transpose([0, 3, 1, 2, 4]).reshape([0, 0, heads, head_dim])
 
 
 def decode_attention_cpp(
@@ -150,7 +164,7 @@ def decode_attention(
     q_BSNH: paddle.Tensor,
     k_BKCH: paddle.Tensor,
     v_BKCH: paddle.Tensor,
-    seen: VisiblePositions,
+    seen: VisibleSlots,
     scale: float,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:

@@ -11,14 +11,14 @@ The products with U_n and V_n move to the query and to the result ("absorbed"), 
 
 All heads read the same latents, so each product is one matmul over all heads.
 
-Shapes: B batch, S new positions, C cache slots, N query heads, L latent, R rotated channels.
+Shapes: B batch, S new positions, C cache slots, N query heads, Q = N S, L latent, R rotated channels.
 """
 
 from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.attention.decode import VisiblePositions
+from paddlenlp_ext.ops.attention.decode import VisibleSlots
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 
 
@@ -27,7 +27,7 @@ def latent_decode_attention(
     q_BSNR: paddle.Tensor,
     latents_B1CL: paddle.Tensor,
     keys_B1CR: paddle.Tensor,
-    seen: VisiblePositions,
+    seen: VisibleSlots,
     scale: float,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
@@ -42,15 +42,19 @@ def latent_decode_attention(
         scale: factor of the scores.
         options: soft-cap, linear biases and sinks.
     """
-    batch, length, heads, _ = q_BSNL.shape
-    latents_BCL, keys_BCR = latents_B1CL.squeeze(1), keys_B1CR.squeeze(1)
-    num_slots = latents_BCL.shape[1]
-    scores_BQC = paddle.matmul((q_BSNL * scale).flatten(1, 2), latents_BCL, transpose_y=True)
-    scores_BQC = scores_BQC + paddle.matmul((q_BSNR * scale).flatten(1, 2), keys_BCR, transpose_y=True)
-    scores_BNSC = scores_BQC.reshape([batch, length, heads, num_slots]).transpose([0, 2, 1, 3])
+    heads, latent = q_BSNL.shape[2:]
+    num_slots = latents_B1CL.shape[2]
+    # 0 is the size of the tensor's own axis, and -1 the rest: in a static graph B, S and C are unknown.
+    q_B1QL, q_B1QR = (
+        (q_BSNI * scale).transpose([0, 2, 1, 3]).reshape([0, 1, -1, q_BSNI.shape[-1]]) for q_BSNI in (q_BSNL, q_BSNR)
+    )
+    scores_B1QC = paddle.matmul(q_B1QL, latents_B1CL, transpose_y=True)
+    scores_B1QC = scores_B1QC + paddle.matmul(q_B1QR, keys_B1CR, transpose_y=True)
     bias_BNSC = seen.bias(num_slots).unsqueeze(1)
     if options.slopes is not None:
         bias_BNSC = bias_BNSC + seen.linear_bias(num_slots, options.slopes)
+    scores_BNSC = scores_B1QC.reshape([0, heads, -1, 0])
     weights_BNSC = attention_weights(scores_BNSC, bias_BNSC, options.softcap, options.sinks)
-    weights_BQC = weights_BNSC.astype(latents_BCL.dtype).transpose([0, 2, 1, 3]).reshape(scores_BQC.shape)
-    return paddle.matmul(weights_BQC, latents_BCL).reshape([batch, length, heads, -1])
+    weights_B1QC = weights_BNSC.astype(latents_B1CL.dtype).reshape([0, 1, -1, 0])
+    mean_B1QL = paddle.matmul(weights_B1QC, latents_B1CL)
+    return mean_B1QL.reshape([0, heads, -1, latent]).transpose([0, 2, 1, 3])

@@ -65,5 +65,5 @@ def attention_weights(
     scores_BNST = soft_cap(scores_BNST.astype("float32"), softcap) + bias
     if sinks_N is None:
         return F.softmax(scores_BNST, axis=-1)
-    sinks_BNS1 = sinks_N.astype("float32").reshape([-1, 1, 1]).expand([*scores_BNST.shape[:-1], 1])
+    sinks_BNS1 = sinks_N.astype("float32").reshape([-1, 1, 1]) + paddle.zeros_like(scores_BNST[..., :1])
     return F.softmax(paddle.concat([scores_BNST, sinks_BNS1], axis=-1), axis=-1)[..., :-1]

@@ -25,6 +25,7 @@ from paddlenlp_ext.ops.quantized.cpu import dequantize_rows_cpp, usable_on_codes
 from paddlenlp_ext.ops.quantized.triton_launch import dequantize_rows_triton, on_gpu_in_4_bits
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.ops.quantized.zero_points import block_shifts
+from paddlenlp_ext.paddle_compat import is_symbolic
 
 _CHUNK = 1 << 20
 """Weights dequantized at a time on the CPU: 4 MB in float32."""
@@ -36,9 +37,11 @@ _CHUNK_GPU = 1 << 26
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Return (first row, end row) of consecutive parts, each of which begins at the start of a block and of a byte.
 
-    A part has about `limit` weights (default: the best size for the device), but at least as many rows as a block needs
-    to end at the end of a row.
+    A part has about `limit` weights (default: the best size for the device, and all in a static graph), but at least as
+    many rows as a block needs to end at the end of a row.
     """
+    if limit is None and is_symbolic(weight.codes):
+        limit = weight.num_weights
     limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
     out, width = weight.shape
     aligned = math.lcm(weight.block_size, 2, width) // width

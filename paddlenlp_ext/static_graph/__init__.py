@@ -1,0 +1,1 @@
+"""Static graphs of language models: tracing and saving, and running them with `paddle.inference`."""

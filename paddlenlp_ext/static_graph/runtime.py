@@ -1,0 +1,106 @@
+"""Run an exported model with `paddle.inference`, as the decoder of `generation.generate`.
+
+Shapes: B batch, S new positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import inference
+
+from paddlenlp_ext.checkpoint.model_config import read_generation_config
+from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.utils.files import read_json_object
+
+STATIC_GRAPH = "static_graph"
+"""Key of config.json that describes the program: {"dtype", "cache_dtype", "cache_shapes", "quantization"}."""
+
+
+class StaticModel:
+    """Exported model with the interface of a decoder (`generation.generate.Decoder`).
+
+    Its "hidden states" are the logits of the last position: the program computes no others.
+
+    Args:
+        folder: result of `static_graph.export.export_model`.
+        prefix: name of the program's files, without suffix.
+
+    Raises:
+        ValueError: the folder has no exported program, or its config.json describes none.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
+        folder = Path(folder)
+        self._source = read_json_object(folder / "config.json")
+        description = self._source.get(STATIC_GRAPH)
+        program, weights = folder / f"{prefix}.json", folder / f"{prefix}.pdiparams"
+        if description is None or not program.is_file() or not weights.is_file():
+            raise ValueError(
+                f"{folder}: holds no exported model ({program.name}, {weights.name} and {STATIC_GRAPH!r} in "
+                "config.json); run llm/predict/export_model.py first, or use --mode dynamic"
+            )
+        self.config = DecoderConfig.from_dict(self._source)
+        self.generation_config = read_generation_config(folder)
+        self._rotary = RotaryEmbeddings(self.config.ropes)
+        self._dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
+        self._predictor = _create_predictor(program, weights)
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Token ids at which generation ends."""
+        return self.generation_config["eos_token_id"]
+
+    def add_eos_token_ids(self, token_ids: set[int]) -> None:
+        """Add token ids at which generation ends."""
+        self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
+
+    def hidden_states(
+        self, input_ids: paddle.Tensor, position_ids: paddle.Tensor | None = None, *, cache: KVCache | None = None
+    ) -> paddle.Tensor:
+        """Return the logits of the last position, [B, 1, V], and append to the cache.
+
+        Args:
+            input_ids: [B, S].
+            position_ids: [B, S]; each row must count its tokens from 0, as the program does by itself.
+            cache: cache without a prefix; None: a new one.
+        """
+        batch, length = input_ids.shape
+        cache = KVCache([0] * batch) if cache is None else cache
+        if position_ids is not None:
+            cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
+        cached = cache.tensors or [paddle.zeros([batch, heads, 0, size], self._dtype) for heads, size in self._shapes]
+        num_slots = cached[0].shape[2]
+        slots = np.arange(num_slots + length)
+        is_used = (slots < cache.length) | (slots >= num_slots)
+        mask_BC = is_used & (np.where(slots < num_slots, slots, slots - num_slots + cache.length) >= _starts(cache))
+        logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC.astype(np.int64)), *cached])
+        for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
+            cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
+        return logits_BV.clone().unsqueeze(1)  # the predictor writes its next logits to the same memory
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Return `hidden`, which are logits."""
+        return hidden
+
+
+def _starts(cache: KVCache) -> np.ndarray:
+    return cache.key_starts.numpy()[:, None]
+
+
+def _create_predictor(program: Path, weights: Path) -> Any:
+    config = inference.Config(str(program), str(weights))
+    if paddle.get_device() == "cpu":
+        config.disable_gpu()
+        config.disable_mkldnn()  # oneDNN plans its kernels again for each new length, that is in every step
+        config.set_cpu_math_library_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    else:
+        config.enable_use_gpu(100, int(paddle.get_device().partition(":")[2] or 0))
+    config.disable_glog_info()
+    return inference.create_predictor(config)

@@ -1,0 +1,177 @@
+"""Trace a language model to a static graph: one program for the prompt and for every further token.
+
+    input_ids        int64 [B, S]                new tokens
+    attention_mask   int64 [B, P + S]            1 for tokens; 0 for padding and for unused slots of the cache
+    keys_0, ...      float [B, K, P, H]          cached keys of each layer; P = 0 for the prompt
+    values_0, ...    float [B, K, P, E]          cached values
+
+    -> logits of the last position, float32 [B, V]; then the new keys and values [B, K, S, ...] of each layer, in order
+
+All of B, S and P are open. A single program needs its weights in memory only once, and both phases have the same code.
+The caller appends the new keys and values: an output that contained the cache would be copied in every step, and
+`paddle.inference` reuses the memory of outputs. A layer with latent attention caches latents and rotated keys, as one
+head each; its matrices are absorbed in both phases.
+
+The model's own layers are traced. Ops run as their references (ops/dispatch.py), which are Paddle's operators.
+
+Shapes: B batch, S new positions, P slots of the cache, C = P + S, K key-value heads, H and E channels of keys and
+values, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.static import InputSpec
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.attention.decode import CachedLayer, decode_attention
+from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions
+from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+
+CacheShapes = tuple[tuple[int, int], ...]
+"""Heads and channels of each cached tensor: keys and values of layer 0, of layer 1, ..."""
+
+
+class GraphCache:
+    """Key-value cache of a traced program.
+
+    A token's position is its number among the tokens of its row, whatever the slots between them.
+
+    Attributes:
+        key_starts: int64 [B], index of the first token of each row.
+        position_ids: int64 [B, S], position of each new token; 0 for padding.
+        new_tensors: keys and values of the new positions, of each layer that has run.
+    """
+
+    def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
+        self._cached, self.new_tensors = cached, list[paddle.Tensor]()
+        self.key_starts = paddle.argmax(mask_BC, axis=1)
+        num_slots, length = paddle.shape(mask_BC)[1], paddle.shape(input_ids_BS)[1]
+        positions_BC = paddle.clip(paddle.cumsum(mask_BC, axis=1) - 1, min=0)
+        self.position_ids = positions_BC[:, num_slots - length :]
+        self._distances_BSC = self.position_ids.unsqueeze(2) - positions_BC.unsqueeze(1)
+        slots_C = paddle.arange(num_slots)
+        later_S1 = paddle.arange(num_slots - length, num_slots).unsqueeze(1)
+        self._visible_BSC = paddle.logical_and(mask_BC.astype("bool").unsqueeze(1), slots_C <= later_S1)
+        self._is_own_SC = slots_C == later_S1
+        self._visible: dict[int | None, GraphSlots] = {}
+
+    @property
+    def length(self) -> Any:
+        """Number of positions in every layer, padding included."""
+        return paddle.shape(self._cached[0])[2]
+
+    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
+        """Do nothing: the program's caller compares the sets."""
+
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
+        """Append the keys and values of a layer, and return its contents."""
+        new = [new_BSKH.transpose([0, 2, 1, 3]) for new_BSKH in (k_BSKH, v_BSKE)]
+        self.new_tensors += new
+        cached = self._cached[2 * layer_index : 2 * layer_index + 2]
+        keys_BKCH, values_BKCE = (paddle.concat(list(pair), axis=2) for pair in zip(cached, new, strict=True))
+        return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
+
+    def attend(
+        self,
+        layer_index: int,
+        q_BSNH: paddle.Tensor,
+        k_BSKH: paddle.Tensor,
+        v_BSKE: paddle.Tensor,
+        window: int | None,
+        scale: float,
+        implementation: str | None = None,
+        options: ScoreOptions = PLAIN,
+    ) -> paddle.Tensor:
+        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E]."""
+        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
+        assert cached.visible is not None, "set by append"
+        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`; the inference engine computes it once, because it depends on weights only."""
+        return make()
+
+    def _visible_slots(self, window: int | None) -> GraphSlots:
+        if window not in self._visible:
+            visible_BSC = self._visible_BSC
+            if window is not None:
+                visible_BSC = paddle.logical_and(visible_BSC, self._distances_BSC < window)
+            # A query inside the padding attends to itself, so that its unused result stays finite.
+            visible_BSC = paddle.logical_or(visible_BSC, self._is_own_SC)
+            self._visible[window] = GraphSlots(visible_BSC, self._distances_BSC)
+        return self._visible[window]
+
+
+class GraphSlots:
+    """Cache slots visible to each new position of a traced program (`ops.attention.decode.VisibleSlots`)."""
+
+    def __init__(self, visible_BSC: paddle.Tensor, distances_BSC: paddle.Tensor) -> None:
+        self._distances_BSC = distances_BSC
+        self._bias_BSC = paddle.where(visible_BSC, paddle.zeros([]), paddle.full([], float("-inf")))
+
+    def bias(self, num_slots: int) -> paddle.Tensor:
+        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
+        return self._bias_BSC
+
+    def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
+        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        slopes_1N11 = paddle.to_tensor(slopes_N.astype(np.float32)).reshape([1, -1, 1, 1])
+        return -slopes_1N11 * self._distances_BSC.unsqueeze(1).astype("float32")
+
+
+class TracedModel(nn.Layer):
+    """Layer that is traced: a model with the interface of the program."""
+
+    def __init__(self, model: TrainableModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, attention_mask, cached):
+        """Return the logits of the last position, and what the cache stores of the new positions."""
+        return _run(self.model, input_ids, attention_mask, cached)
+
+
+@paddle.jit.not_to_static  # as plain Python: Paddle's rewriting of the source is neither needed nor wanted
+def _run(
+    model: Any, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]
+) -> list[paddle.Tensor]:
+    cache = GraphCache(input_ids_BS, mask_BC, cached)
+    hidden_BSD = model.hidden_states(input_ids_BS, position_ids=cache.position_ids, cache=cache)
+    return [model.logits(hidden_BSD[:, -1]).astype("float32"), *cache.new_tensors]
+
+
+def cache_shapes(model: TrainableModel) -> CacheShapes:
+    """Return heads and channels of each tensor that the model caches."""
+    shapes = []
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        empty = paddle.zeros([1, *attention.prefix_shape])
+        shapes += [(part_PKH.shape[1], part_PKH.shape[2]) for part_PKH in attention.split_prefix(empty)]
+    return tuple(shapes)
+
+
+def cache_dtype(model: Any) -> str:
+    """Return the dtype of the cached tensors, that of the activations."""
+    return str(activation_dtype(model.dtype_name)).removeprefix("paddle.")
+
+
+def save_program(model: Any, folder: Path, prefix: str) -> None:
+    """Trace a model and write `PREFIX.json`, the program, and `PREFIX.pdiparams`, its weights."""
+    dtype = cache_dtype(model)
+    kinds = ("keys", "values")
+    tensors = [
+        InputSpec([None, heads, None, size], dtype, f"{kinds[index % 2]}_{index // 2}")
+        for index, (heads, size) in enumerate(cache_shapes(model))
+    ]
+    spec = [InputSpec([None, None], "int64", "input_ids"), InputSpec([None, None], "int64", "attention_mask"), tensors]
+    traced = TracedModel(model)
+    traced.eval()
+    static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)
+    paddle.jit.save(static, str(folder / prefix))
