@@ -5,7 +5,8 @@ Imports go down the layers, and packages of one layer do not import each other (
     L8  api, cli                                   public functions; programs of llm/
     L7  evaluation                                 scores of models on tasks
     L6  trainer                                    assembly of a run; training loop
-    L5  parallel                                   data, tensor, sequence, pipeline and sharded parallelism
+    L5  parallel, static_graph                     data, tensor, sequence, pipeline and sharded parallelism; exported
+                                                   programs
     L4  models, peft                               decoders and their families; adapter methods
     L3  quantization                               weights in 4 and 8 bits: quantization, storage, linear layers
     L2  nn, data, checkpoint, generation,          layers; rows to batches; model files; decoding;
@@ -157,7 +158,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nn", "data", "checkpoint", "generation", "preference"),
     ("quantization",),
     ("models", "peft"),
-    ("parallel",),
+    ("parallel", "static_graph"),
     ("trainer",),
     ("evaluation",),
     ("api", "cli"),

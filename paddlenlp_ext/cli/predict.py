@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.incomplete_file import IncompleteFile, digest, files_state
-from paddlenlp_ext.cli.predict_arguments import ModelArguments, PredictorArguments
+from paddlenlp_ext.cli.predict_arguments import LoadArguments, ModelArguments, PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
@@ -28,7 +28,9 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
-from paddlenlp_ext.quantization.model import quantization_report
+from paddlenlp_ext.quantization.model import quantization_report, quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.static_graph.runtime import StaticModel
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -74,7 +76,7 @@ def predict(arguments: PredictorArguments) -> None:
     chat(model, encode_prompt, decode, **options)
 
 
-def find_model_and_adapter(arguments: ModelArguments) -> tuple[str, str | None]:
+def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the folder of the adapter or None.
 
     `model_name_or_path` may be an adapter folder. Its base is named in its adapter_config.json, else in the
@@ -164,18 +166,39 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
     """Load the model, with the adapter merged into its weights if the method and the base allow it.
 
     Raises:
-        ValueError: see `load_unmerged`; or prompt and answer may exceed the model's context.
+        ValueError: see `load_unmerged`, `quantize` and `StaticModel`; or prompt and answer may exceed the model's
+            context.
     """
 
     def check(config: Mapping[str, Any]) -> None:
         check_context(arguments, config)
 
+    if arguments.mode == "static":
+        choose_device_or_cpu(arguments.device or "auto")
+        exported = StaticModel(ModelSource.resolve(base).path, arguments.model_prefix)
+        check(exported.config.source)
+        return exported
     model = load_unmerged(arguments, base, adapter, check)
-    return model.merge_and_unload() if can_merge(model) else model
+    model = model.merge_and_unload() if can_merge(model) else model
+    quantize(model, arguments.quant_type)
+    return model
+
+
+def quantize(model: Any, quant_type: str | None) -> None:
+    """Quantize the linear layers of a loaded model to the format of `--quant_type`, if it names one.
+
+    Raises:
+        ValueError: the model is already quantized, or has an adapter that does not merge.
+    """
+    if quant_type not in ("weight_only_int8", "weight_only_int4"):
+        return
+    if isinstance(model, PeftModel):
+        raise ValueError(f"--quant_type {quant_type}: the adapter is not merged into the weights; leave it out")
+    quantize_linears(model, QuantizationConfig(algo=quant_type))
 
 
 def load_unmerged(
-    arguments: ModelArguments,
+    arguments: LoadArguments,
     base: str,
     adapter: str | None,
     check_config: Callable[[Mapping[str, Any]], None] | None = None,
@@ -274,6 +297,8 @@ def run_inputs(
         "lora_path": None if adapter is None else str(folders[1].resolve()),
         "files of the model": [files_state(folder) for folder in folders],
         "dtype": arguments.dtype,
+        "mode": arguments.mode,
+        "quant_type": arguments.quant_type,
         "data_file, template or src_length": digest([list(prompt) for prompt in prompts]),
         **arguments.decoding_options(),
     }

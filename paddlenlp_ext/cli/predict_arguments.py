@@ -21,20 +21,16 @@ USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a f
 
 _NGRAMS = "inference_with_reference"  # PaddleNLP's name of drafts that are n-grams of prompt and answer
 _NO_SPECULATION = ("None", "none", "")
+QUANT_TYPES = ("weight_only_int8", "weight_only_int4", "None", "none", "")
+"""Values of `quant_type`; the last three mean no rounding."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelArguments(OptionGroup):
+class LoadArguments(OptionGroup):
     """Arguments of programs that load a model, with or without an adapter."""
 
     model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
     lora_path: str | None = option(None, help="adapter folder, of any method")
-    chat_template: str | None = option(
-        None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
-    )
-    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
-    )
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(
         None,
@@ -47,6 +43,18 @@ class ModelArguments(OptionGroup):
     def adapter_path(self) -> str | None:
         """Folder of the adapter."""
         return self.lora_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments(LoadArguments):
+    """Arguments of programs that load a model and encode its prompts."""
+
+    chat_template: str | None = option(
+        None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
+    )
+    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +78,15 @@ class PredictorArguments(ModelArguments):
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that occurred before become less likely")
     seed: int = option(0, help="seed of the sampling")
+    mode: str = option(
+        "dynamic", choices=("dynamic", "static"), help="static: model_name_or_path is a folder of export_model.py"
+    )
+    model_prefix: str = option("model", help="mode static: name of the program's files, without suffix")
+    quant_type: str | None = option(
+        None,
+        choices=QUANT_TYPES,
+        help="format to which the weights of the linear layers are rounded after merging; unset: as loaded",
+    )
     speculate_method: str | None = option(
         None,
         choices=(_NGRAMS, *_NO_SPECULATION),
@@ -101,11 +118,8 @@ class PredictorArguments(ModelArguments):
 
 
 _NEUTRAL_VALUES: dict[str, Any] = {
-    "mode": "dynamic",
-    "model_prefix": "model",
     "model_type": None,
     "inference_model": False,
-    "quant_type": None,
     "export_precache": False,
     "avx_model": False,
     "avx_type": None,
@@ -167,6 +181,8 @@ def _check(arguments: PredictorArguments) -> None:
         raise ValueError("--lora_path and --prefix_path are both set; keep one, because a run has one adapter")
     if arguments.min_length > arguments.max_length:
         raise ValueError(f"--min_length {arguments.min_length} is above --max_length {arguments.max_length}; lower it")
+    if arguments.mode == "static":
+        _check_static(arguments)
     arguments.decoding_options()
     total = arguments.src_length + arguments.max_length
     if total > arguments.total_max_length:
@@ -174,3 +190,18 @@ def _check(arguments: PredictorArguments) -> None:
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, "
             f"more than --total_max_length {arguments.total_max_length}; lower one of the first two or raise the third"
         )
+
+
+def _check_static(arguments: PredictorArguments) -> None:
+    merged = "is part of the exported model; leave it out"
+    reasons = {
+        "lora_path": merged,
+        "prefix_path": merged,
+        "speculate_method": "needs the logits of several positions, and the program computes those of the last one",
+    }
+    for name, reason in reasons.items():
+        if getattr(arguments, name) not in (None, *_NO_SPECULATION):
+            raise ValueError(f"--mode static: --{name} {reason}")
+    for name in ("quant_type", "dtype"):
+        if getattr(arguments, name) not in (None, *_NO_SPECULATION):
+            raise ValueError(f"--mode static: --{name} is chosen by export_model.py; leave it out")

@@ -110,6 +110,11 @@ class KVCache:
         """True while the cache is empty and has no prefix."""
         return not self._layers
 
+    @property
+    def tensors(self) -> list[paddle.Tensor]:
+        """Stored keys and values of each layer, unused slots included; empty while the cache is empty."""
+        return [tensor for layer in self._layers.values() for tensor in layer.tensors]
+
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Record the sets of rotary frequencies of a forward pass; see `is_stale`."""
         if self._frequency_sets is None:

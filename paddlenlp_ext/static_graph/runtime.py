@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 from paddle import inference
 
+from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.models.config import DecoderConfig
@@ -20,7 +21,7 @@ from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
-"""Key of config.json that describes the program: {"dtype", "cache_dtype", "cache_shapes", "quantization"}."""
+"""Key of config.json that describes the program: {"cache_dtype", "cache_shapes", "quantization"}."""
 
 
 class StaticModel:
@@ -32,23 +33,27 @@ class StaticModel:
         folder: result of `static_graph.export.export_model`.
         prefix: name of the program's files, without suffix.
 
+    Attributes:
+        quantization: format of the linear layers' weights; None for floating point.
+
     Raises:
         ValueError: the folder has no exported program, or its config.json describes none.
     """
 
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
         folder = Path(folder)
-        self._source = read_json_object(folder / "config.json")
-        description = self._source.get(STATIC_GRAPH)
+        source = read_json_object(folder / "config.json")
+        description = source.get(STATIC_GRAPH)
         program, weights = folder / f"{prefix}.json", folder / f"{prefix}.pdiparams"
         if description is None or not program.is_file() or not weights.is_file():
             raise ValueError(
                 f"{folder}: holds no exported model ({program.name}, {weights.name} and {STATIC_GRAPH!r} in "
                 "config.json); run llm/predict/export_model.py first, or use --mode dynamic"
             )
-        self.config = DecoderConfig.from_dict(self._source)
+        self.config = DecoderConfig.from_dict(source)
         self.generation_config = read_generation_config(folder)
         self._rotary = RotaryEmbeddings(self.config.ropes)
+        self.quantization: str | None = description["quantization"]
         self._dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
         self._predictor = _create_predictor(program, weights)
 
@@ -77,10 +82,8 @@ class StaticModel:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
         cached = cache.tensors or [paddle.zeros([batch, heads, 0, size], self._dtype) for heads, size in self._shapes]
         num_slots = cached[0].shape[2]
-        slots = np.arange(num_slots + length)
-        is_used = (slots < cache.length) | (slots >= num_slots)
-        mask_BC = is_used & (np.where(slots < num_slots, slots, slots - num_slots + cache.length) >= _starts(cache))
-        logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC.astype(np.int64)), *cached])
+        mask_BC = _mask(cache, num_slots, length)
+        logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
         return logits_BV.clone().unsqueeze(1)  # the predictor writes its next logits to the same memory
@@ -90,8 +93,12 @@ class StaticModel:
         return hidden
 
 
-def _starts(cache: KVCache) -> np.ndarray:
-    return cache.key_starts.numpy()[:, None]
+def _mask(cache: KVCache, num_slots: int, length: int) -> np.ndarray:
+    """Return the attention mask of the cache's slots, of which some may be unused, and of `length` new positions."""
+    columns_C = np.concatenate([np.arange(num_slots), np.arange(cache.length, cache.length + length)])
+    is_used_C = np.arange(num_slots + length) < cache.length
+    is_used_C[num_slots:] = True
+    return (is_used_C & (columns_C >= cache.key_starts.numpy()[:, None])).astype(np.int64)
 
 
 def _create_predictor(program: Path, weights: Path) -> Any:
@@ -99,7 +106,8 @@ def _create_predictor(program: Path, weights: Path) -> Any:
     if paddle.get_device() == "cpu":
         config.disable_gpu()
         config.disable_mkldnn()  # oneDNN plans its kernels again for each new length, that is in every step
-        config.set_cpu_math_library_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+        requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+        config.set_cpu_math_library_num_threads(int(requested or threads_per_process()))
     else:
         config.enable_use_gpu(100, int(paddle.get_device().partition(":")[2] or 0))
     config.disable_glog_info()

@@ -89,7 +89,7 @@ class GraphCache:
         implementation: str | None = None,
         options: ScoreOptions = PLAIN,
     ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E]."""
+        """Append the keys and values of a layer; return the attention over all keys, [B, S, N, E]."""
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
         assert cached.visible is not None, "set by append"
         return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
@@ -164,7 +164,7 @@ def cache_dtype(model: Any) -> str:
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
     """Trace a model and write `PREFIX.json`, the program, and `PREFIX.pdiparams`, its weights."""
-    dtype = cache_dtype(model)
+    dtype: Any = cache_dtype(model)
     kinds = ("keys", "values")
     tensors = [
         InputSpec([None, heads, None, size], dtype, f"{kinds[index % 2]}_{index // 2}")

@@ -1,0 +1,22 @@
+"""Write a model as a static graph for paddle.inference: llm/predict/export_model.py --help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime
+from paddlenlp_ext.cli.export_arguments import parse_arguments
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check the command line before the slow import of Paddle, then export and print a summary."""
+    arguments = parse_arguments(argv)
+    from paddlenlp_ext.cli.export_model import export_model
+
+    print(export_model(arguments))
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,120 @@
+"""Export a language model as a static graph, in a folder that holds everything that prediction needs.
+
+    model.json, model.pdiparams     program and weights (trace.py)
+    config.json                     that of the model, with the key `static_graph`
+    generation_config.json, tokenizer, chat template, run_config.json
+
+The folder gets its name once the program has computed the same logits as the model.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.generation.decoder import Decoder, prefill, step
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.merge.files import write_companions
+from paddlenlp_ext.peft.merge.merge_adapter import check_output
+from paddlenlp_ext.static_graph.runtime import STATIC_GRAPH, StaticModel
+from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program
+from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
+
+LIMITS = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
+"""Largest difference of the logits, relative to the largest logit, by dtype of the weights.
+
+In half precision, the model rounds the inputs of its matrix products to bfloat16 on the CPU, and the program does not.
+"""
+_PROMPT_LENGTHS, _STEPS = (11, 3, 7), 4
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Result of an export.
+
+    Attributes:
+        folder: the created folder.
+        difference: largest difference of a logit between program and model, relative to the largest logit.
+    """
+
+    folder: Path
+    difference: float
+
+
+def export_model(
+    model: Any,
+    output: str | os.PathLike[str],
+    source: ModelSource,
+    adapter: Path | None = None,
+    *,
+    prefix: str = "model",
+    overwrite: bool = False,
+) -> ExportReport:
+    """Write a model as a static graph, with its config, tokenizer and chat template.
+
+    Args:
+        model: `CausalLM` without adapter layers, in floating point or quantized.
+        output: folder to create.
+        source: the model's origin, for config and tokenizer.
+        adapter: folder of the adapter that was merged into the model; its tokenizer takes precedence.
+        prefix: name of the program's files, without suffix.
+        overwrite: replace an existing folder `output`.
+
+    Raises:
+        ValueError: `output` exists, or the program computes other logits than the model.
+    """
+    folder, inputs = Path(output).expanduser(), (source.path,) if adapter is None else (source.path, adapter)
+    check_output(folder, overwrite, inputs)
+    with atomic_folder(folder) as draft:
+        write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
+        save_program(model, draft, prefix)
+        config = read_json_object(draft / "config.json")
+        config[STATIC_GRAPH] = {
+            "cache_dtype": cache_dtype(model),
+            "cache_shapes": cache_shapes(model),
+            "quantization": None if model.quantization is None else model.quantization.describe(),
+        }
+        write_json(draft / "config.json", config)
+        difference = compare(StaticModel(draft, prefix), model)
+        limit = LIMITS[model.dtype_name]
+        if not difference <= limit:
+            raise ValueError(
+                f"{folder}: not written: the program's logits differ from the model's by {difference:.2g} of the "
+                f"largest logit, more than {limit:g}; export with --dtype float32 and without --quant_type to find "
+                "out which format is the cause"
+            )
+    return ExportReport(folder, difference)
+
+
+@paddle.no_grad()
+def compare(exported: Decoder, model: Decoder) -> float:
+    """Return the largest difference of the logits of two models, relative to the largest logit.
+
+    Compared are the last positions of three prompts of unequal lengths, and some steps of decoding after them, in a
+    batch and for one prompt alone. The tokens are those that `model` finds most likely.
+    """
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, model.config.vocab_size, length).tolist() for length in _PROMPT_LENGTHS]
+    return max(_compare_batch(exported, model, prompts), _compare_batch(exported, model, prompts[:1]))
+
+
+def _compare_batch(exported: Decoder, model: Decoder, prompts: list[list[int]]) -> float:
+    found = [prefill(each, prompts) for each in (exported, model)]
+    caches, logits = [cache for cache, _ in found], [logits_BV for _, logits_BV in found]
+    differences = [_relative_difference(*logits)]
+    for _ in range(_STEPS):
+        tokens = paddle.argmax(logits[1], axis=-1, keepdim=True).numpy().tolist()
+        pairs = zip((exported, model), caches, strict=True)
+        logits = [each.logits(step(each, tokens, cache)[:, -1]) for each, cache in pairs]
+        differences.append(_relative_difference(*logits))
+    return max(differences)
+
+
+def _relative_difference(found: paddle.Tensor, expected: paddle.Tensor) -> float:
+    found, expected = found.astype("float32"), expected.astype("float32")
+    return float((found - expected).abs().max() / expected.abs().max())
