@@ -73,13 +73,7 @@ def export_model(
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
         save_program(model, draft, prefix)
-        config = read_json_object(draft / "config.json")
-        config[STATIC_GRAPH] = {
-            "cache_dtype": cache_dtype(model),
-            "cache_shapes": cache_shapes(model),
-            "quantization": None if model.quantization is None else model.quantization.describe(),
-        }
-        write_json(draft / "config.json", config)
+        describe_program(draft, model)
         difference = compare(StaticModel(draft, prefix), model)
         limit = LIMITS[model.dtype_name]
         if not difference <= limit:
@@ -89,6 +83,17 @@ def export_model(
                 "out which format is the cause"
             )
     return ExportReport(folder, difference)
+
+
+def describe_program(folder: Path, model: Any) -> None:
+    """Add the key `static_graph` to config.json: what `StaticModel` has to know of the program."""
+    config = read_json_object(folder / "config.json")
+    config[STATIC_GRAPH] = {
+        "cache_dtype": cache_dtype(model),
+        "cache_shapes": cache_shapes(model),
+        "quantization": None if model.quantization is None else model.quantization.describe(),
+    }
+    write_json(folder / "config.json", config)
 
 
 @paddle.no_grad()

@@ -31,6 +31,7 @@ from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quanti
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_in_4_bits, product_triton, supports_product
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.paddle_compat import is_symbolic
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
 
@@ -105,7 +106,7 @@ _MAX_FUSED_POSITIONS = 2
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Map `x` [..., in] to [..., out], in the dtype of x or of autocast."""
-    if x.stop_gradient or not paddle.is_grad_enabled():
+    if x.stop_gradient or not paddle.is_grad_enabled() or is_symbolic(x):
         return linear_op(weight.algo).choose(x)(x, weight)
     return _QuantizedLinear.apply(x, weight)
 

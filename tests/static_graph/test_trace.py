@@ -1,0 +1,110 @@
+"""Traced programs against the models that they were traced from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import paddle
+import pytest
+
+from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.static_graph.export import compare, describe_program
+from paddlenlp_ext.static_graph.runtime import StaticModel
+from paddlenlp_ext.static_graph.trace import save_program
+from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [3.0, 5.0, 9.0, 17.0],
+    "original_max_position_embeddings": 14,
+}
+LENGTH_DEPENDENT = {
+    "longrope": {"model_type": "llama", "max_position_embeddings": 64, "rope_scaling": LONGROPE},
+    "dynamic": {
+        "model_type": "llama",
+        "max_position_embeddings": 14,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+    },
+}
+
+
+def exported(model: Any, folder: Path) -> StaticModel:
+    """Trace a model and load the program."""
+    write_model_config(folder, model.config.source, model.dtype_name)
+    save_program(model, folder, "model")
+    describe_program(folder, model)
+    return StaticModel(folder)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_program_of_each_family_computes_the_models_logits(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    assert compare(exported(model, tmp_path), model) <= 1e-5
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config({**SIZES, **LENGTH_DEPENDENT[rope]})
+    prompts = random_prompts([12, 5, 20])
+    options: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 3}
+    assert generate(exported(model, tmp_path), prompts, **options) == generate(model, prompts, **options)
+
+
+def test_static_model_with_rows_of_many_lengths_generates_the_models_tokens(tmp_path: Path) -> None:
+    model = tiny_model("mistral_window")
+    # The cache of the longest prompt grows by a second block.
+    static, prompts = exported(model, tmp_path), random_prompts([3, 30, 1, 124])
+    for options in (
+        {"max_new_tokens": 9, "batch_size": 3, "eos_token_id": [5, 11, 23]},
+        {"max_new_tokens": 3, "batch_size": 4, "decode_strategy": "sampling", "seed": 3},
+        {"max_new_tokens": 3, "batch_size": 4, "decode_strategy": "beam_search", "num_beams": 2},
+    ):
+        assert generate(static, prompts, **options) == generate(model, prompts, **options)
+
+
+@pytest.mark.parametrize(
+    ("algo", "family"),
+    [
+        ("weight_only_int8", "mixtral_experts"),
+        ("weight_only_int4", "deepseek_v3_latents"),
+        ("nf4", "llama_grouped_heads"),
+    ],
+)
+def test_save_program_of_a_quantized_model_computes_its_logits(algo: str, family: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]})
+    unquantized_bytes = sum(parameter.size for parameter in model.parameters()) * 4
+    quantize_linears(model, QuantizationConfig(algo=algo))
+    assert compare(exported(model, tmp_path), model) <= 1e-5
+    assert (tmp_path / "model.pdiparams").stat().st_size < 0.6 * unquantized_bytes
+
+
+def test_save_program_in_bfloat16_stores_half_the_bytes_and_rounds_no_activations(tmp_path: Path) -> None:
+    config = {**SIZES, "model_type": "qwen2", "tie_word_embeddings": True}
+    model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+    static = exported(model, tmp_path)
+    rounded = AutoModelForCausalLM.from_config(config)
+    for parameter, stored in zip(rounded.parameters(), model.parameters(), strict=True):
+        parameter.set_value(stored.astype("float32"))
+    assert compare(static, rounded) <= 1e-5
+    num_bytes = sum(parameter.size * parameter.element_size() for parameter in model.parameters())
+    assert (tmp_path / "model.pdiparams").stat().st_size < 1.1 * num_bytes + 4096
+
+
+def test_static_model_in_a_folder_without_a_program_names_the_remedy(tmp_path: Path) -> None:
+    tiny_model("qwen2_tied").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no exported model.*run llm/predict/export_model.py first"):
+        StaticModel(tmp_path)
+
+
+def test_static_model_leaves_earlier_logits_unchanged(tmp_path: Path) -> None:
+    static = exported(tiny_model("llama_grouped_heads"), tmp_path)
+    first = static.hidden_states(paddle.to_tensor([[1, 2, 3]]))
+    kept = first.numpy().copy()
+    static.hidden_states(paddle.to_tensor([[7, 8, 9]]))
+    assert (first.numpy() == kept).all()
