@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from paddlenlp_ext.cli.predict_arguments import QUANT_TYPES, LoadArguments
+from paddlenlp_ext.cli.predict_arguments import QUANT_TYPES, LoadArguments, kernel_keys
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
@@ -46,7 +46,6 @@ _DECODING: dict[str, Any] = {
     "data_file": "",
     "output_file": "output.json",
 }
-_KERNELS: dict[str, Any] = {"inference_model": False, "block_attn": False, "append_attn": False, "block_size": 64}
 
 
 def _idle(values: dict[str, Any], reason: str) -> list[CompatKey]:
@@ -56,7 +55,7 @@ def _idle(values: dict[str, Any], reason: str) -> list[CompatKey]:
 _COMPAT = (
     *_idle(_OPEN_SIZES, "batch and lengths of the program are open"),
     *_idle(_DECODING, "the program computes logits; pass it to predictor.py"),
-    *_idle(_KERNELS, "every exported program decodes with a cache, and with Paddle's own operators"),
+    *kernel_keys("every exported program decodes with a cache, and has Paddle's own operators"),
     CompatKey("mode", ("dynamic", "static"), "the export reads a dynamic model", str, "no effect"),
     CompatKey("chat_template", (None,), "pass it to predictor.py", str, "not here"),
     CompatKey("prefix_path", (None,), "a learned prefix cannot be merged into weights", str, "not here"),

@@ -174,13 +174,30 @@ def load_model(arguments: PredictorArguments, base: str, adapter: str | None) ->
         check_context(arguments, config)
 
     if arguments.mode == "static":
-        choose_device_or_cpu(arguments.device or "auto")
-        exported = StaticModel(ModelSource.resolve(base).path, arguments.model_prefix)
+        exported = load_static(arguments, base)
         check(exported.config.source)
         return exported
     model = load_unmerged(arguments, base, adapter, check)
     model = model.merge_and_unload() if can_merge(model) else model
     quantize(model, arguments.quant_type)
+    return model
+
+
+def load_static(arguments: PredictorArguments, folder: str) -> StaticModel:
+    """Load an exported model.
+
+    Raises:
+        ValueError: see `StaticModel`; or `dtype` or `quant_type` is requested and not that of the export.
+    """
+    choose_device_or_cpu(arguments.device or "auto")
+    model = StaticModel(ModelSource.resolve(folder).path, arguments.model_prefix)
+    exported = {"dtype": model.dtype_name, "quant_type": model.quant_type or ""}
+    for name, value in exported.items():
+        requested = getattr(arguments, name)
+        if requested is not None and requested.replace("None", "").replace("none", "") != value:
+            raise ValueError(
+                f"--{name} {requested or repr('')}: {folder} was exported with {value or 'none'}; leave it out"
+            )
     return model
 
 

@@ -16,6 +16,7 @@ from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
 from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
@@ -119,7 +120,6 @@ class PredictorArguments(ModelArguments):
 
 _NEUTRAL_VALUES: dict[str, Any] = {
     "model_type": None,
-    "inference_model": False,
     "export_precache": False,
     "avx_model": False,
     "avx_type": None,
@@ -127,9 +127,6 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "avx_mode": False,
     "benchmark": False,
     "use_fake_parameter": False,
-    "block_attn": False,
-    "append_attn": False,
-    "block_size": 64,
     "cachekv_int8_type": None,
     "speculate_verify_window": 2,
     "speculate_max_candidate_len": 5,
@@ -154,7 +151,19 @@ def _compat_key(name: str, neutral: Any) -> CompatKey:
     return CompatKey(name, (neutral,), f"leave it at {str(neutral).lower()}", type(neutral))
 
 
-COMPAT_ARGUMENTS = tuple(_compat_key(name, neutral) for name, neutral in _NEUTRAL_VALUES.items())
+_OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": False, "block_size": 64}
+"""PaddleNLP's choices of CUDA kernels that compute the same -> the default."""
+
+
+def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
+    """Return the keys of PaddleNLP's CUDA kernels, which have no effect."""
+    return tuple(CompatKey(name, (value,), reason, type(value), "no effect") for name, value in _OTHER_KERNELS.items())
+
+
+COMPAT_ARGUMENTS = (
+    *(_compat_key(name, neutral) for name, neutral in _NEUTRAL_VALUES.items()),
+    *kernel_keys("it selects a CUDA kernel of PaddleNLP, and the answers are the same"),
+)
 
 
 def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
@@ -165,7 +174,9 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
             arguments that request unimplemented features.
         ValueError: arguments contradict each other, or a launcher started several processes.
     """
-    values, _ = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
+    values, notes = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
+    for note in notes:
+        get_logger().info("%s", note)
     if world_size() > 1:  # each would answer every row, and all would write to the same file
         raise ValueError(
             f"{world_size()} processes were started, but prediction runs in one; start it without the launcher, or "
@@ -202,6 +213,3 @@ def _check_static(arguments: PredictorArguments) -> None:
     for name, reason in reasons.items():
         if getattr(arguments, name) not in (None, *_NO_SPECULATION):
             raise ValueError(f"--mode static: --{name} {reason}")
-    for name in ("quant_type", "dtype"):
-        if getattr(arguments, name) not in (None, *_NO_SPECULATION):
-            raise ValueError(f"--mode static: --{name} is chosen by export_model.py; leave it out")

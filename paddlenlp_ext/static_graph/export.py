@@ -91,7 +91,8 @@ def describe_program(folder: Path, model: Any) -> None:
     config[STATIC_GRAPH] = {
         "cache_dtype": cache_dtype(model),
         "cache_shapes": cache_shapes(model),
-        "quantization": None if model.quantization is None else model.quantization.describe(),
+        "dtype": model.dtype_name,
+        "quant_type": None if model.quantization is None else model.quantization.describe(),
     }
     write_json(folder / "config.json", config)
 

@@ -21,7 +21,7 @@ from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
-"""Key of config.json that describes the program: {"cache_dtype", "cache_shapes", "quantization"}."""
+"""Key of config.json that describes the program: "cache_dtype", "cache_shapes", "dtype" and "quant_type"."""
 
 
 class StaticModel:
@@ -34,7 +34,8 @@ class StaticModel:
         prefix: name of the program's files, without suffix.
 
     Attributes:
-        quantization: format of the linear layers' weights; None for floating point.
+        dtype_name: dtype of the weights that are not quantized.
+        quant_type: format of the linear layers' weights; None for floating point.
 
     Raises:
         ValueError: the folder has no exported program, or its config.json describes none.
@@ -53,8 +54,9 @@ class StaticModel:
         self.config = DecoderConfig.from_dict(source)
         self.generation_config = read_generation_config(folder)
         self._rotary = RotaryEmbeddings(self.config.ropes)
-        self.quantization: str | None = description["quantization"]
-        self._dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
+        self.dtype_name: str = description["dtype"]
+        self.quant_type: str | None = description["quant_type"]
+        self._cache_dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
         self._predictor = _create_predictor(program, weights)
 
     @property
@@ -80,7 +82,9 @@ class StaticModel:
         cache = KVCache([0] * batch) if cache is None else cache
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
-        cached = cache.tensors or [paddle.zeros([batch, heads, 0, size], self._dtype) for heads, size in self._shapes]
+        cached = cache.tensors or [
+            paddle.zeros([batch, heads, 0, size], self._cache_dtype) for heads, size in self._shapes
+        ]
         num_slots = cached[0].shape[2]
         mask_BC = _mask(cache, num_slots, length)
         logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])

@@ -57,8 +57,8 @@ def test_parse_arguments_unsupported_option_accepts_only_its_neutral_value(name)
 
 
 def test_parse_arguments_switch_without_value_means_true():
-    with pytest.raises(ValueError, match="--inference_model: inference_model: true is not available yet"):
-        parse_arguments([*MODEL, "--inference_model"])
+    with pytest.raises(ValueError, match="--avx_model: avx_model: true is not available yet"):
+        parse_arguments([*MODEL, "--avx_model"])
 
 
 @pytest.mark.parametrize(
