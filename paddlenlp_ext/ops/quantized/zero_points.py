@@ -16,6 +16,7 @@ from collections.abc import Callable
 import paddle
 
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 Product = Callable[[paddle.Tensor, QuantizedWeight], paddle.Tensor]
 
@@ -29,7 +30,7 @@ def linear_with_zero_points(product: Product, x: paddle.Tensor, weight: Quantize
         return y
     # Paddle's sum along an axis loses digits on the CPU
     sums = paddle.matmul(x.reshape([-1, weight.block_size]), paddle.ones([weight.block_size, 1], x.dtype))
-    sums = sums.reshape([*x.shape[:-1], x.shape[-1] // weight.block_size])
+    sums = sums.reshape([*axis_sizes(x)[:-1], x.shape[-1] // weight.block_size])
     return y + paddle.matmul(sums, block_shifts(weight).astype(x.dtype), transpose_y=True)
 
 
