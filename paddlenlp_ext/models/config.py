@@ -195,6 +195,11 @@ class DecoderConfig:
         }
         return cls(**{**values, **family.differences(reader)})
 
+    def value(self, key: str) -> Any:
+        """Return the value of a key of config.json, or the family's default; None if it is null or absent."""
+        family = FAMILIES.get(self.model_type)
+        return _Reader(family.complete(self.source), family).value(key)
+
     @property
     def max_context(self) -> int:
         """Number of positions that the frequencies of layers without a window cover, scaling included."""

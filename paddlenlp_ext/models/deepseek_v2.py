@@ -8,7 +8,7 @@ from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
 from paddlenlp_ext.checkpoint.gguf.experts import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
-from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, divide_latents, latent_settings
 from paddlenlp_ext.models.latent import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.routers import RouterOptions
@@ -88,5 +88,6 @@ DEEPSEEK_GGUF = Architecture(
     reads=lambda file: not has_sigmoid_router(file),
     is_latent=True,
     restore=JoinedLatents,
+    divide=divide_latents,
 )
 ARCHITECTURES.register("deepseek_v2")(DEEPSEEK_GGUF)

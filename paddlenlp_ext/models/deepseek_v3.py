@@ -55,6 +55,7 @@ FAMILIES.register("deepseek_v3")(
     )
 )
 
-ARCHITECTURES.register("deepseek_v3")(
-    replace(DEEPSEEK_GGUF, class_name="DeepseekV3ForCausalLM", settings=latent_settings, reads=has_sigmoid_router)
+DEEPSEEK_V3_GGUF = replace(
+    DEEPSEEK_GGUF, class_name="DeepseekV3ForCausalLM", settings=latent_settings, reads=has_sigmoid_router
 )
+ARCHITECTURES.register("deepseek_v3")(DEEPSEEK_V3_GGUF)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from paddlenlp_ext.models.deepseek_v3 import sigmoid_experts
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.models.deepseek_v3 import DEEPSEEK_V3_GGUF, sigmoid_experts
 from paddlenlp_ext.models.latent import complete_latent
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+
+
+def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the number of dense layers, which come first, under DeepSeek's name for it."""
+    types = config.get("mlp_layer_types") or ["dense"]
+    return {**complete_latent(config), "first_k_dense_replace": types.count("dense")}
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -40,6 +49,9 @@ FAMILIES.register("glm4_moe_lite")(
             "routed_scaling_factor": 1.8,
             "topk_group": 1,
         },
-        complete=complete_latent,
+        complete=_complete,
     )
 )
+
+# Files call themselves deepseek2 and are read as DeepSeek V3, which computes the same.
+ARCHITECTURES.register("glm4_moe_lite")(replace(DEEPSEEK_V3_GGUF, reads=lambda file: False))

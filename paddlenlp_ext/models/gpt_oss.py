@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
 from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.interleaved import STACKED_EXPERTS, InterleavedGates
+from paddlenlp_ext.checkpoint.gguf.interleaved import STACKED_EXPERTS, InterleavedGates, divide_gates
 from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.models.expert_layers import expert_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
@@ -111,5 +111,6 @@ ARCHITECTURES.register("gpt_oss")(
         has_window=True,
         truncates_yarn=False,
         restore=InterleavedGates,
+        divide=divide_gates,
     )
 )

@@ -112,8 +112,11 @@ def sibling(target: Path, state: str) -> Path:
     return target.with_name(f".{target.name}.{state}")
 
 
-def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment.
+@contextmanager
+def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a hidden sibling to write, which is renamed to `target` when the block succeeds.
+
+    After an exception the sibling is removed and `target` is unchanged.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -122,11 +125,21 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
     draft = sibling(target, "incomplete")
     with explained_errors(target):
         try:
-            draft.write_text(text, encoding="utf-8")
+            yield draft
             draft.replace(target)
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+def write_text(target: str | os.PathLike[str], text: str) -> None:
+    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment.
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
+    with atomic_file(target) as draft:
+        draft.write_text(text, encoding="utf-8")
 
 
 def cache_folder(name: str) -> Path:

@@ -1,6 +1,6 @@
 """Description of a family's GGUF files, and the parts that several families have in common.
 
-llama.cpp's converter changes some tensors. Reading undoes it:
+llama.cpp's converter changes some tensors. Reading undoes it, and writing does it:
 
 - It permutes the query and key rows of some families that rotate the halves of a head, to neighbouring channels
   (`permutes`).
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 PROJECTIONS = {
@@ -66,6 +67,16 @@ class Key:
         key = file.architecture_key(self.name)
         return file.require(key, bool) if self.default is None else file.get(key, bool, self.default)
 
+    def stored(self, value: Any) -> Any:
+        """Return the value that a file has for `value` in config.json; None if it has none."""
+        value = self.default if value is None else value
+        return None if value is None else self.kind(value)
+
+
+def undivided(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+    """Return the tensors unchanged."""
+    return dict(tensors)
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -90,6 +101,7 @@ class Architecture:
         is_latent: whether keys and values are computed from latents.
         vectors: endings of the Hugging Face names of matrices of one row, which files store as vectors.
         restore: function from the stored tensors, under the names of `in_block`, to those of Hugging Face's files.
+        divide: the inverse of `restore` for the tensors of a model and its config (`DecoderConfig`).
     """
 
     name: str
@@ -109,6 +121,12 @@ class Architecture:
     is_latent: bool = False
     vectors: tuple[str, ...] = ()
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
+    divide: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] = undivided
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether files store some tensors in parts."""
+        return self.divide is not undivided
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
         """Return the keys of config.json that only this family has, or reads from other metadata.

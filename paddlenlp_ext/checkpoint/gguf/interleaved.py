@@ -8,10 +8,15 @@ ffn_down_exps [E, D, F]                             mlp.experts.down_proj [E, F,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import numpy as np
 
 from paddlenlp_ext.checkpoint.file_layout import split_layer
 from paddlenlp_ext.checkpoint.gguf.joined import JoinedTensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -26,6 +31,34 @@ _PARTS = {
     "mlp.experts.gate_up_proj_bias": ("mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias"),
     "mlp.experts.down_proj": ("mlp.experts.down_proj",),
 }
+
+
+def divide_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+    """Return the inverse of `InterleavedGates`: gates and upper projections apart.
+
+    Args:
+        tensors: tensors under the names of Hugging Face's files.
+        config: config of the model (`DecoderConfig`), which is not needed.
+    """
+    divided: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        prefix, own = split_layer(name)
+        parts = _PARTS.get(own)
+        if parts is None:
+            divided[name] = tensor
+            continue
+        experts, *rows, columns = tensor.shape
+        shape = (experts, columns // len(parts), *rows)
+        for index, part in enumerate(parts):
+            read = partial(_read_part, tensor, index, len(parts))
+            divided[prefix + part] = LazyTensor(shape, tensor.dtype, read)
+    return divided
+
+
+def _read_part(joined: LazyTensor, index: int, count: int) -> np.ndarray:
+    """Return each `count`-th column from `index` on, as rows."""
+    values = joined.read()[..., index::count]
+    return np.swapaxes(values, 1, 2) if values.ndim == 3 else values
 
 
 class InterleavedGates(JoinedTensors):

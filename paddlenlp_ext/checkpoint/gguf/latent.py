@@ -9,6 +9,8 @@ Shapes: N heads, L latent, U unrotated channels of a key, E channels of a value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from paddlenlp_ext.checkpoint.file_layout import split_layer
 from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, count
 from paddlenlp_ext.checkpoint.gguf.joined import JoinedTensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -56,6 +59,60 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
         "qk_rope_head_dim": rotated,
         "v_head_dim": count(file, "attention.value_length_mla", values),
     }
+
+
+def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
+    """Return the inverse of `latent_settings`: keys without the architecture's prefix.
+
+    Args:
+        latent: sizes of the attention (`LatentShape`).
+        has_parts: whether the matrices of keys and of values are stored apart.
+    """
+    keys = latent.unrotated_dim + latent.rotated_dim
+    sizes = {"rope.dimension_count": latent.rotated_dim, "attention.kv_lora_rank": latent.kv_rank}
+    if latent.query_rank is not None:
+        sizes["attention.q_lora_rank"] = latent.query_rank
+    if not has_parts:
+        return {**sizes, "attention.key_length": keys, "attention.value_length": latent.value_dim}
+    return {
+        **sizes,
+        "attention.key_length": latent.kv_rank + latent.rotated_dim,
+        "attention.value_length": latent.kv_rank,
+        "attention.key_length_mla": keys,
+        "attention.value_length_mla": latent.value_dim,
+    }
+
+
+def divide_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+    """Return the inverse of `JoinedLatents`: the matrices of keys and of values apart.
+
+    Args:
+        tensors: tensors under the names of Hugging Face's files.
+        config: config of the model (`DecoderConfig`) with latent attention.
+    """
+    heads, unrotated = config.num_attention_heads, config.latent.unrotated_dim
+    divided: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        prefix, own = split_layer(name)
+        if own != _BOTH:
+            divided[name] = tensor
+            continue
+        rows, rank = tensor.shape
+        keys = (heads, rank, unrotated)
+        values = (heads, rows // heads - unrotated, rank)
+        divided[prefix + _KEYS] = LazyTensor(keys, tensor.dtype, partial(_read_keys, tensor, heads, unrotated))
+        divided[prefix + _VALUES] = LazyTensor(values, tensor.dtype, partial(_read_values, tensor, heads, unrotated))
+    return divided
+
+
+def _read_keys(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
+    """Return the matrices of keys, [N, L, U]."""
+    return np.swapaxes(both.read().reshape(heads, -1, both.shape[1])[:, :unrotated], 1, 2)
+
+
+def _read_values(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
+    """Return the matrices of values, [N, E, L]."""
+    return both.read().reshape(heads, -1, both.shape[1])[:, unrotated:]
 
 
 class JoinedLatents(JoinedTensors):

@@ -9,6 +9,7 @@ the original context,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,47 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     if kind == "yarn":
         return _yarn(file, factor)
     raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
+
+
+def rope_metadata(
+    kind: str, theta: float, scaling: Mapping[str, Any], rotary_dim: int, temperature: float
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the inverse of `rope_theta` and `rope_scaling`: keys without the architecture's prefix, and tensors.
+
+    Args:
+        kind: rope type of config.json.
+        theta: base of the frequencies.
+        scaling: parameters of the scaling in config.json.
+        rotary_dim: number of rotated channels of a head.
+        temperature: factor of the tables with LongRoPE.
+
+    Raises:
+        ValueError: a rope type that GGUF files do not have.
+    """
+    keys: dict[str, Any] = {"rope.freq_base": float(theta)}
+    original = scaling.get("original_max_position_embeddings")
+    if kind == "default":
+        return keys, {}
+    if kind == "llama3":
+        divisors = llama3_frequency_divisors(dict(scaling), theta, rotary_dim)
+        return keys, {_DIVISORS: divisors.astype(np.float32)}
+    if original is not None:
+        keys["rope.scaling.original_context_length"] = int(original)
+    if kind == "longrope":
+        if temperature != 1.0:
+            keys["rope.scaling.attn_factor"] = float(temperature)
+        factors = (np.asarray(scaling[key], np.float32) for key in ("short_factor", "long_factor"))
+        return keys, dict(zip(ROPE_FACTORS, factors, strict=True))
+    if kind not in ("linear", "yarn"):
+        raise ValueError(f"rope type {kind!r} in config.json cannot be written as GGUF; default, linear, yarn, "
+                         "longrope and llama3 can")
+    keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
+    for key in ("beta_fast", "beta_slow"):
+        if scaling.get(key) is not None:
+            keys[f"rope.scaling.yarn_{key}"] = float(scaling[key])
+    if scaling.get("mscale_all_dim"):
+        keys[f"rope.scaling.{_MSCALE}"] = 0.1 * scaling["mscale_all_dim"]
+    return keys, {}
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:

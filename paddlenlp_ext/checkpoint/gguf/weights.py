@@ -22,7 +22,8 @@ _QUANTIZED = (
 )  # fmt: skip
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Factors of LongRoPE within and beyond the trained context."""
-_TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Layer names in Hugging Face's models by the names of the tensors outside blocks."""
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
 
 
@@ -149,6 +150,12 @@ def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
+def permute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Return the inverse of `unpermute_rows`: row (head, i, half) is the former row (head, half, i)."""
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
 def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
     """Map Hugging Face names to places in the file."""
     found: dict[str, _Place] = {}
@@ -166,8 +173,8 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
             name = f"model.layers.{block[1]}.{own}"
             experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
             found |= {name.format(expert): _Place(stored, expert) for expert in experts}
-        elif base in _TOP:
-            found[f"{_TOP[base]}.{kind}"] = _Place(stored, None)
+        elif base in TOP_LEVEL:
+            found[f"{TOP_LEVEL[base]}.{kind}"] = _Place(stored, None)
         else:
             unknown.append(stored)
     if unknown:
