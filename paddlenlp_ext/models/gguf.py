@@ -1,7 +1,7 @@
 """Write a model as a GGUF file, and read it back before it gets its name.
 
-The tables that describe the files of a family (checkpoint/gguf) serve reading and writing. What they cannot express in
-the metadata, such as a scale that llama.cpp supposes, is found by comparison: the config that is read from the file must
+The tables that describe the files of a family (checkpoint/gguf) serve reading and writing. What the metadata cannot
+express, such as a scale that llama.cpp supposes, is found by comparison: the config that is read from the file must
 describe the same decoder.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,14 @@ from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_tensors
 from paddlenlp_ext.checkpoint.gguf.tokenizer_metadata import check_tokenizer, tokenizer_metadata
 from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.gguf.writer import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.load import check_tensors
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.rope import ROPE_TYPES, RopeSettings
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.sharding_spec import full_shape
 from paddlenlp_ext.utils.files import atomic_file, flush
 
 if TYPE_CHECKING:
@@ -87,6 +93,26 @@ def export_gguf(
         check_tokenizer(open_gguf(draft), tokenizer)
         check_weights(draft, tensors, outtype, architecture)
         flush(draft)
+
+
+def file_tensors(path: Path) -> tuple[DecoderConfig, dict[str, LazyTensor]]:
+    """Return the config of a stored model, and its tensors as Hugging Face's files have them, dequantized.
+
+    Args:
+        path: a Hugging Face folder or a .gguf file.
+
+    Raises:
+        ValueError: the tensors do not match the config.
+    """
+    source = ModelSource.resolve(path)
+    weights = QuantizedWeights(source.open_weights())
+    model = build_skeleton(source)
+    expected = {name: full_shape(parameter) for name, parameter in model.named_parameters()}
+    check_tensors(expected, weights)
+    tensors = {
+        name: LazyTensor(weights.shape(name), weights.dtype(name), partial(weights.read, name)) for name in expected
+    }
+    return model.config, model.config.to_files(tensors)
 
 
 def architecture_for(config: DecoderConfig) -> Architecture:
@@ -171,7 +197,8 @@ def check_config(path: Path, config: DecoderConfig) -> None:
         expected, read = getattr(config, field.name), getattr(found, field.name)
         if field.name not in _UNCOMPARED and not _is_close(expected, read):
             raise ValueError(
-                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: it would be read as {read!r}"
+                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: it would be read as "
+                f"{read!r}"
             )
     for layer, (expected, read) in enumerate(zip(config.ropes, found.ropes, strict=True)):
         for length in (0, config.max_position_embeddings):

@@ -95,8 +95,10 @@ def rope_metadata(
         factors = (np.asarray(scaling[key], np.float32) for key in ("short_factor", "long_factor"))
         return keys, dict(zip(ROPE_FACTORS, factors, strict=True))
     if kind not in ("linear", "yarn"):
-        raise ValueError(f"rope type {kind!r} in config.json cannot be written as GGUF; default, linear, yarn, "
-                         "longrope and llama3 can")
+        raise ValueError(
+            f"rope type {kind!r} in config.json cannot be written as GGUF; default, linear, yarn, "
+            "longrope and llama3 can"
+        )
     keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
     for key in ("beta_fast", "beta_slow"):
         if scaling.get(key) is not None:

@@ -11,6 +11,7 @@ As in llama.cpp, these tensors have other formats than the requested one:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,7 @@ def write_gguf(
     require_gguf()
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it tells of its draft
     writer = GGUFWriter(path, architecture)
     try:
         for key, value in {"general.file_type": _FILE_TYPES[outtype], **metadata}.items():

@@ -175,6 +175,8 @@ ARCHITECTURE_OF = {
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 """Architecture of the file of a model with another name."""
+END = 3
+"""Id of the end token."""
 _PERMUTED = ("llama", "granite", "smollm3", "mixtral")
 _SCALES_OF_NORMS = ("gemma2", "gemma3")
 
@@ -301,9 +303,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*(chr(33 + i) for i in range(vocab_size - 3)), "AB", "CD", "EF"])
-    writer.add_token_types([1] * vocab_size)
+    writer.add_token_types([3 if index == END else 1 for index in range(vocab_size)])
     writer.add_token_merges(["A B", "C D", "E F"])
-    writer.add_eos_token_id(3)
+    writer.add_eos_token_id(END)
 
 
 def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) -> None:

@@ -1,16 +1,23 @@
-"""Models of every architecture in GGUF files, written as llama.cpp's converter does: logits of the loaded model."""
+"""Models of every architecture in GGUF files, as llama.cpp's converter writes them: reading and writing."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.gguf import export_gguf
 from tests.checkpoint.gguf.llama_cpp_files import ARCHITECTURE_OF, MODELS, make_model, write_model
 
 
@@ -23,16 +30,40 @@ def test_gguf_models_cover_every_architecture():
     assert {(layout.name, layout.has_experts) for _, layout in ARCHITECTURES.items()} == written
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+@pytest.fixture(scope="module", params=MODELS)
+def written(request, tmp_path_factory) -> tuple[CausalLM, Path]:
+    """Return a model, and its file as llama.cpp's converter writes it."""
+    model = make_model(request.param)
+    return model, write_model(model, request.param, tmp_path_factory.mktemp("gguf") / "model.gguf")
+
+
 @paddle.no_grad()
-def test_model_from_gguf_has_the_logits_of_the_written_model(architecture, tmp_path):
-    model = make_model(architecture)
-    loaded = AutoModelForCausalLM.from_pretrained(str(write_model(model, architecture, tmp_path / "model.gguf")))
+def test_model_from_gguf_has_the_logits_of_the_written_model(written):
+    model, path = written
+    loaded = AutoModelForCausalLM.from_pretrained(str(path))
     loaded.eval()
     ids = paddle.to_tensor(np.random.default_rng(0).integers(0, 96, (1, 20)))
     expected = model(ids).numpy()
     assert np.ptp(expected) > 1.0
     np.testing.assert_allclose(loaded(ids).numpy(), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+UNSCALED = ("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
+"""Keys of Hunyuan's files that say that nothing is scaled."""
+
+
+def test_export_gguf_writes_the_file_of_llama_cpps_converter(written, tmp_path):
+    model, reference = written
+    tensors = {name: as_lazy(tensor) for name, tensor in model.config.to_files(dict(model.named_parameters())).items()}
+    path = tmp_path / "model.gguf"
+    export_gguf(path, model.config, tensors, load_tokenizer(reference), [3], "f32", "tiny")
+    expected, found = open_gguf(reference), open_gguf(path)
+    for key, value in expected.metadata.items():
+        if not (expected.architecture == "hunyuan-dense" and key.endswith(UNSCALED)):
+            assert found.metadata[key] == value, key
+    assert found.tensors.keys() == expected.tensors.keys()
+    for name in expected.tensors:
+        np.testing.assert_array_equal(read_gguf_tensor(found, name), read_gguf_tensor(expected, name), name)
 
 
 @pytest.mark.parametrize(

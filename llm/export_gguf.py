@@ -1,0 +1,19 @@
+"""Write a model as GGUF: python llm/export_gguf.py --model_name_or_path MODEL --output_file out.gguf --outtype f16"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime
+from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the file, read it back, and print a summary."""
+    print(run_export(export_arguments(argv)))
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,114 @@
+"""Modelfile of Ollama (https://docs.ollama.com/modelfile) for a GGUF file: chat template and end of generation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_QUESTION, _ANSWER, _NEXT, _SYSTEM = "QUESTION1", "ANSWER1", "QUESTION2", "SYSTEM1"
+_PARAMETERS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+"""Keys of generation_config.json -> parameters of Ollama."""
+
+WritePrompt = Callable[[str, Sequence[tuple[str, str]], "str | None"], str]
+"""Function from a question, (question, answer) turns and a system prompt to the text of a prompt.
+
+It raises ValueError for a system prompt that the template does not write.
+"""
+
+
+@dataclass(frozen=True)
+class ChatPieces:
+    """Constant pieces of a chat template's text, without the token that is added before every text.
+
+    Attributes:
+        first: text before the first question.
+        system: texts before and after the system prompt, which replace `first`; None: there is no system prompt.
+        before_answer: text after a question, after which the model answers.
+        answer_lead: further text before an answer, such as a space, which an answer of the model begins with itself.
+        between: text between an answer and the next question.
+    """
+
+    first: str
+    system: tuple[str, str] | None
+    before_answer: str
+    answer_lead: str
+    between: str
+
+    def write(self, question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
+        """Return the text of a prompt."""
+        text = self.first if system is None or self.system is None else system.join(self.system)
+        for asked, answer in history:
+            text += asked + self.before_answer + self.answer_lead + answer + self.between
+        return text + question + self.before_answer
+
+    def go_template(self) -> str:
+        """Return the template in the language of Go's package text/template; all text is in quoted literals."""
+        first = _literal(self.first)
+        if self.system is not None:
+            before, after = map(_literal, self.system)
+            first = f"{{{{ if $.System }}}}{before}{{{{ $.System }}}}{after}{{{{ else }}}}{first}{{{{ end }}}}"
+        return (
+            "{{ $first := true }}{{ range .Messages }}"
+            f'{{{{ if eq .Role "user" }}}}{{{{ if $first }}}}{first}{{{{ else }}}}{_literal(self.between)}{{{{ end }}}}'
+            f"{{{{ .Content }}}}{_literal(self.before_answer)}{{{{ $first = false }}}}"
+            f'{{{{ else if eq .Role "assistant" }}}}{_literal(self.answer_lead)}{{{{ .Content }}}}{{{{ end }}}}'
+            "{{ end }}"
+        )
+
+
+def _literal(text: str) -> str:
+    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
+
+
+def chat_pieces(write: WritePrompt) -> ChatPieces | None:
+    """Return the pieces of a chat template; None if its text is not made of constant pieces.
+
+    Args:
+        write: the template.
+    """
+    first, _, before_answer = write(_QUESTION, (), None).partition(_QUESTION)
+    turn = write(_NEXT, [(_QUESTION, _ANSWER)], None)
+    lead = turn.partition(_ANSWER)[0].partition(_QUESTION)[2].removeprefix(before_answer)
+    between = turn.partition(_ANSWER)[2].partition(_NEXT)[0]
+    try:
+        before, _, after = write(_QUESTION, (), _SYSTEM).partition(_QUESTION)[0].partition(_SYSTEM)
+        system = (before, after)
+    except ValueError:
+        system = None
+    pieces = ChatPieces(first, system, before_answer, lead, between)
+    history = [(_QUESTION, _ANSWER), ("again", "yes")]
+    for asked in (None, _SYSTEM) if system else (None,):
+        if pieces.write(_NEXT, history, asked) != write(_NEXT, history, asked):
+            return None
+    return pieces
+
+
+def modelfile(
+    gguf_name: str, pieces: ChatPieces | None, end_tokens: Sequence[str], generation: Mapping[str, Any]
+) -> str:
+    """Return the contents of a Modelfile.
+
+    Args:
+        gguf_name: name of the GGUF file in the same folder.
+        pieces: pieces of the chat template; None leaves the choice of a template to Ollama.
+        end_tokens: texts that end an answer.
+        generation: contents of generation_config.json.
+    """
+    lines = [f"FROM ./{gguf_name}"]
+    if pieces is not None:
+        lines.append(f'TEMPLATE """{pieces.go_template()}"""')
+    lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in end_tokens]
+    if generation.get("do_sample") is False:
+        generation = {"temperature": 0}
+    lines += [
+        f"PARAMETER {name} {generation[key]}" for key, name in _PARAMETERS.items() if generation.get(key) is not None
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,168 @@
+"""Command line that writes a model as a GGUF file for llama.cpp and Ollama. Paddle is loaded after parsing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paddlenlp_ext.checkpoint.gguf.writer import OUTTYPES
+from paddlenlp_ext.cli.predict_arguments import ModelArguments
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import explained_errors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paddlenlp_ext.data.templates.base import ChatTemplate
+
+logger = get_logger("paddlenlp_ext.export")
+
+_USAGE = """export_gguf.py --model_name_or_path MODEL [--lora_path ADAPTER] --output_file out.gguf [--outtype f16]
+
+Write a model for llama.cpp and Ollama: weights, tokenizer and chat template in one file, and an Ollama Modelfile."""
+_UNUSED = ("dtype", "use_flash_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportGgufArguments(ModelArguments):
+    """Arguments of export_gguf.py."""
+
+    output_file: str = option(MISSING, help="the .gguf file")
+    outtype: str = option("f16", choices=OUTTYPES, help="type of the matrices; norms, biases and routers are f32")
+    overwrite: bool = option(False, help="replace an existing file")
+    allow_pickle: bool = option(False, help="read an adapter's .pdparams or .bin if it has no safetensors")
+
+
+def export_arguments(argv: Sequence[str]) -> ExportGgufArguments:
+    """Parse the command line.
+
+    Raises:
+        ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
+    """
+    options = [entry for entry in options_of(ExportGgufArguments, "arguments") if entry.attribute not in _UNUSED]
+    values, _ = parse_arguments(argv, options, _USAGE)
+    return ExportGgufArguments(**values)
+
+
+def run_export(arguments: ExportGgufArguments) -> str:
+    """Write the file, and the Modelfile beside it; return a line that describes the result.
+
+    Raises:
+        ValueError: see `find_model_and_adapter`, `merge_adapter` and `export_gguf`; or the file exists.
+        ModuleNotFoundError: the gguf library is not installed.
+    """
+    from paddlenlp_ext.checkpoint.gguf import require_gguf
+    from paddlenlp_ext.checkpoint.hub import resolve_model
+    from paddlenlp_ext.cli.device import choose_device_or_cpu
+    from paddlenlp_ext.cli.predict import find_model_and_adapter
+    from paddlenlp_ext.models.auto import load_for_task
+    from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
+
+    require_gguf()
+    output = check_output_file(arguments)
+    choose_device_or_cpu(arguments.device or "auto")
+    base, adapter = find_model_and_adapter(arguments)
+    folders = [adapter, base]
+    if adapter is None:
+        return _export(arguments, output, resolve_model(base), folders)
+    with explained_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.", suffix=".merged") as folder:
+            merged = Path(folder) / "model"
+            report = merge_adapter(
+                adapter, merged, load_for_task, base=base, dtype="float32", allow_pickle=arguments.allow_pickle
+            )
+            logger.info("%s: merged %d layers into %s", adapter, report.num_merged, report.merged_into)
+            return _export(arguments, output, merged, folders)
+
+
+def check_output_file(arguments: ExportGgufArguments) -> Path:
+    """Return the path of the file to write.
+
+    Raises:
+        ValueError: it does not end in .gguf, is not in a directory, or exists and is not to be replaced.
+    """
+    output = Path(arguments.output_file).expanduser()
+    if output.suffix != ".gguf":
+        raise ValueError(f"output_file {output}: must end in .gguf")
+    parent = next(path for path in output.parents if path.exists())
+    if not parent.is_dir():
+        raise ValueError(f"output_file {output}: {parent} is not a directory; choose another path")
+    if output.exists() and not arguments.overwrite:
+        raise ValueError(f"output_file {output} already exists; choose another name, or pass --overwrite true")
+    if output.is_file() and output.resolve() == Path(arguments.model_name_or_path).expanduser().resolve():
+        raise ValueError(f"output_file {output}: writing there would replace the model; choose another name")
+    return output
+
+
+def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
+    """Write a model folder or .gguf file without an adapter; `folders` may have the training run's template."""
+    from paddlenlp_ext.checkpoint.gguf.modelfile import modelfile
+    from paddlenlp_ext.checkpoint.model_config import read_generation_config
+    from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+    from paddlenlp_ext.cli.predict import choose_template
+    from paddlenlp_ext.models.gguf import export_gguf, file_tensors
+
+    tokenizer = load_tokenizer(model)
+    template = choose_template(arguments, folders, tokenizer)
+    _use_template(tokenizer, template)
+    generation = read_generation_config(model)
+    stops = (*template.stop_token_ids, tokenizer.eos_token_id)
+    ends = [*dict.fromkeys(end for end in (*generation["eos_token_id"], *stops) if end is not None)]
+    config, tensors = file_tensors(model)
+    name = Path(folders[0] or arguments.model_name_or_path).name.removesuffix(".gguf")
+    with explained_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    export_gguf(output, config, tensors, tokenizer, ends, arguments.outtype, name)
+    stop_texts = [str(text) for text in tokenizer.convert_ids_to_tokens(ends)]
+    pieces = _pieces(tokenizer, template)
+    beside = output.with_suffix(".Modelfile")
+    write_text(beside, modelfile(output.name, pieces, stop_texts, generation))
+    size = output.stat().st_size / 1e6
+    return f"{output}: {len(tensors)} tensors in {arguments.outtype}, {size:.0f} MB, read back and compared; {beside}"
+
+
+def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
+    """Give the tokenizer the template of the training run, if it is one in Jinja, which alone GGUF files have."""
+    from paddlenlp_ext.data.templates.jinja import JinjaTemplate
+
+    if isinstance(template, JinjaTemplate):
+        if template.options.kwargs:
+            logger.warning(
+                "the GGUF file cannot have chat_template_kwargs %s; pass them to llama.cpp", template.options
+            )
+        if tokenizer.chat_template is None or template.text != tokenizer.get_chat_template():
+            tokenizer.chat_template = template.text
+        return
+    if tokenizer.chat_template is not None or template.text:
+        logger.warning("the chat template is not Jinja, so only the Modelfile has it, not the GGUF file")
+    tokenizer.chat_template = None
+
+
+def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
+    """Return the pieces of the template's text, without the token that every text begins with; None if it has none."""
+    from paddlenlp_ext.checkpoint.gguf.modelfile import chat_pieces
+    from paddlenlp_ext.data.conversation import Conversation
+    from paddlenlp_ext.data.types import InvalidRowError
+
+    before = tokenizer.encode("")[:1]
+
+    def write(question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
+        ids = template.encode_prompt(Conversation.asking(question, history, system))
+        return str(tokenizer.decode(ids[1:] if before and ids[:1] == before else ids))
+
+    try:
+        pieces = chat_pieces(write)
+    except InvalidRowError:
+        pieces = None
+    if pieces is None:
+        logger.warning(
+            "the chat template has no constant pieces, so the Modelfile has none; Ollama chooses by the file"
+        )
+    return pieces
