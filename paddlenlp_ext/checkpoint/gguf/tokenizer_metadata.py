@@ -177,7 +177,7 @@ def _special_tokens(
         "unknown": tokenizer.convert_tokens_to_ids(unknown) if unknown is not None else None,
         "padding": tokenizer.pad_token_id,
     }
-    return {f"tokenizer.ggml.{name}_token_id": int(index) for name, index in ids.items() if index is not None}
+    return {f"tokenizer.ggml.{name}_token_id": index for name, index in ids.items() if isinstance(index, int)}
 
 
 def _added_ends(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
