@@ -125,7 +125,7 @@ class Architecture:
 
     @property
     def has_parts(self) -> bool:
-        """Whether files store some tensors in parts."""
+        """True if files store some tensors in parts."""
         return self.divide is not undivided
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
