@@ -137,6 +137,24 @@ KEYS: Mapping[str, Kind] = {
 """Keys of config.json that some family, a reward model, a tokenizer or a loader reads."""
 
 
+GENERATION_KEYS: Mapping[str, Kind] = {
+    **{key: KEYS[key] for key in ("eos_token_id", "bos_token_id", "pad_token_id")},
+    **dict.fromkeys(("do_sample", "use_cache"), _FLAG_OR_NULL),
+    "temperature": number(minimum=0).or_null(),
+    "length_penalty": number().or_null(),
+    **dict.fromkeys(("top_p", "min_p", "typical_p"), _SHARE.or_null()),
+    "repetition_penalty": _POSITIVE.or_null(),
+    **dict.fromkeys(
+        (
+            *("top_k", "max_length", "min_length", "max_new_tokens", "min_new_tokens", "num_beams"),
+            *("num_beam_groups", "num_return_sequences", "no_repeat_ngram_size"),
+        ),
+        whole(0, 2**31).or_null(),
+    ),
+}
+"""Keys of generation_config.json; the sampling options are written again with a saved model."""
+
+
 def check_config_values(config: Mapping[str, Any], origin: str | None = None) -> None:
     """Check the types and ranges of the keys of a config.json dict.
 

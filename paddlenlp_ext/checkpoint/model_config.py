@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.config_values import KEYS, check_config_values
+from paddlenlp_ext.checkpoint.config_values import GENERATION_KEYS, check_config_values
 from paddlenlp_ext.utils.files import read_json_object, write_text
 from paddlenlp_ext.utils.value_kinds import check_values
 
@@ -78,7 +78,7 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:
-        ValueError: a damaged file, or ids that are not token ids.
+        ValueError: a damaged file, or a value that is not allowed.
     """
     path = Path(path)
     generation_file = path / "generation_config.json"
@@ -87,7 +87,7 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
         generation.setdefault(key, config.get(key))
     try:
-        check_values(generation, KEYS, "generation_config.json")
+        check_values(generation, GENERATION_KEYS, "generation_config.json")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     eos = generation["eos_token_id"]

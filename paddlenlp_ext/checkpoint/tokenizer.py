@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.utils.value_kinds import shown
+from paddlenlp_ext.checkpoint.tokenizer_config import check_tokenizer_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,6 +55,7 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
+    check_tokenizer_config(folder)
     # The only advice that transformers prints on import is that PyTorch is absent, which is intended here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
@@ -65,7 +66,4 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
     assert tokenizer is not None, "transformers returns a tokenizer or raises"
-    length = tokenizer.model_max_length
-    if isinstance(length, bool) or not isinstance(length, int | float):
-        raise ValueError(f"{folder}: model_max_length in tokenizer_config.json must be a number, got {shown(length)}")
     return tokenizer

@@ -12,6 +12,7 @@ from paddlenlp_ext.checkpoint.model_config import (
     write_generation_config,
     write_model_config,
 )
+from tests.stress.wrong_values import OF_OTHER_TYPE
 
 
 def folder_with(tmp_path, config: dict, generation: dict | None = None):
@@ -72,3 +73,16 @@ def test_read_model_config_errors_name_the_file(tmp_path):
         read_model_config(tmp_path)
     with pytest.raises(ValueError, match="no such directory"):
         read_model_config(tmp_path / "nowhere")
+
+
+def test_read_generation_config_value_of_another_type_raises_with_its_key(tmp_path):
+    generation = {
+        "eos_token_id": [2], "pad_token_id": 0, "do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 50,
+        "repetition_penalty": 1.1, "max_new_tokens": 100,
+    }  # fmt: skip
+    for key, value in generation.items():
+        for wrong in OF_OTHER_TYPE[type(value)]:
+            if key == "eos_token_id" and wrong == 2:
+                continue
+            with pytest.raises(ValueError, match=rf"^{tmp_path}: {key} in generation_config\.json must be"):
+                read_generation_config(folder_with(tmp_path, {}, {**generation, key: wrong}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 
 import numpy as np
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded, write_safetensors
+from tests.stress.wrong_values import OF_OTHER_TYPE, places, replaced, value_at
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -282,3 +284,32 @@ def test_sharded_safetensors_in_the_cache_of_the_hub_reads_links_to_blobs(tmp_pa
     file.rename(folder.parents[1] / "blobs" / "sum")
     file.symlink_to("../../blobs/sum")
     assert "a" in open_weights(folder).names()
+
+
+def test_open_weights_header_value_of_another_type_raises_with_the_file(tmp_path):
+    entries = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"format": "pt"}}
+    file = tmp_path / "model.safetensors"
+
+    def opened(header):
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(24))
+        return open_weights(tmp_path)
+
+    assert opened(entries).shape("a") == (2, 3)
+    for path in places(entries):
+        for wrong in (*OF_OTHER_TYPE[type(value_at(entries, path))], None):
+            if path == ("__metadata__",) and wrong is None:
+                continue
+            with pytest.raises(ValueError, match=re.escape(str(file))):
+                opened(replaced(entries, path, wrong)).dtype("a")
+
+
+def test_open_weights_index_value_of_another_type_raises_with_the_file(tmp_path):
+    save_sharded(tmp_path, arrays(), max_shard_bytes=64)
+    file = tmp_path / "model.safetensors.index.json"
+    index = json.loads(file.read_text())
+    for path in [("weight_map",), *(("weight_map", name) for name in arrays())]:
+        for wrong in (*OF_OTHER_TYPE[type(value_at(index, path))], None, "", "config.json"):
+            file.write_text(json.dumps(replaced(index, path, wrong)))
+            with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
+                open_weights(tmp_path)

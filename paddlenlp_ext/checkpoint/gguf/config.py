@@ -20,7 +20,9 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     architecture = architecture_of(file)
     for key in ("attention.head_count", "attention.head_count_kv"):
         if isinstance(file.metadata.get(file.architecture_key(key)), list):
-            raise ValueError(f"{file.path}: head counts differ from layer to layer, which is not supported")
+            raise ValueError(
+                f"{file.path}: {file.architecture_key(key)} differs from layer to layer, which is not supported"
+            )
     num_heads = count(file, "attention.head_count")
     hidden_size = count(file, "embedding_length")
     head_dim = _head_dim(file, hidden_size // num_heads)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 
+from paddlenlp_ext.checkpoint.config_values import check_config_values
 from paddlenlp_ext.checkpoint.gguf import GgufFile, open_gguf
 from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
+from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
+from tests.stress.wrong_values import OF_OTHER_TYPE
 
 EMBEDDING = {"token_embd.weight": np.zeros((11, 32), np.float32)}
 
@@ -107,7 +113,7 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.attention.head_count_kv": [2, 4]}, "differ from layer to layer"),
+        ({"llama.attention.head_count_kv": [2, 4]}, "head_count_kv differs from layer to layer"),
         ({"llama.rope.dimension_count": 4}, "partial rotary embeddings of this architecture"),
         ({"llama.attention.value_length": 4}, "value heads of another size"),
         ({"llama.rope.scaling.type": "longrope"}, "rotary scaling 'longrope'"),
@@ -137,10 +143,24 @@ def test_config_from_gguf_missing_metadata_is_named(write_gguf, llama_metadata):
 def test_config_from_gguf_damaged_count_is_named(key, value, write_gguf, llama_metadata):
     file = open_gguf(write_gguf(llama_metadata, EMBEDDING))
     damaged = GgufFile(file.path, file.metadata | {f"llama.{key}": value}, file.tensors)
-    with pytest.raises(ValueError, match=rf"model\.gguf: (llama\.{key} is|head counts differ)"):
+    with pytest.raises(ValueError, match=rf"model\.gguf: llama\.{key} (is|differs)"):
         config_from_gguf(damaged)
 
 
 def test_config_from_gguf_without_embedding_is_named(write_gguf, llama_metadata):
     with pytest.raises(ValueError, match=r"no tensor token_embd\.weight"):
         read_model_config(write_gguf(llama_metadata, {"output_norm.weight": np.zeros(32, np.float32)}))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_model_from_gguf_metadata_of_another_type_raises_with_the_file(architecture, golden):
+    file = open_gguf(golden / f"checkpoint_{architecture}.gguf")
+    for key, value in file.metadata.items():
+        for wrong in OF_OTHER_TYPE[type(value)]:
+            if isinstance(wrong, dict) or key == f"{architecture}.vocab_size":  # no GGUF value; not read
+                continue
+            with pytest.raises(ValueError, match=re.escape(str(file.path))):
+                changed = dataclasses.replace(file, metadata={**file.metadata, key: wrong})
+                config = config_from_gguf(changed)
+                check_config_values(config, str(file.path))
+                tokenizer_from_gguf(changed)

@@ -1,0 +1,79 @@
+"""Types of the keys of tokenizer_config.json, whose values `transformers` takes or judges by their truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.value_kinds import (
+    FLAG,
+    OBJECT,
+    TEXT,
+    Kind,
+    check_values,
+    either,
+    list_of,
+    number,
+    object_of,
+    one_of,
+)
+
+FILE = "tokenizer_config.json"
+_TOKEN = either(TEXT, OBJECT)
+_TOKENS = list_of(_TOKEN)
+_SIDE = one_of("left", "right")
+
+KEYS: dict[str, Kind] = {
+    **dict.fromkeys(("tokenizer_class", "backend"), TEXT.or_null()),
+    **dict.fromkeys(
+        (
+            *("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "split_special_tokens"),
+            *("clean_up_tokenization_spaces", "do_lower_case", "use_default_system_prompt"),
+        ),
+        FLAG.or_null(),
+    ),
+    **dict.fromkeys(
+        (f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")),
+        _TOKEN.or_null(),
+    ),
+    **dict.fromkeys(("padding_side", "truncation_side"), _SIDE.or_null()),
+    "additional_special_tokens": _TOKENS.or_null(),
+    "extra_special_tokens": either(_TOKENS, object_of(_TOKEN)).or_null(),
+    "chat_template": either(TEXT, list_of(OBJECT)).or_null(),
+    "model_max_length": number(above=0, maximum=1e32).or_null(),  # 1e30: no limit
+    "added_tokens_decoder": OBJECT.or_null(),
+}
+TOKEN_KEYS: dict[str, Kind] = {
+    "content": TEXT,
+    **dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), FLAG),
+}
+"""Keys of a token that is written as an object."""
+
+
+def check_tokenizer_config(folder: Path) -> None:
+    """Check tokenizer_config.json, if the folder has one.
+
+    Raises:
+        ValueError: the file is damaged, or a value is not allowed; the message has file, key and value.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return
+    config = read_json_object(file)
+    check_values(config, KEYS, str(file))
+    for name, tokens in config.items():
+        if name == "added_tokens_decoder":
+            for index, token in (tokens or {}).items():
+                _check_token(token, f"added_tokens_decoder.{index} in {file}")
+        elif name in KEYS and isinstance(tokens, dict) and name.endswith("_token"):
+            _check_token(tokens, f"{name} in {file}")
+        elif name in ("additional_special_tokens", "extra_special_tokens") and isinstance(tokens, list):
+            for index, token in enumerate(tokens):
+                if isinstance(token, dict):
+                    _check_token(token, f"{name}[{index}] in {file}")
+
+
+def _check_token(token: object, place: str) -> None:
+    if not isinstance(token, dict) or "content" not in token:
+        raise ValueError(f'{place} must be an object with "content"')
+    check_values(token, TOKEN_KEYS, place)
