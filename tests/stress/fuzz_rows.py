@@ -20,7 +20,7 @@ from tests.stress.wrong_values import damage, mutate
 
 
 @functools.cache
-def _encoder(file: str) -> RowEncoder:
+def tiny_encoder(file: str) -> RowEncoder:
     template = JinjaTemplate(CHATML, make_tokenizer(bos="<s>", eos="<|im_end|>"))
     return RowEncoder(template, LengthLimits(32, 64, "right"), False, (file,))
 
@@ -41,5 +41,5 @@ def attack(rng: random.Random, folder: Path) -> DataStats:
     if path.suffix == ".gz":
         content = gzip.compress(content, compresslevel=1)
     path.write_bytes(damage(content, rng) if rng.random() < 0.6 else content)
-    _, stats = _encoder(str(path)).encode_and_count(open_reader(path).rows())
+    _, stats = tiny_encoder(str(path)).encode_and_count(open_reader(path).rows())
     return stats
