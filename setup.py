@@ -33,6 +33,7 @@ setup(
         "quickstart": ["gguf", "lemminflect", "sacrebleu", "rouge-score"],
         "metrics": ["sacrebleu", "rouge-score"],
         "gguf": ["gguf"],
+        "serve": ["starlette", "uvicorn"],
         "hub": ["datasets"],
         "parquet": ["pyarrow"],
         "zstd": ["zstandard"],
@@ -41,7 +42,7 @@ setup(
         # Triton's interpreter runs the GPU kernels' tests on a CPU.
         "dev": [
             *("pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit", TRITON),
-            *("pyarrow", "zstandard"),
+            *("pyarrow", "zstandard", "starlette", "uvicorn"),
         ],
     },
 )

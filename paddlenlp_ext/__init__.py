@@ -2,6 +2,7 @@
 
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
+    L9  serve                                      server of OpenAI's interface
     L8  api, cli                                   public functions; programs of llm/
     L7  evaluation                                 scores of models on tasks
     L6  trainer                                    assembly of a run; training loop
@@ -162,6 +163,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer",),
     ("evaluation",),
     ("api", "cli"),
+    ("serve",),
 )
 
 EXPORTS = {

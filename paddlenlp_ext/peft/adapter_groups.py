@@ -135,7 +135,7 @@ class AdapterGroups:
         """Return the group of an adapter, or of the base under any other name."""
         return variant if variant in self._models else SHARED
 
-    def prepare(self, group: str, variants: Sequence[str]) -> Any:
+    def prepare(self, group: Any, variants: Sequence[str]) -> Any:
         """Return the model for a pass whose rows have the given adapters, all of one group."""
         if group != self._active:
             self._detached[self._active] = detach_adapter(self._base)

@@ -1,0 +1,68 @@
+"""Run the application on a port until SIGTERM or Ctrl-C, then finish the running answers."""
+
+from __future__ import annotations
+
+import signal
+
+from paddlenlp_ext.serve.arguments import ServeArguments
+from paddlenlp_ext.utils.extras import import_extra
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.serve")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_MAX_HEADER_BYTES = 1 << 16
+
+
+def serve(arguments: ServeArguments) -> None:
+    """Load the models and answer requests until a signal.
+
+    Raises:
+        ValueError: a model or adapter cannot be used, the API key is missing, or the port is taken.
+    """
+    uvicorn, _ = (import_extra(name, "serve", "python -m paddlenlp_ext.serve") for name in ("uvicorn", "starlette"))
+    api_key = arguments.api_key()
+    # Imported here: they need the extra, and Paddle.
+    from paddlenlp_ext.generation.engine import Engine
+    from paddlenlp_ext.serve.app import Limits, make_app
+    from paddlenlp_ext.serve.models import load_models
+    from paddlenlp_ext.serve.worker import Worker
+
+    config = uvicorn.Config(
+        "",
+        host=arguments.host,
+        port=arguments.port,
+        http="h11",
+        loop="asyncio",
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=arguments.shutdown_timeout,
+    )
+    try:
+        listener = config.bind_socket()
+    except (OSError, SystemExit) as error:
+        raise ValueError(
+            f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose others"
+        ) from error
+    models = load_models(arguments)
+    engine = Engine(
+        models.groups, max_rows=arguments.max_batch_size, prompt_tokens_per_step=arguments.prompt_tokens_per_step
+    )
+    worker = Worker(engine, arguments.max_waiting)
+    limits = Limits(
+        max_body_bytes=arguments.max_body_bytes,
+        max_answers=arguments.max_waiting,
+        request_timeout=arguments.request_timeout,
+        transfer_timeout=arguments.transfer_timeout,
+    )
+    config.app = make_app(models, worker, limits, api_key)
+    for each in _SIGNALS:  # uvicorn handles them while it runs, and then raises them again for these handlers
+        signal.signal(each, lambda *_: None)
+    address, port = listener.getsockname()[:2]
+    host = f"[{address}]" if ":" in address else address
+    logger.info("serving %s on http://%s:%d/v1", ", ".join(models.by_name), host, port)
+    uvicorn.Server(config).run(sockets=[listener])
+    logger.info("stopped")

@@ -1,0 +1,80 @@
+"""Thread that runs the engine; requests come from the event loop, and events go back to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from paddlenlp_ext.generation.engine import Engine, Request
+from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.serve")
+
+
+class Worker:
+    """The only thread that touches the model.
+
+    Args:
+        engine: the running batch.
+        max_waiting: maximum number of requests that wait for a place in the batch.
+    """
+
+    def __init__(self, engine: Engine, max_waiting: int) -> None:
+        self._engine, self._max_waiting = engine, max_waiting
+        self._changed = threading.Condition()
+        self._inbox: list[Request] = []
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """True while requests are accepted."""
+        return self._thread.is_alive() and not self._is_closed
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Put all requests into the queue, or none of them.
+
+        Raises:
+            ApiError: the queue is full (429), or the server stops (503).
+        """
+        with self._changed:
+            if not self.is_running:
+                raise ApiError(503, "the server is stopping; try again later", "unavailable")
+            num_waiting = len(self._inbox) + self._engine.num_waiting
+            if num_waiting + len(requests) > self._max_waiting:
+                problem = f"{num_waiting} answers are waiting, and the queue has room for {self._max_waiting}"
+                raise ApiError(429, f"{problem}; try again later", "queue_full")
+            self._inbox += requests
+            self._changed.notify()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Finish all requests and end the thread; return False if it still runs after `timeout` seconds."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        has_work = False
+        while True:
+            with self._changed:
+                while not (self._inbox or has_work or self._is_closed):
+                    self._changed.wait()
+                if self._is_closed and not (self._inbox or has_work):
+                    return
+                new, self._inbox = self._inbox, []
+                for request in new:
+                    self._engine.submit(request)
+            try:
+                has_work = self._engine.step()
+            except Exception:  # the batch is lost, but not the server
+                logger.exception("a forward pass failed; its requests end with an error")
+                self._engine.fail(ApiError(500, "the model failed; see the server's log", "model_error"))
+                has_work = False

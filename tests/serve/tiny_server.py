@@ -1,0 +1,69 @@
+"""Tiny model with a tokenizer of bytes, and adapters over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.generation.engine import Engine
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.methods.ia3 import IA3Config
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.serve.app import Limits, make_app
+from paddlenlp_ext.serve.models import ModelSet
+from paddlenlp_ext.serve.worker import Worker
+from tests.common.models import TINY_LLAMA
+from tests.serve.asgi import running
+
+END = "<|end|>"
+TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|role|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
+)
+
+
+def write_models(folder: Path) -> None:
+    """Save a model of bytes with a chat template, a LoRA adapter `one`, and an IA3 adapter `two`."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, additional_special_tokens=["<|role|>"])
+    tokenizer.chat_template = TEMPLATE
+    config = {**TINY_LLAMA, "vocab_size": 260, "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.35}
+    tokenizer.save_pretrained(folder / "base")
+    AutoModelForCausalLM.from_config(config, seed=1).save_pretrained(folder / "base")
+    for seed, (name, method) in enumerate({"one": LoRAConfig(rank=3), "two": IA3Config()}.items()):
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "base"), method)
+        rng = np.random.default_rng(seed)
+        for tensor in model.adapter_state().values():
+            tensor.set_value(tensor.numpy() + rng.normal(0, 0.5, tensor.shape).astype(np.float32))
+        model.save_pretrained(folder / name)
+
+
+def served(
+    models: ModelSet,
+    use: Callable[[Any], Awaitable[Any]],
+    limits: Limits | None = None,
+    api_key: str | None = None,
+    max_waiting: int = 64,
+) -> Any:
+    """Run `use` with a running application over the models; return its result."""
+
+    async def main() -> Any:
+        worker = Worker(Engine(models.groups, max_rows=4, prompt_tokens_per_step=16), max_waiting)
+        app = make_app(models, worker, limits or Limits(), api_key)
+        async with running(app):
+            return await use(app)
+
+    return asyncio.run(main())
