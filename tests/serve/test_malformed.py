@@ -40,7 +40,7 @@ VALUES = {
     "suffix": ("x", 1),
     "reasoning_effort": ("low",),
     "unknown": (1, "x", [], False),
-    "temprature": (0.5,),
+    "temperatur_": (0.5,),
 }
 OF_PATH = {
     CHAT: {
