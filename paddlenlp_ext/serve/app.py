@@ -96,7 +96,7 @@ class Service:
         return await self._answer(request, parsed, model, [prompt], form)
 
     async def completions(self, request: Request) -> Response:
-        """Continue prompts."""
+        """Continue texts or token ids."""
         parsed = parse_completion(await self._fields(request), self._limits.max_answers)
         model = self._models.find(parsed.model)
         prompts = await self._encode(_encode_prompts, model, parsed, self._models.groups.config.vocab_size)
