@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.checkpoint.config_values import GENERATION_KEYS, check_config_values
+from paddlenlp_ext.checkpoint.links import check_links
 from paddlenlp_ext.utils.files import read_json_object, write_text
 from paddlenlp_ext.utils.value_kinds import check_values
 
@@ -35,6 +36,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{path}: no such directory")
     if not (path / "config.json").is_file():
         raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
+    check_links(path)
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is unknown; add it')

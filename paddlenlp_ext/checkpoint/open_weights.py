@@ -7,6 +7,7 @@ from pathlib import Path
 
 from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD, open_float8
 from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
+from paddlenlp_ext.checkpoint.links import check_links
 from paddlenlp_ext.checkpoint.packed_layouts import read_layout
 from paddlenlp_ext.checkpoint.packed_weights import PackedWeights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
@@ -21,8 +22,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     integer weights.
 
     Raises:
-        ValueError: no readable weights, a damaged file, an index that contradicts its shards, only pickles, or an
-            unsupported variant of a quantized layout.
+        ValueError: no readable weights, a damaged file, an index that contradicts its shards, a link out of the folder,
+            only pickles, or an unsupported variant of a quantized layout.
     """
     path = Path(path)
     if path.is_file():
@@ -33,6 +34,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
         raise ValueError(f"{path}: weights are read from folders, .safetensors and .gguf files")
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
+    check_links(path)
     if (path / "model.safetensors").exists():
         source: WeightSource = SafetensorsFile(path / "model.safetensors")
     elif (path / "model.safetensors.index.json").exists():

@@ -114,8 +114,8 @@ class ShardedSafetensors(WeightSource):
         index: the index file.
 
     Raises:
-        ValueError: the index is damaged, names a missing file, a file or a link out of its folder, or a tensor that the
-            file lacks, or omits a tensor of its files.
+        ValueError: the index is damaged, names a missing file, a file out of its folder or a tensor that the file
+            lacks, or omits a tensor of its files.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -150,9 +150,6 @@ class ShardedSafetensors(WeightSource):
         shard = self.path.parent / file
         if not shard.is_file():
             raise ValueError(f"{self.path}: shard {file} is missing from {self.path.parent}; copy or download it again")
-        if shard.is_symlink() and not shard.resolve().is_relative_to(_root_of(self.path.parent)):
-            target = shard.resolve()
-            raise ValueError(f"{self.path}: shard {file} is a link out of its folder, to {target}; copy the file here")
         return SafetensorsFile(shard)
 
     def names(self) -> list[str]:
@@ -166,15 +163,6 @@ class ShardedSafetensors(WeightSource):
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         return self._shard_of[name].read(name, dtype, shard)
-
-
-def _root_of(folder: Path) -> Path:
-    """Return the folder that the links of a model may lead to: its own, or all of its repository in the hub's cache.
-
-    The cache has `models--OWNER--NAME/snapshots/REVISION/FILE`, which links to `models--OWNER--NAME/blobs/SUM`.
-    """
-    folder = folder.resolve()
-    return folder.parents[1] if folder.parent.name == "snapshots" else folder
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:

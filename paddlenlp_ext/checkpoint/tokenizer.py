@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
+from paddlenlp_ext.checkpoint.links import check_links
 from paddlenlp_ext.checkpoint.tokenizer_config import check_tokenizer_config
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
+    check_links(folder)
     check_tokenizer_config(folder)
     # The only advice that transformers prints on import is that PyTorch is absent, which is intended here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

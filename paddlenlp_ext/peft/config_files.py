@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paddlenlp_ext.checkpoint.links import check_links
 from paddlenlp_ext.peft.config_values import check_fields
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
@@ -37,12 +38,13 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: the folder has no adapter, or only pickled weights.
+        ValueError: the folder has no adapter, only pickled weights, or a link out of it.
     """
     folder = Path(folder).expanduser()
     paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}
     for name in (CONFIG_FILE, *paddlenlp):
         if (folder / name).is_file():
+            check_links(folder)
             return folder / name
     if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
         raise missing_weights(folder, CONFIG_FILE)

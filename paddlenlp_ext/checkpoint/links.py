@@ -1,0 +1,33 @@
+"""Links in the folders of models and adapters, which must not lead out of them: merges copy and publish the files."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+
+_TEMPLATES = "additional_chat_templates"
+_READ_OR_COPIED = (
+    *("*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "vocab*", "chat_template*", "merges.txt"),
+    _TEMPLATES,
+)
+
+
+def check_links(folder: Path) -> None:
+    """Check that no file of a model or adapter is a link out of its folder.
+
+    Links to the blobs of the hub's cache are followed: `models--OWNER--NAME/snapshots/REVISION/FILE`, and folders that
+    earlier versions of `huggingface_hub` filled, link to `models--OWNER--NAME/blobs/SUM`.
+
+    Raises:
+        ValueError: a file is such a link.
+    """
+    for path in (*folder.glob("*"), *folder.glob(f"{_TEMPLATES}/*")):
+        is_used = (
+            path.parent != folder or path.name == _TEMPLATES or any(fnmatch(path.name, p) for p in _READ_OR_COPIED)
+        )
+        if not is_used or not path.is_symlink():
+            continue
+        target = path.resolve()
+        is_blob = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
+        if not is_blob and not target.is_relative_to(folder.resolve()):
+            raise ValueError(f"{path}: a link out of its folder, to {target}; copy the file here")
