@@ -119,6 +119,11 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
 # -- optimizers -------------------------------------------------------------------------------------------------------
 
 
+def has_forward_hooks(layer: nn.Layer) -> bool:
+    """Return whether hooks run before or after the layer's forward pass."""
+    return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
+
+
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
     """Create the state tensors of parameters that do not have them yet."""
     with warnings.catch_warnings():

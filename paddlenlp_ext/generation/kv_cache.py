@@ -26,7 +26,13 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, attention
-from paddlenlp_ext.ops.attention.decode import CachedLayer, VisiblePositions, decode_attention, store_positions
+from paddlenlp_ext.ops.attention.decode import (
+    CachedLayer,
+    ReservedPositions,
+    VisiblePositions,
+    decode_attention,
+    store_positions,
+)
 from paddlenlp_ext.ops.attention.scores import PLAIN
 
 BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
@@ -55,7 +61,7 @@ class _LayerKeyValues:
     def append(self, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor) -> None:
         """Store the keys and values of new positions."""
         start, end = self.end, self.end + k_BSKH.shape[1]
-        self._reserve(end, (k_BSKH, v_BSKE))
+        self._grow(end, [[x.shape[0], x.shape[2], 0, x.shape[3]] for x in (k_BSKH, v_BSKE)], k_BSKH.dtype)
         starts_B = np.full(k_BSKH.shape[0], start, np.int64)
         for new, stored in zip((k_BSKH, v_BSKE), self.tensors, strict=True):
             store_positions(new, stored, starts_B)
@@ -66,14 +72,21 @@ class _LayerKeyValues:
         k_BKCH, v_BKCE = self.tensors
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
-    def _reserve(self, end: int, like: tuple[paddle.Tensor, paddle.Tensor]) -> None:
+    def reserve(self, length: int) -> np.ndarray:
+        """Make room for `length` positions, which the caller writes; return the slot of the first one in each row."""
+        k_BKCH, v_BKCE = self.tensors
+        start = self.end
+        self._grow(start + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
+        self.length += length
+        return np.full(k_BKCH.shape[0], start, np.int64)
+
+    def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
+        """Make room for `end` slots; `shapes` are those of the stored tensors, with any capacity."""
         capacity = 0 if self._stored is None else self._stored[0].shape[2]
         if end <= capacity:
             return
         missing = -(-end // BLOCK) * BLOCK - capacity
-        k_empty, v_empty = (
-            paddle.zeros([x_BSKH.shape[0], x_BSKH.shape[2], missing, x_BSKH.shape[3]], x_BSKH.dtype) for x_BSKH in like
-        )
+        k_empty, v_empty = (paddle.zeros([*shape[:2], missing, shape[3]], dtype) for shape in shapes)
         if self._stored is not None:
             k_BKCH, v_BKCE = self._stored
             self._stored = paddle.concat([k_BKCH, k_empty], axis=2), paddle.concat([v_BKCE, v_empty], axis=2)
@@ -160,6 +173,19 @@ class KVCache:
         if start == 0:
             return CachedLayer(layer.tensors, prefix, layout=self._first_layout(k_BSKH.shape[1], window))
         return CachedLayer(layer.tensors, prefix, visible=self._visible_positions(start, layer, window))
+
+    @property
+    def has_positions(self) -> bool:
+        """True if every layer has stored positions, so that `reserve` works."""
+        return self.length > 0
+
+    @paddle.no_grad()
+    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
+        """Count new positions of a layer as stored, and return the slots where the caller writes them."""
+        layer = self._layers[layer_index]
+        start = layer.length
+        starts_B = layer.reserve(length)
+        return ReservedPositions(*layer.tensors, starts_B, self._visible_positions(start, layer, window))
 
     @paddle.no_grad()
     def attend(

@@ -15,6 +15,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decode_step import run_decode_step
 from paddlenlp_ext.models.layers import DECODER_LAYERS
 from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
 from paddlenlp_ext.nn.causal_lm import DocumentLengths
@@ -121,6 +122,10 @@ class Decoder(nn.Layer):
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
         """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""
+        if inputs.cache is not None:
+            decoded_BSD = run_decode_step(self.layers, start, stop, x_BSD, inputs)
+            if decoded_BSD is not None:
+                return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
             # Paddle's recompute computes no weight gradients for a block whose inputs require none: with a frozen

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import paddle
@@ -33,7 +33,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
-from paddlenlp_ext.ops.attention.decode import CachedLayer
+from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rope import apply_rope
 
@@ -72,6 +72,20 @@ class KeyValueCache(Protocol):
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key`."""
+        ...
+
+
+@runtime_checkable
+class ReservingCache(Protocol):
+    """Interface of a cache whose positions another program writes (models/decode_step.py)."""
+
+    @property
+    def has_positions(self) -> bool:
+        """Return whether every layer has stored positions, so that `reserve` works."""
+        ...
+
+    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
+        """Count new positions of a layer as stored, and return the slots where the caller writes them."""
         ...
 
 

@@ -89,6 +89,22 @@ class CachedLayer:
     visible: VisibleSlots | None = None
 
 
+@dataclass(frozen=True)
+class ReservedPositions:
+    """Slots of new positions in a layer's cache, which are to be written.
+
+    Attributes:
+        keys, values: [B, K, C, H] and [B, K, C, E].
+        starts: int64 [B], slot of each row's first new position.
+        visible: positions that each new position attends to.
+    """
+
+    keys: paddle.Tensor
+    values: paddle.Tensor
+    starts: np.ndarray
+    visible: VisiblePositions
+
+
 def decode_attention_reference(
     q_BSNH: paddle.Tensor,
     k_BKCH: paddle.Tensor,

@@ -73,6 +73,60 @@ struct QuantizedWeight {
     const float* scale_offset;  // [1], added to every scale
 };
 
+// Linear layer of a decoding step, x W^T + bias with W [out, in]: either `dense`, or `quantized`, is not null.
+struct DecodeMatrix {
+    const void* dense;
+    const QuantizedWeight* quantized;
+    const float* bias;  // [out], or null
+    i64 in;
+    i64 out;
+    bool is_bf16;  // of `dense`
+};
+
+// Decoder layer of a decoding step. Norms are weights of RMSNorm, or null for a norm that the layer does not have.
+struct DecodeLayer {
+    const float* attention_norm;      // [hidden], before attention
+    const float* attention_out_norm;  // after attention
+    const float* mlp_norm;            // before the feed-forward block
+    const float* mlp_out_norm;        // after it
+    const float* q_norm;              // [head_dim], of every head
+    const float* k_norm;
+    const float* sinks;  // [heads], or null
+    const DecodeMatrix* q;
+    const DecodeMatrix* k;
+    const DecodeMatrix* v;
+    const DecodeMatrix* o;
+    const DecodeMatrix* gate;
+    const DecodeMatrix* up;
+    const DecodeMatrix* down;
+    const float* cos;  // [positions, rotated], or null for a layer that does not rotate
+    const float* sin;
+    float* keys;  // cache [batch, kv_heads, capacity, head_dim]
+    float* values;
+    const i64* starts;  // [batch], cache slot of the first new position
+    const i64* ranges;  // [positions, 4], as in decode_attention
+    i64 capacity;
+    i64 rotated;
+    float scale;
+    float softcap;
+    bool is_interleaved;
+    bool norms_after_rotation;
+};
+
+// Sizes that all layers of a decoding step share. A row of the batch has `length` new positions.
+struct DecodeSizes {
+    i64 batch;
+    i64 length;
+    i64 hidden;
+    i64 inner;  // of the feed-forward block
+    i64 heads;
+    i64 kv_heads;
+    i64 head_dim;
+    float epsilon;              // of all norms
+    float residual_multiplier;  // of what attention and feed-forward add
+    bool is_gelu;
+};
+
 // Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The code of the level nearest to x is
 // first[upper bits of x], or the next code if x is above the border between the two levels.
 struct DynamicLevels {
@@ -281,6 +335,12 @@ Status store_positions(const float* x, float* cache, const i64* starts, i64 batc
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
                         const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
                         i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
+
+// -- decoding step of several decoder layers --------------------------------------------------------------------------
+
+// x [batch * length, hidden]: hidden states before the layers, and then after them. The keys and values of the new
+// positions are written to the caches.
+Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
 
 // -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
 

@@ -1,96 +1,12 @@
 // Attention of a few new positions over cached keys and values [batch, kv_heads, capacity, head_dim].
-#include <algorithm>
-#include <limits>
-#include <utility>
-#include <vector>
+#include "decode_attention.h"
 
 #include "parallel.h"
-#include "tile_product.h"
 
 namespace plx {
 namespace {
 
-constexpr float LOG2_E = 1.44269504088896340736f;
 constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // with fewer, waking a thread costs more than it saves
-
-struct Range {
-    i64 first, end;
-    i64 size() const { return std::max<i64>(0, end - first); }
-};
-
-// Scores of one query with 16 keys; only the first `keys` of them are read.
-inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys) {
-    f32x16 products[LANES] = {};
-    for (i64 key = 0; key < std::min(keys, LANES); ++key) {
-        const float* const row = k + key * head_dim;
-        i64 i = 0;
-        for (; i + LANES <= head_dim; i += LANES) products[key] += load(q + i) * load(row + i);
-        if (i < head_dim) products[key] += load_part(q + i, head_dim - i) * load_part(row + i, head_dim - i);
-    }
-    transpose(products);
-    f32x16 total = products[0];
-    for (i64 i = 1; i < LANES; ++i) total += products[i];
-    return total;
-}
-
-// Softmax over scores [keys] and a sink, in place. The array is padded to full vectors.
-void softmax(float* scores, i64 keys, float sink) {
-    const float largest = std::max(sink, *std::max_element(scores, scores + keys));
-    float total = std::exp2(sink - largest);
-    for (i64 key = 0; key < keys; key += LANES) {
-        const f32x16 weights = exp2(load(scores + key) - largest);
-        store(scores + key, weights);
-        for (i64 lane = 0; lane < std::min(LANES, keys - key); ++lane) total += weights[lane];
-    }
-    for (i64 key = 0; key < keys; ++key) scores[key] /= total;
-}
-
-// Options of the scores. Arrays start at the first query head of a key head.
-struct ScoreOptions {
-    float factor;         // of the products of queries and keys, in units of log2
-    float softcap;        // in units of log2; 0 without a soft-cap
-    const float* sinks;   // null without sinks
-    const float* slopes;  // of linear biases; null without biases
-    i64 position;         // of the query in its document
-
-    float sink(i64 head) const {
-        return sinks == nullptr ? -std::numeric_limits<float>::infinity() : sinks[head] * LOG2_E;
-    }
-};
-
-// Scores of 16 keys, lowered by the slope times the distance, which is `farthest` for the first key.
-inline f32x16 biased(f32x16 scores, float slope, i64 farthest) {
-    const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return scores - slope * LOG2_E * (float(farthest) - lane);
-}
-
-// Computes the outputs of the query heads that share a key head, at one position.
-void attend(const float* q, const float* k, const float* v, float* out, Range prefix, Range own,
-            const ScoreOptions& options, i64 group, i64 head_dim) {
-    const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
-    static thread_local std::vector<float> weights;
-    weights.resize(group * stride);
-    for (i64 head = 0; head < group; ++head) {
-        float* const scores = weights.data() + head * stride;
-        i64 done = 0;
-        // The own range ends with the query itself, and the prefix before the document's first position.
-        for (const auto& [range, nearest] : {std::pair{prefix, options.position + 1}, std::pair{own, i64(0)}}) {
-            for (i64 key = 0; key < range.size(); key += LANES) {
-                f32x16 x = dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *
-                           options.factor;
-                if (options.softcap != 0.0f) x = options.softcap * tanh(x);
-                if (options.slopes != nullptr) x = biased(x, options.slopes[head], nearest + range.size() - 1 - key);
-                store(scores + done + key, x);
-            }
-            done += range.size();
-        }
-        softmax(scores, total, options.sink(head));
-    }
-    tiles::product(false, group, head_dim, prefix.size(), {weights.data(), stride, 1}, v + prefix.first * head_dim,
-                   head_dim, out, head_dim);
-    tiles::product(true, group, head_dim, own.size(), {weights.data() + prefix.size(), stride, 1},
-                   v + own.first * head_dim, head_dim, out, head_dim);
-}
 
 }  // namespace
 
@@ -105,10 +21,8 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
                 const i64 at = task * group * head_dim;
                 const i64* const range = ranges + query * 4;
                 const i64 head = task % kv_heads * group;
-                const ScoreOptions options{softcap == 0.0f ? scale * LOG2_E : scale / softcap, softcap * LOG2_E,
-                                           sinks == nullptr ? nullptr : sinks + head,
-                                           slopes == nullptr ? nullptr : slopes + head,
-                                           slopes == nullptr ? 0 : positions[query]};
+                CachedScoreOptions options(scale, softcap, sinks == nullptr ? nullptr : sinks + head);
+                if (slopes != nullptr) options.slopes = slopes + head, options.position = positions[query];
                 attend(q + at, k_cache + cache * head_dim, v_cache + cache * head_dim, out + at, {range[0], range[1]},
                        {range[2], range[3]}, options, group, head_dim);
             }

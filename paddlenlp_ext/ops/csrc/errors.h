@@ -38,9 +38,11 @@ class FirstException {
         try {
             body();
         } catch (...) {
-            if (!is_set_.test_and_set()) exception_ = std::current_exception();
+            if (!is_set_.exchange(true)) exception_ = std::current_exception();
         }
     }
+
+    bool is_set() const noexcept { return is_set_.load(std::memory_order_acquire); }
 
     // To be called after the region.
     void rethrow() const {
@@ -48,7 +50,7 @@ class FirstException {
     }
 
   private:
-    std::atomic_flag is_set_ = ATOMIC_FLAG_INIT;
+    std::atomic<bool> is_set_{false};
     std::exception_ptr exception_;
 };
 

@@ -1,36 +1,16 @@
 // Gates activation(gate) * up of a feed-forward layer, forward and backward.
 //
 // Both activations are x * sigmoid(g(x)), whose derivative is s * (1 + x * (1 - s) * g') with s = sigmoid(g(x)).
-#include "elementwise.h"
+#include "gates.h"
 
 namespace plx {
 namespace {
 
-// silu: g(x) = x.
-struct Silu {
-    static f32x16 sigmoid_of(f32x16 x) { return sigmoid(x); }
-    static f32x16 slope(f32x16 x, f32x16 s) { return s * (1.0f + x * (1.0f - s)); }
-};
-
-// The tanh approximation of gelu, x / 2 * (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3): g(x) = 2 u.
-struct Gelu {
-    static constexpr float SCALE = 1.595769121605731f, CUBIC = 0.044715f;  // 2 * sqrt(2 / pi)
-
-    static f32x16 sigmoid_of(f32x16 x) { return sigmoid(SCALE * x * (1.0f + CUBIC * x * x)); }
-    static f32x16 slope(f32x16 x, f32x16 s) {
-        return s * (1.0f + x * (1.0f - s) * (SCALE * (1.0f + 3.0f * CUBIC * x * x)));
-    }
-};
-
-template <class Gate>
-inline f32x16 product(f32x16 gate, f32x16 up) {
-    return gate * Gate::sigmoid_of(gate) * up;
-}
-
 template <class Gate, class Value>
 void forward(const Value* gate, const Value* up, i64 size, float* out) {
     parallel_for_vectors(size, [=](i64 start, i64 count) {
-        store_part(out + start, product<Gate>(load_part(gate + start, count), load_part(up + start, count)), count);
+        store_part(out + start, gate_product<Gate>(load_part(gate + start, count), load_part(up + start, count)),
+                   count);
     });
 }
 
@@ -83,7 +63,7 @@ Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* 
                 store_part(up_bf16 + start, load_part(up + start, count), count);
                 f32x16 rounded_gate = load_part(gate_bf16 + start, count),
                        rounded_up = load_part(up_bf16 + start, count);
-                store_part(out + start, product<decltype(activation)>(rounded_gate, rounded_up), count);
+                store_part(out + start, gate_product<decltype(activation)>(rounded_gate, rounded_up), count);
             });
         });
     });

@@ -15,13 +15,6 @@ void for_each_group(const Value* weight, const i64* starts, i64 groups, i64 stri
         if (starts[g] < starts[g + 1]) body(weight + g * stride, starts[g], starts[g + 1] - starts[g]);
 }
 
-template <class Value>
-void small_group(const float* x, const Value* weight, float* y, i64 rows, i64 in, i64 out) {
-    split_small_batch(x, y, rows, in, out, [&](auto count, const float* x, float* y) {
-        small_batch<count>(x, weight, nullptr, y, in, out);
-    });
-}
-
 }  // namespace
 
 Status grouped_linear_forward(const void* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
@@ -34,7 +27,7 @@ Status grouped_linear_forward(const void* x, const void* weight, float* y, const
                                const Value* from = static_cast<const Value*>(x) + first * in;
                                float* to = y + first * out;
                                if constexpr (std::is_same_v<Value, float>)
-                                   if (rows <= SMALL_GROUP) return small_group(from, own, to, rows, in, out);
+                                   if (rows <= SMALL_GROUP) return small_batch(from, own, nullptr, to, rows, in, out);
                                gemm(false, true, rows, out, in, 1.0f, from, in, own, in, 0.0f, to, out);
                            });
         });
@@ -48,7 +41,7 @@ Status grouped_linear_small_batch(const float* x, const void* weight, float* y, 
             using Value = decltype(value);
             for_each_group(static_cast<const Value*>(weight), starts, groups, stride,
                            [&](const Value* own, i64 first, i64 rows) {
-                               small_group(x + first * in, own, y + first * out, rows, in, out);
+                               small_batch(x + first * in, own, nullptr, y + first * out, rows, in, out);
                            });
         });
     });

@@ -28,9 +28,7 @@ Status linear_small_batch(const float* x, const void* weight, const float* bias,
     return guarded([&] {
         with_dtype(is_bf16, [&](auto value) {
             using Value = decltype(value);
-            split_small_batch(x, y, rows, in, out, [&](auto count, const float* x, float* y) {
-                small_batch<count>(x, static_cast<const Value*>(weight), bias, y, in, out);
-            });
+            small_batch(x, static_cast<const Value*>(weight), bias, y, rows, in, out);
         });
     });
 }

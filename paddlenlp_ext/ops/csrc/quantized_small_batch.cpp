@@ -11,11 +11,12 @@ constexpr i64 STEP = 2 * LANES;  // weights that are read together
 
 // Splits each STEP values of x into two vectors: those of the high and of the low nibbles of 16 bytes of codes.
 void split_nibbles(const float* x, float* to, i64 size) {
-    for (i64 start = 0; start < size; start += STEP)
-        for (i64 lane = 0; lane < LANES; ++lane) {
-            to[start + lane] = x[start + 2 * lane];
-            to[start + LANES + lane] = x[start + 2 * lane + 1];
-        }
+    const i32x16 even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    for (i64 start = 0; start < size; start += STEP) {
+        const f32x16 first = load(x + start), second = load(x + start + LANES);
+        store(to + start, __builtin_shuffle(first, second, even));
+        store(to + start + LANES, __builtin_shuffle(first, second, even + 1));
+    }
 }
 
 struct NibbleCodes {
@@ -36,85 +37,93 @@ struct Int8Codes {
     }
 };
 
-// y[r, o] = x[r] . weight[o] for OUT rows of the weight from `row` on, with their scales.
-template <int ROWS, int OUT, class Codes>
+// y[r, o] = x[r] . weight[o] for OUT rows of the weight from `row` on, with their scales. SCALE_SUMS: the scales
+// multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise they multiply the
+// weights.
+template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
 inline void products(const float* x, const QuantizedWeight& weight, Codes codes, i64 row, const float* scales,
                      float* y) {
     f32x16 sums[ROWS][OUT] = {};
     const i64 in = weight.in, blocks = in / weight.block;
     for (i64 block = 0; block < blocks; ++block) {
-        f32x16 scale[OUT];
+        f32x16 scale[OUT], own[ROWS][OUT] = {};
+        auto& to = SCALE_SUMS ? own : sums;
         for (int o = 0; o < OUT; ++o) scale[o] = broadcast(scales[o * blocks + block]);
         for (i64 i = block * weight.block; i < (block + 1) * weight.block; i += STEP)
             for (int o = 0; o < OUT; ++o) {
                 f32x16 first, second;
                 codes.read(weight.codes, (row + o) * in + i, first, second);
-                first *= scale[o];
-                second *= scale[o];
+                if constexpr (!SCALE_SUMS) {
+                    first *= scale[o];
+                    second *= scale[o];
+                }
                 for (int r = 0; r < ROWS; ++r) {
-                    sums[r][o] += first * load(x + r * in + i);
-                    sums[r][o] += second * load(x + r * in + i + LANES);
+                    to[r][o] += first * load(x + r * in + i);
+                    to[r][o] += second * load(x + r * in + i + LANES);
                 }
             }
+        if constexpr (SCALE_SUMS)
+            for (int r = 0; r < ROWS; ++r)
+                for (int o = 0; o < OUT; ++o) sums[r][o] += own[r][o] * scale[o];
     }
     for (int r = 0; r < ROWS; ++r)
         for (int o = 0; o < OUT; ++o) y[r * weight.out + row + o] = horizontal_sum(sums[r][o]);
 }
 
 // Aligned weights: the row length is a multiple of the block size, which is a multiple of STEP.
-template <int ROWS, class Codes>
-void aligned(const float* x, const QuantizedWeight& weight, float* y) {
-    constexpr int OUT = ROWS <= 2 ? 4 : 2;
+bool is_aligned(const QuantizedWeight& weight) { return weight.block % STEP == 0 && weight.in % weight.block == 0; }
+
+template <class Codes>
+void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
     const i64 blocks = weight.in / weight.block;
     const Codes codes(weight);
-    parallel_for(weight.out, 1 + 65536 / weight.in, [&](i64 o, i64 end) {
-        float* scales = scratch<float>(SCRATCH_B, OUT * blocks);
-        auto step = [&](auto count) {
-            for (; o + count <= end; o += count) {
-                read_scales(weight, o * blocks, count * blocks, scales);
-                products<ROWS, count>(x, weight, codes, o, scales, y);
-            }
-        };
-        step(std::integral_constant<int, OUT>{});
-        step(std::integral_constant<int, 1>{});
-    });
+    auto block = [&](auto outputs, i64 o) {
+        float* scales = scratch<float>(SCRATCH_B, outputs * blocks);
+        read_scales(weight, o * blocks, outputs * blocks, scales);
+        split_rows(rows, [&](auto count, i64 row) {
+            const float* from = x + row * weight.in;
+            float* to = y + row * weight.out;
+            if (count <= 2 || blocks == 1)
+                products<count, outputs, true>(from, weight, codes, o, scales, to);
+            else
+                products<count, outputs, false>(from, weight, codes, o, scales, to);
+        });
+    };
+    rows < 4 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
 }
 
 // Other weights: OUT rows are dequantized into the L1 cache.
-template <int ROWS>
-void unaligned(const float* x, const QuantizedWeight& weight, float* y) {
-    constexpr int OUT = ROWS <= 4 ? 4 : 2;
-    parallel_for(weight.out, 1 + 65536 / weight.in, [&](i64 o, i64 end) {
-        float* rows = scratch<float>(SCRATCH_B, OUT * weight.in);
-        auto step = [&](auto count) {
-            for (; o + count <= end; o += count) {
-                dequantize(weight, o * weight.in, (o + count) * weight.in, rows);
-                small_batch_gemm<ROWS, count>(x, rows, nullptr, y + o, weight.in, weight.out);
-            }
-        };
-        step(std::integral_constant<int, OUT>{});
-        step(std::integral_constant<int, 1>{});
+void unaligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
+    const i64 in = weight.in;
+    float* values = scratch<float>(SCRATCH_B, 4 * in);
+    split_outputs<4>(begin, end, [&](auto outputs, i64 o) {
+        dequantize(weight, o * in, (o + outputs) * in, values);
+        small_batch_part(x, values, nullptr, y + o, rows, in, weight.out, 0, outputs);
     });
 }
 
 }  // namespace
 
+const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* split) {
+    if (!is_aligned(weight) || is_int8(weight)) return x;
+    split_nibbles(x, split, rows * weight.in);
+    return split;
+}
+
+void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
+    if (!is_aligned(weight))
+        unaligned(x, weight, y, rows, begin, end);
+    else if (is_int8(weight))
+        aligned<Int8Codes>(x, weight, y, rows, begin, end);
+    else
+        aligned<NibbleCodes>(x, weight, y, rows, begin, end);
+}
+
 Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows) {
     return guarded([&] {
-        const bool is_aligned = weight->block % STEP == 0 && weight->in % weight->block == 0;
-        if (is_aligned && !is_int8(*weight)) {
-            float* split = scratch<float>(SCRATCH_A, rows * weight->in);
-            split_nibbles(x, split, rows * weight->in);
-            x = split;
-        }
-        split_small_batch(x, y, rows, weight->in, weight->out, [&](auto count, const float* x, float* y) {
-            if (!is_aligned)
-                unaligned<count>(x, *weight, y);
-            else if (is_int8(*weight))
-                aligned<count, Int8Codes>(x, *weight, y);
-            else
-                aligned<count, NibbleCodes>(x, *weight, y);
-        });
+        x = small_batch_operand(*weight, x, rows, scratch<float>(SCRATCH_A, rows * weight->in));
+        parallel_for(weight->out, 1 + 65536 / weight->in,
+                     [&](i64 begin, i64 end) { small_batch_part(x, *weight, y, rows, begin, end); });
     });
 }
 

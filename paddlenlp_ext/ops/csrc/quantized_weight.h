@@ -22,6 +22,12 @@ inline void dequantize_rows(const QuantizedWeight& weight, i64 first, i64 last, 
     });
 }
 
+// Returns the form of x [rows, in] that `small_batch_part` reads: x itself, or a rearrangement in `split` [rows, in].
+const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* split);
+
+// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T, on the calling thread.
+void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end);
+
 // `count` <= 16 int8 codes as floats.
 static inline f32x16 int8_to_float(const uint8_t* codes, i64 count) {
     i8x16 bytes{};

@@ -2,25 +2,12 @@
 //
 // Forward: y = x * w / sqrt(mean(x^2) + epsilon). Saved for the backward pass: x and each row's 1 / rms.
 // Backward, with s = g * w: dx = (s - x * mean(s * x) / rms^2) / rms, and dw = the sum over rows of g * x / rms.
+#include "rms_norm.h"
+
 #include "row_sums.h"
 
 namespace plx {
 namespace {
-
-float row_inverse_rms(const float* row, i64 size, float epsilon) {
-    f32x16 squares{};
-    for_each_vector(size, [&](i64 start, i64 count) {
-        f32x16 x = load_part(row + start, count);
-        squares += x * x;
-    });
-    return 1.0f / std::sqrt(horizontal_sum(squares) / size + epsilon);
-}
-
-void scale_row(const float* row, const float* weight, float scale, i64 size, float* out) {
-    for_each_vector(size, [&](i64 start, i64 count) {
-        store_part(out + start, load_part(row + start, count) * scale * load_part(weight + start, count), count);
-    });
-}
 
 // `residual`, which may be null, is another gradient of x, which is added.
 void row_gradient(const float* gradient, const float* x, const float* weight, float inverse, const float* residual,

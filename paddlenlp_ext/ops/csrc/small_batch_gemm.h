@@ -30,27 +30,46 @@ static inline void small_batch_gemm(const float* x, const Value* weight, const f
         for (int o = 0; o < OUT; ++o) y[r * out + o] = horizontal_sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
 }
 
-// y [ROWS, out] = x W^T + bias with W [out, in] on all threads; the bias may be null.
-template <int ROWS, class Value>
-static inline void small_batch(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
-    constexpr int OUT = ROWS <= 4 ? 4 : 2;
-    parallel_for(out, 1 + 131072 / in, [&](i64 o, i64 end) {
-        auto at = [&](i64 row) { return bias == nullptr ? nullptr : bias + row; };
-        for (; o + OUT <= end; o += OUT) small_batch_gemm<ROWS, OUT>(x, weight + o * in, at(o), y + o, in, out);
-        for (; o < end; ++o) small_batch_gemm<ROWS, 1>(x, weight + o * in, at(o), y + o, in, out);
-    });
-}
-
-// Splits the rows into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, x, y) for each.
+// Splits `rows` into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, first row) for each.
 template <class Run>
-static inline void split_small_batch(const float* x, float* y, i64 rows, i64 in, i64 out, Run&& run) {
+static inline void split_rows(i64 rows, Run&& run) {
+    i64 row = 0;
     auto part = [&](auto count) {
-        for (; rows >= count; rows -= count, x += count * in, y += count * out) run(count, x, y);
+        for (; rows - row >= count; row += count) run(count, row);
     };
     part(std::integral_constant<int, 8>{});
     part(std::integral_constant<int, 4>{});
     part(std::integral_constant<int, 2>{});
     part(std::integral_constant<int, 1>{});
+}
+
+// Calls run(number of outputs as a constant, first output) for blocks of OUT outputs from `begin` to `end`, and then of
+// one. All rows of a block follow each other, so that its weights come from memory once.
+template <int OUT, class Run>
+static inline void split_outputs(i64 begin, i64 end, Run&& run) {
+    for (; begin + OUT <= end; begin += OUT) run(std::integral_constant<int, OUT>{}, begin);
+    for (; begin < end; ++begin) run(std::integral_constant<int, 1>{}, begin);
+}
+
+// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T + bias, on the calling thread; the bias may be null.
+template <class Value>
+static inline void small_batch_part(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in,
+                                    i64 out, i64 begin, i64 end) {
+    auto block = [&](auto outputs, i64 o) {
+        const float* own_bias = bias == nullptr ? nullptr : bias + o;
+        split_rows(rows, [&](auto count, i64 row) {
+            small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out);
+        });
+    };
+    rows < 8 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
+}
+
+// y [rows, out] = x W^T + bias with W [out, in], on all threads.
+template <class Value>
+static inline void small_batch(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in,
+                               i64 out) {
+    parallel_for(out, 1 + 131072 / in,
+                 [&](i64 begin, i64 end) { small_batch_part(x, weight, bias, y, rows, in, out, begin, end); });
 }
 
 }  // namespace plx

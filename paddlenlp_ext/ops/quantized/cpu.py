@@ -125,6 +125,11 @@ def _call(name: str, operand: paddle.Tensor, weight: QuantizedWeight, out: paddl
 
 def _packed(weight: QuantizedWeight, index: int = 0) -> object:
     """Return a pointer to the QuantizedWeight struct of matrix `index` of a stack, valid for the duration of a call."""
+    return ctypes.byref(packed_struct(weight, index))
+
+
+def packed_struct(weight: QuantizedWeight, index: int = 0) -> ctypes.Structure:
+    """Return the QuantizedWeight struct of matrix `index` of a stack, valid as long as the weight's tensors."""
     out, width = weight.shape
     table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
     nested = (None, None, None)
@@ -133,7 +138,7 @@ def _packed(weight: QuantizedWeight, index: int = 0) -> object:
         nested = (_address(""), _own(weight.group_scales, index), _own(weight.offset, index))
     sizes = out, width, weight.block_size, weight.group_size
     codes, scales = _own(weight.codes, index), _own(weight.scales, index)
-    return ctypes.byref(struct("QuantizedWeight")(*sizes, codes, table, scales, *nested))
+    return struct("QuantizedWeight")(*sizes, codes, table, scales, *nested)
 
 
 def _own(stacked: paddle.Tensor, index: int) -> int:

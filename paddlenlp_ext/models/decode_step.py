@@ -1,0 +1,181 @@
+"""Decoding step of several layers as one C++ call (csrc/decode_layers.cpp): the numbers of the layers, computed sooner.
+
+A step of a small model has some 400 ops, each of which takes as long to call as to run. Layers with an adapter or a
+hook, experts and latent attention run op by op, and so does everything on other devices.
+
+Shapes: B batch, S new positions, D hidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.layers import PostNormLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs, ReservingCache
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpu.api import struct
+from paddlenlp_ext.ops.geglu import geglu
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
+from paddlenlp_ext.ops.quantized.cpu import packed_struct
+from paddlenlp_ext.ops.swiglu import swiglu
+from paddlenlp_ext.paddle_compat import has_forward_hooks
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def run_decode_step(
+    layers: Sequence[nn.Layer], start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
+) -> paddle.Tensor | None:
+    """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
+    cache, positions = inputs.cache, x_BSD.shape[0] * x_BSD.shape[1]
+    if positions > SMALL_BATCH_ROWS or paddle.is_grad_enabled() or library.usable(x_BSD) is not None:
+        return None
+    if inputs.adapter_inputs is not None or not isinstance(cache, ReservingCache) or not cache.has_positions:
+        return None
+    step = cache.derived((DecodeStep, start, stop), lambda: _prepare([*layers][start:stop]))
+    return None if step is None else step(x_BSD, inputs.rotations, cache)
+
+
+def _prepare(layers: Sequence[nn.Layer]) -> DecodeStep | None:
+    reason = next((reason for reason in map(unavailable_reason, layers) if reason is not None), None)
+    if reason is not None:
+        get_logger(__name__).debug("decoding runs layer by layer: %s", reason)
+        return None
+    return DecodeStep(layers)
+
+
+def unavailable_reason(layer: nn.Layer) -> str | None:
+    """Return why a decoder layer cannot run in C++, or None if it can."""
+    if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
+        return f"{type(layer).__name__} has no C++ step"
+    attention, mlp = layer.self_attn, layer.mlp
+    if type(attention) is not Attention or attention.slopes_N is not None:
+        return "only attention without latents and linear biases has a C++ step"
+    if attention.qk_norm is not None and not attention.qk_norm.per_head:
+        return "norms over all heads have no C++ step"
+    if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
+        return "a residual multiplier before a norm has no C++ step"
+    if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
+        return f"{type(mlp).__name__} has no C++ step"
+    for part in layer.sublayers(include_self=True):
+        if has_forward_hooks(part):
+            return f"{type(part).__name__} has hooks"
+    reasons = (_part_reason(part) for part in (*attention.children(), *mlp.children(), *layer.norms()))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def _part_reason(part: nn.Layer) -> str | None:
+    """Return why a linear layer or norm cannot run in C++, or None if it can."""
+    if type(part) is RMSNorm:
+        return None if part.shards is None and part.weight.dtype == paddle.float32 else "a norm is sharded or rounded"
+    if type(part) not in (Linear, QuantizedLinear):
+        return f"{type(part).__name__} has no C++ step"
+    if part.bias is not None and part.bias.dtype != paddle.float32:
+        return f"a bias is in {part.bias.dtype}"
+    if type(part) is QuantizedLinear:
+        return None
+    if part.weight.dtype == paddle.bfloat16:
+        return bf16.unavailable_reason()
+    return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"
+
+
+class DecodeStep:
+    """Weights of consecutive layers, as the C++ call reads them.
+
+    Args:
+        layers: decoder layers whose `unavailable_reason` is None; their weights must not be replaced.
+    """
+
+    def __init__(self, layers: Sequence[nn.Layer]) -> None:
+        self._attentions: list[Attention] = [layer.self_attn for layer in layers]
+        self._kept: list[Any] = []  # what the structs point to
+        self._layers = (struct("DecodeLayer") * len(layers))()
+        for layer, to in zip(layers, self._layers, strict=True):
+            self._fill(layer, to)
+        first = self._attentions[0]
+        self._sizes = struct("DecodeSizes")(
+            hidden=layers[0].hidden_size,
+            inner=layers[0].mlp.down_proj.in_features,
+            heads=first.q_proj.out_features // first.head_dim,
+            kv_heads=first.k_proj.out_features // first.head_dim,
+            head_dim=first.head_dim,
+            epsilon=layers[0].norms()[0].epsilon,
+            residual_multiplier=layers[0].residual_multiplier,
+            is_gelu=layers[0].mlp.gate is geglu,
+        )
+
+    def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
+        """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
+        self._sizes.batch, self._sizes.length = x_BSD.shape[:2]
+        kept = []
+        for attention, to in zip(self._attentions, self._layers, strict=True):
+            reserved = cache.reserve(attention.layer_index, x_BSD.shape[1], attention.window)
+            kept.append(reserved)
+            to.keys, to.values = library.pointer(reserved.keys), library.pointer(reserved.values)
+            to.capacity = reserved.keys.shape[2]
+            to.starts, to.ranges = reserved.starts.ctypes.data, reserved.visible.ranges.ctypes.data
+            if attention.rotates:
+                cos, sin = rotations[attention.layer_index]
+                to.cos, to.sin, to.rotated = library.pointer(cos), library.pointer(sin), cos.shape[-1]
+        out_BSD = x_BSD.clone()
+        run = library.function("decode_layers")
+        run(ctypes.byref(self._layers), len(self._layers), ctypes.byref(self._sizes), library.pointer(out_BSD))
+        return out_BSD
+
+    def _fill(self, layer: nn.Layer, to: Any) -> None:
+        """Write the weights and options of a layer."""
+        attention, mlp = layer.self_attn, layer.mlp
+        names = _NORMS.get(type(layer)) or _sandwich_norms(layer)
+        for field, name in names.items():
+            setattr(to, field, self._norm(getattr(layer, name)))
+        for field, linear in (
+            *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
+            *(("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)),
+        ):
+            setattr(to, field, self._matrix(linear))
+        if attention.qk_norm is not None:
+            to.q_norm, to.k_norm = (self._norm(getattr(attention, name)) for name in attention.qk_norm.names)
+            to.norms_after_rotation = attention.qk_norm.after_rotation
+        for sinks in attention.score_options.sink_tensors:
+            self._kept.append(sinks)
+            to.sinks = library.pointer(sinks)
+        to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
+
+    def _norm(self, norm: RMSNorm) -> int:
+        scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
+        self._kept.append(scale)
+        return library.pointer(scale)
+
+    def _matrix(self, linear: Linear | QuantizedLinear) -> int:
+        """Return the address of the struct of a linear layer."""
+        bias = None if linear.bias is None else library.pointer(linear.bias)
+        dense, quantized, is_bf16 = None, None, False
+        if isinstance(linear, Linear):
+            dense, is_bf16 = library.pointer(linear.weight), linear.weight.dtype == paddle.bfloat16
+        else:
+            packed = packed_struct(linear.stored)
+            self._kept.append(packed)
+            quantized = ctypes.addressof(packed)
+        matrix = struct("DecodeMatrix")(dense, quantized, bias, linear.in_features, linear.out_features, is_bf16)
+        self._kept.append(matrix)
+        return ctypes.addressof(matrix)
+
+
+_NORMS: dict[type[nn.Layer], dict[str, str]] = {
+    PreNormLayer: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    PostNormLayer: {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+}
+"""Field of the DecodeLayer struct -> norm of the layer."""
+
+
+def _sandwich_norms(layer: SandwichLayer) -> dict[str, str]:
+    fields = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+    return dict(zip(fields, layer.norm_names, strict=True))

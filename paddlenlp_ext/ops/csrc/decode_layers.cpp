@@ -1,0 +1,232 @@
+// Decoding step of several decoder layers in one parallel region: norms, projections, rotation, attention over the
+// cache and feed-forward. The numbers are those of the separate ops, which take longer to call than to run for a small
+// model.
+//
+// Every thread computes its part of the outputs of a matrix, or of the key heads, from tensors that all threads have
+// written before a barrier. Residuals and norms are small: every thread computes all of them, in memory of its own,
+// which takes less time than another barrier.
+#include <optional>
+
+#include "decode_attention.h"
+#include "gates.h"
+#include "quantized_weight.h"
+#include "rms_norm.h"
+#include "rope.h"
+#include "scratch.h"
+#include "small_batch_gemm.h"
+
+namespace plx {
+namespace {
+
+constexpr i64 OUTPUTS = 8;  // a multiple of the outputs that a product computes together
+
+// Consecutive arrays in one block of memory; with a null block their total size.
+class Arrays {
+  public:
+    explicit Arrays(float* block) : block_(block) {}
+    float* take(i64 count) {
+        float* const found = block_ == nullptr ? nullptr : block_ + size_;
+        size_ += round_up(count);
+        return found;
+    }
+    i64 size() const { return size_; }
+
+  private:
+    float* block_;
+    i64 size_ = 0;
+};
+
+// Tensors that all threads write parts of.
+struct Shared {
+    float *q, *k, *v, *attended, *projected, *gate, *up, *lowered;
+    Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
+        : q(arrays.take(positions * sizes.heads * sizes.head_dim)),
+          k(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
+          v(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
+          attended(arrays.take(positions * sizes.heads * sizes.head_dim)),
+          projected(arrays.take(positions * sizes.hidden)), gate(arrays.take(positions * sizes.inner)),
+          up(arrays.take(positions * sizes.inner)), lowered(arrays.take(positions * sizes.hidden)) {}
+};
+
+// Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one task of attention.
+struct Private {
+    float *x, *normed, *operand, *heads;
+    Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
+        : x(arrays.take(positions * sizes.hidden)), normed(arrays.take(positions * sizes.hidden)),
+          operand(arrays.take(positions * std::max({sizes.hidden, sizes.inner, sizes.heads * sizes.head_dim}))),
+          heads(arrays.take((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
+};
+
+template <class Tensors>
+Tensors in_scratch(ScratchSlot slot, const DecodeSizes& sizes, i64 positions) {
+    Arrays measured(nullptr);
+    Tensors(sizes, positions, measured);
+    Arrays arrays(scratch<float>(slot, measured.size()));
+    return Tensors(sizes, positions, arrays);
+}
+
+// One thread of the step.
+class Worker {
+  public:
+    Worker(const DecodeSizes& sizes, const Shared& shared, i64 thread, i64 threads)
+        : sizes_(sizes), positions_(sizes.batch * sizes.length), thread_(thread), threads_(threads), shared_(shared),
+          own_(in_scratch<Private>(SCRATCH_C, sizes, positions_)) {}
+
+    float* x() const { return own_.x; }
+
+    void project(const DecodeLayer& layer) {
+        const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
+        multiply(*layer.q, normed, shared_.q);
+        multiply(*layer.k, normed, shared_.k);
+        multiply(*layer.v, normed, shared_.v);
+    }
+
+    void attend_heads(const DecodeLayer& layer) {
+        const i64 tasks = sizes_.batch * sizes_.kv_heads;
+        for (i64 task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task)
+            attend_head(layer, task / sizes_.kv_heads, task % sizes_.kv_heads);
+    }
+
+    void project_out(const DecodeLayer& layer) { multiply(*layer.o, shared_.attended, shared_.projected); }
+
+    void widen(const DecodeLayer& layer) {
+        add(shared_.projected, layer.attention_out_norm);
+        const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
+        multiply(*layer.gate, normed, shared_.gate);
+        multiply(*layer.up, normed, shared_.up);
+        const auto [begin, end] = part(sizes_.inner);
+        for (i64 position = 0; position < positions_; ++position) {
+            float* const gate = shared_.gate + position * sizes_.inner + begin;
+            const float* const up = shared_.up + position * sizes_.inner + begin;
+            for_each_vector(end - begin, [&](i64 start, i64 count) {
+                const f32x16 x = load_part(gate + start, count), y = load_part(up + start, count);
+                store_part(gate + start, sizes_.is_gelu ? gate_product<Gelu>(x, y) : gate_product<Silu>(x, y), count);
+            });
+        }
+    }
+
+    void lower(const DecodeLayer& layer) { multiply(*layer.down, shared_.gate, shared_.lowered); }
+
+    void finish(const DecodeLayer& layer) { add(shared_.lowered, layer.mlp_out_norm); }
+
+  private:
+    // First and last output of this thread's part.
+    std::pair<i64, i64> part(i64 outputs) const {
+        const i64 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
+        auto border = [&](i64 thread) { return std::min(outputs, blocks * thread / threads_ * OUTPUTS); };
+        return {border(thread_), border(thread_ + 1)};
+    }
+
+    void multiply(const DecodeMatrix& matrix, const float* x, float* y) const {
+        const auto [begin, end] = part(matrix.out);
+        if (matrix.quantized == nullptr) {
+            with_dtype(matrix.is_bf16, [&](auto value) {
+                const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
+                small_batch_part(x, weight, matrix.bias, y, positions_, matrix.in, matrix.out, begin, end);
+            });
+            return;
+        }
+        const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
+        small_batch_part(operand, *matrix.quantized, y, positions_, begin, end);
+        if (matrix.bias == nullptr) return;
+        for (i64 position = 0; position < positions_; ++position)
+            for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
+    }
+
+    // The norm of all positions in `to`; without a weight, x itself.
+    const float* norm(const float* x, const float* weight, float* to) const {
+        if (weight == nullptr) return x;
+        for (i64 at = 0; at < positions_ * sizes_.hidden; at += sizes_.hidden)
+            norm_row(x + at, weight, sizes_.hidden, to + at);
+        return to;
+    }
+
+    void norm_row(const float* x, const float* weight, i64 size, float* to) const {
+        scale_row(x, weight, row_inverse_rms(x, size, sizes_.epsilon), size, to);
+    }
+
+    // Adds the outputs of attention or feed-forward, normed if there is a weight, to the hidden states.
+    void add(const float* outputs, const float* weight) {
+        outputs = norm(outputs, weight, own_.normed);
+        for_each_vector(positions_ * sizes_.hidden, [&](i64 start, i64 count) {
+            const f32x16 addend = load_part(outputs + start, count) * sizes_.residual_multiplier;
+            store_part(own_.x + start, load_part(own_.x + start, count) + addend, count);
+        });
+    }
+
+    // A projected head, normed and rotated.
+    void turn_head(const DecodeLayer& layer, const float* from, const float* norm, i64 position, float* to) const {
+        const i64 size = sizes_.head_dim;
+        const bool norms_first = norm != nullptr && !layer.norms_after_rotation;
+        norms_first ? norm_row(from, norm, size, to) : void(std::copy_n(from, size, to));
+        if (layer.cos != nullptr) {
+            const i64 at = position * layer.rotated;
+            auto rotate = layer.is_interleaved ? rotate_pairs : rotate_head;
+            rotate(to, layer.cos + at, layer.sin + at, false, layer.rotated / 2, to);
+        }
+        if (norm != nullptr && layer.norms_after_rotation) norm_row(to, norm, size, to);
+    }
+
+    // Stores the keys and values of one key head and row of the batch; computes the outputs of its query heads.
+    void attend_head(const DecodeLayer& layer, i64 row, i64 head) const {
+        const i64 size = sizes_.head_dim, group = sizes_.heads / sizes_.kv_heads;
+        const i64 first = row * sizes_.length, cache = (row * sizes_.kv_heads + head) * layer.capacity * size;
+        float *const keys = layer.keys + cache, *const values = layer.values + cache;
+        for (i64 i = 0; i < sizes_.length; ++i) {
+            const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (layer.starts[row] + i) * size;
+            turn_head(layer, shared_.k + from, layer.k_norm, first + i, keys + to);
+            std::copy_n(shared_.v + from, size, values + to);
+        }
+        for (i64 position = first; position < first + sizes_.length; ++position) {
+            const i64 at = (position * sizes_.heads + head * group) * size;
+            for (i64 i = 0; i < group; ++i)
+                turn_head(layer, shared_.q + at + i * size, layer.q_norm, position, own_.heads + i * size);
+            const i64* const range = layer.ranges + position * 4;
+            const CachedScoreOptions options(layer.scale, layer.softcap,
+                                             layer.sinks == nullptr ? nullptr : layer.sinks + head * group);
+            attend(own_.heads, keys, values, shared_.attended + at, {range[0], range[1]}, {range[2], range[3]}, options,
+                   group, size);
+        }
+    }
+
+    const DecodeSizes& sizes_;
+    const i64 positions_, thread_, threads_;
+    const Shared shared_;
+    const Private own_;
+};
+
+}  // namespace
+
+Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x) {
+    return guarded([&] {
+        const i64 positions = sizes->batch * sizes->length, count = positions * sizes->hidden;
+        const Shared shared = in_scratch<Shared>(SCRATCH_D, *sizes, positions);
+        FirstException error;
+#pragma omp parallel
+        {
+            const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+            std::optional<Worker> worker;
+            // After an exception the phases do nothing, but every thread still reaches the barriers.
+            auto phase = [&](auto&& body) {
+                if (!error.is_set()) error.guard(body);
+#pragma omp barrier
+            };
+            phase([&] {
+                worker.emplace(*sizes, shared, thread, threads);
+                std::copy_n(x, count, worker->x());
+            });
+            for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
+                phase([&] { worker->project(*layer); });
+                phase([&] { worker->attend_heads(*layer); });
+                phase([&] { worker->project_out(*layer); });
+                phase([&] { worker->widen(*layer); });
+                phase([&] { worker->lower(*layer); });
+                if (!error.is_set()) worker->finish(*layer);
+            }
+            if (thread == 0 && !error.is_set()) std::copy_n(worker->x(), count, x);
+        }
+        error.rethrow();
+    });
+}
+
+}  // namespace plx
