@@ -32,7 +32,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_decode_step(
-    layers: Sequence[nn.Layer], start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
+    layers: Sequence[Any], start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
     cache, positions = inputs.cache, x_BSD.shape[0] * x_BSD.shape[1]
@@ -44,7 +44,7 @@ def run_decode_step(
     return None if step is None else step(x_BSD, inputs.rotations, cache)
 
 
-def _prepare(layers: Sequence[nn.Layer]) -> DecodeStep | None:
+def _prepare(layers: Sequence[Any]) -> DecodeStep | None:
     reason = next((reason for reason in map(unavailable_reason, layers) if reason is not None), None)
     if reason is not None:
         get_logger(__name__).debug("decoding runs layer by layer: %s", reason)
@@ -52,7 +52,7 @@ def _prepare(layers: Sequence[nn.Layer]) -> DecodeStep | None:
     return DecodeStep(layers)
 
 
-def unavailable_reason(layer: nn.Layer) -> str | None:
+def unavailable_reason(layer: Any) -> str | None:
     """Return why a decoder layer cannot run in C++, or None if it can."""
     if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
         return f"{type(layer).__name__} has no C++ step"
@@ -72,7 +72,7 @@ def unavailable_reason(layer: nn.Layer) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _part_reason(part: nn.Layer) -> str | None:
+def _part_reason(part: Any) -> str | None:
     """Return why a linear layer or norm cannot run in C++, or None if it can."""
     if type(part) is RMSNorm:
         return None if part.shards is None and part.weight.dtype == paddle.float32 else "a norm is sharded or rounded"
@@ -94,7 +94,7 @@ class DecodeStep:
         layers: decoder layers whose `unavailable_reason` is None; their weights must not be replaced.
     """
 
-    def __init__(self, layers: Sequence[nn.Layer]) -> None:
+    def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._kept: list[Any] = []  # what the structs point to
         self._layers = (struct("DecodeLayer") * len(layers))()
@@ -130,7 +130,7 @@ class DecodeStep:
         run(ctypes.byref(self._layers), len(self._layers), ctypes.byref(self._sizes), library.pointer(out_BSD))
         return out_BSD
 
-    def _fill(self, layer: nn.Layer, to: Any) -> None:
+    def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
         names = _NORMS.get(type(layer)) or _sandwich_norms(layer)

@@ -8,6 +8,7 @@ namespace plx {
 namespace {
 
 constexpr i64 STEP = 2 * LANES;  // weights that are read together
+constexpr i64 AHEAD = 8;         // rows between a weight that is read and one that is prefetched
 
 // Splits each STEP values of x into two vectors: those of the high and of the low nibbles of 16 bytes of codes.
 void split_nibbles(const float* x, float* to, i64 size) {
@@ -27,6 +28,7 @@ struct NibbleCodes {
         first = look_up(levels, bytes >> 4);
         second = look_up(levels, bytes);
     }
+    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + at / 2); }
 };
 
 struct Int8Codes {
@@ -35,39 +37,42 @@ struct Int8Codes {
         first = int8_to_float(codes + begin, LANES);
         second = int8_to_float(codes + begin + LANES, LANES);
     }
+    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + at); }
 };
 
 // y[r, o] = x[r] . weight[o] for OUT rows of the weight from `row` on, with their scales. SCALE_SUMS: the scales
 // multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise they multiply the
 // weights.
 template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
-inline void products(const float* x, const QuantizedWeight& weight, Codes codes, i64 row, const float* scales,
-                     float* y) {
+__attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes, i64 row,
+                                        const float* scales, float* y) {
     f32x16 sums[ROWS][OUT] = {};
     const i64 in = weight.in, blocks = in / weight.block;
     for (i64 block = 0; block < blocks; ++block) {
         f32x16 scale[OUT], own[ROWS][OUT] = {};
         auto& to = SCALE_SUMS ? own : sums;
         for (int o = 0; o < OUT; ++o) scale[o] = broadcast(scales[o * blocks + block]);
-        for (i64 i = block * weight.block; i < (block + 1) * weight.block; i += STEP)
+        for (i64 i = block * weight.block; i < (block + 1) * weight.block; i += STEP) {
+            f32x16 first[OUT], second[OUT];
             for (int o = 0; o < OUT; ++o) {
-                f32x16 first, second;
-                codes.read(weight.codes, (row + o) * in + i, first, second);
-                if constexpr (!SCALE_SUMS) {
-                    first *= scale[o];
-                    second *= scale[o];
-                }
-                for (int r = 0; r < ROWS; ++r) {
-                    to[r][o] += first * load(x + r * in + i);
-                    to[r][o] += second * load(x + r * in + i + LANES);
+                codes.read(weight.codes, (row + o) * in + i, first[o], second[o]);
+                codes.prefetch(weight.codes, (row + o + AHEAD) * in + i);
+                if constexpr (!SCALE_SUMS) first[o] *= scale[o], second[o] *= scale[o];
+            }
+            for (int r = 0; r < ROWS; ++r) {
+                const f32x16 x_first = in_register(load(x + r * in + i));
+                const f32x16 x_second = in_register(load(x + r * in + i + LANES));
+                for (int o = 0; o < OUT; ++o) {
+                    to[r][o] += first[o] * x_first;
+                    to[r][o] += second[o] * x_second;
                 }
             }
+        }
         if constexpr (SCALE_SUMS)
             for (int r = 0; r < ROWS; ++r)
                 for (int o = 0; o < OUT; ++o) sums[r][o] += own[r][o] * scale[o];
     }
-    for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUT; ++o) y[r * weight.out + row + o] = horizontal_sum(sums[r][o]);
+    store_sums(sums, y + row, weight.out);
 }
 
 // Aligned weights: the row length is a multiple of the block size, which is a multiple of STEP.
@@ -80,7 +85,7 @@ void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, 
     auto block = [&](auto outputs, i64 o) {
         float* scales = scratch<float>(SCRATCH_B, outputs * blocks);
         read_scales(weight, o * blocks, outputs * blocks, scales);
-        split_rows(rows, [&](auto count, i64 row) {
+        split_rows<outputs>(rows, [&](auto count, i64 row) {
             const float* from = x + row * weight.in;
             float* to = y + row * weight.out;
             if (count <= 2 || blocks == 1)

@@ -41,6 +41,17 @@ static inline f32x16 load_part(const float* from, i64 count) {
 }
 static inline void store_part(float* to, f32x16 value, i64 count) { std::memcpy(to, &value, count * sizeof(float)); }
 
+// Prevents GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
+template <class Vector>
+static inline Vector in_register(Vector x) {
+#ifdef __AVX512F__
+    asm("" : "+v"(x));
+#elif defined(__AVX__)
+    if constexpr (sizeof x <= 32) asm("" : "+v"(x));
+#endif
+    return x;
+}
+
 static inline f32x16 max(f32x16 x, f32x16 y) { return x > y ? x : y; }
 static inline i64 round_up(i64 n) { return (n + LANES - 1) / LANES * LANES; }
 static inline i64 round_down(i64 n) { return n / LANES * LANES; }
@@ -50,6 +61,36 @@ static inline float horizontal_sum(f32x16 value) {
     for (int i = 0; i < 8; ++i) half[i] = value[i] + value[i + 8];
     for (int i = 0; i < 4; ++i) half[i] += half[i + 4];
     return (half[0] + half[2]) + (half[1] + half[3]);
+}
+
+// Sums of each of COUNT vectors, in the first COUNT lanes; COUNT is a power of two up to 16. The lanes of a vector are
+// added in the order of horizontal_sum: in halves, quarters, eighths and pairs. 16 sums take 15 additions.
+template <int COUNT>
+static inline f32x16 horizontal_sums(const f32x16* values) {
+    f32x16 x[16];
+    for (int i = 0; i < COUNT; ++i) x[i] = values[i];
+    auto halve = [&](int count, i32x16 lower, i32x16 upper) {
+        if (count == 1) x[1] = x[0];
+        for (int i = 0; 2 * i < count; ++i)
+            x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], lower) + __builtin_shuffle(x[2 * i], x[2 * i + 1], upper);
+    };
+    const i32x16 halves = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const i32x16 quarters = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    const i32x16 eighths = {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29};
+    const i32x16 pairs = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    halve(COUNT, halves, halves + 8);
+    halve(COUNT / 2 > 1 ? COUNT / 2 : 1, quarters, quarters + 4);
+    halve(COUNT / 4 > 1 ? COUNT / 4 : 1, eighths, eighths + 2);
+    halve(COUNT / 8 > 1 ? COUNT / 8 : 1, pairs, pairs + 1);
+    return x[0];
+}
+
+// The same for sums [ROWS][OUT], written to y[r * stride + o].
+template <int ROWS, int OUT>
+static inline void store_sums(const f32x16 (&sums)[ROWS][OUT], float* y, i64 stride) {
+    const f32x16 totals = horizontal_sums<ROWS * OUT>(sums[0]);
+    for (int r = 0; r < ROWS; ++r)
+        for (int o = 0; o < OUT; ++o) y[r * stride + o] = totals[r * OUT + o];
 }
 
 static inline float horizontal_max(f32x16 value) {

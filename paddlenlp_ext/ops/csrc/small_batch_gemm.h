@@ -9,33 +9,40 @@
 namespace plx {
 
 // y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight; a load of x serves OUT rows.
-// The weight is widened to float in registers. Rows of y are `out` apart.
+// The weight is widened to float in registers. Rows of y are `out` apart. Not inlined, because GCC then keeps the sums
+// in memory.
 template <int ROWS, int OUT, class Value>
-static inline void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y, i64 in, i64 out) {
+__attribute__((noinline)) static void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y,
+                                                       i64 in, i64 out) {
+    constexpr int AHEAD = 8;
     f32x16 sums[ROWS][OUT] = {};
     i64 i = 0;
     auto add = [&](auto&& read) {
         f32x16 w[OUT];
         for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
-        // Prefetch the next rows: the hardware prefetcher works within a page, and a row is shorter than a page.
-        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + OUT) * in + i);
+        // Prefetch later rows: the hardware prefetcher works within a page, and a row is shorter than a page.
+        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + AHEAD) * in + i);
         for (int r = 0; r < ROWS; ++r) {
-            f32x16 value = read(x + r * in + i);
+            const f32x16 value = in_register(read(x + r * in + i));
             for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
         }
     };
     for (; i + LANES <= in; i += LANES) add([](auto* from) { return load(from); });
     if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
+    store_sums(sums, y, out);
+    if (bias == nullptr) return;
     for (int r = 0; r < ROWS; ++r)
-        for (int o = 0; o < OUT; ++o) y[r * out + o] = horizontal_sum(sums[r][o]) + (bias == nullptr ? 0.0f : bias[o]);
+        for (int o = 0; o < OUT; ++o) y[r * out + o] += bias[o];
 }
 
-// Splits `rows` into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, first row) for each.
-template <class Run>
+// Splits `rows` into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, first row) for each. A part and
+// OUT outputs have at most 16 sums, which fit the registers.
+template <int OUT, class Run>
 static inline void split_rows(i64 rows, Run&& run) {
     i64 row = 0;
     auto part = [&](auto count) {
-        for (; rows - row >= count; row += count) run(count, row);
+        if constexpr (count * OUT <= 16)
+            for (; rows - row >= count; row += count) run(count, row);
     };
     part(std::integral_constant<int, 8>{});
     part(std::integral_constant<int, 4>{});
@@ -57,7 +64,7 @@ static inline void small_batch_part(const float* x, const Value* weight, const f
                                     i64 out, i64 begin, i64 end) {
     auto block = [&](auto outputs, i64 o) {
         const float* own_bias = bias == nullptr ? nullptr : bias + o;
-        split_rows(rows, [&](auto count, i64 row) {
+        split_rows<outputs>(rows, [&](auto count, i64 row) {
             small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out);
         });
     };

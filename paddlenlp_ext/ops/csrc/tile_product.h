@@ -28,14 +28,6 @@ constexpr int ROWS = 4, VECTORS = 2;
 #endif
 constexpr i64 WIDTH = sizeof(Register) / sizeof(float);
 
-// Prevents GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
-static inline Register in_register(Register x) {
-#ifdef __AVX__
-    asm("" : "+v"(x));
-#endif
-    return x;
-}
-
 inline void add_product(Register& sum, float factor, Register columns) { sum += factor * columns; }
 #ifdef __AVX512BF16__
 inline void add_product(Register& sum, PackedPair factor, Register columns) {
