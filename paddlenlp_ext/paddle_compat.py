@@ -121,7 +121,8 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
 
 def has_forward_hooks(layer: nn.Layer) -> bool:
     """Return whether hooks run before or after the layer's forward pass."""
-    return bool(layer._forward_pre_hooks or layer._forward_post_hooks)
+    own: Any = layer
+    return bool(own._forward_pre_hooks or own._forward_post_hooks)
 
 
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:

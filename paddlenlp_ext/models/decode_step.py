@@ -32,7 +32,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_decode_step(
-    layers: Sequence[Any], start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
+    layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
     cache, positions = inputs.cache, x_BSD.shape[0] * x_BSD.shape[1]
