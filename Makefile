@@ -74,6 +74,10 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python -m tests.golden.peer_checks.check_model_of_transformers $$(find build/for_peers -path '*/sharded_again/config.json' -printf '%h ')
 	$(BIN)/python -m tests.golden.peer_checks.export_for_llama_cpp build/for_llama_cpp
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp build/for_llama_cpp
+	$(BIN)/python -m tests.golden.peer_checks.export_gguf_for_peers build/gguf_for_peers
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp build/gguf_for_peers
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_text_in_llama_cpp build/gguf_for_peers
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_transformers build/gguf_for_peers
 	rm -rf build/rewards_for_peers
 	$(BIN)/python -m tests.golden.peer_checks.export_rewards_for_peers build/rewards_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_reward_in_peers $$(find build/rewards_for_peers -name scores.npz -printf '%h ')

@@ -34,7 +34,10 @@ class ExportGgufArguments(ModelArguments):
     """Arguments of export_gguf.py."""
 
     output_file: str = option(MISSING, help="the .gguf file")
-    outtype: str = option("f16", choices=OUTTYPES, help="type of the matrices; norms, biases and routers are f32")
+    outtype: str | None = option(
+        None, choices=OUTTYPES, help="type of the matrices; unset: f16. Norms, biases and routers are f32"
+    )
+    adapter_only: bool = option(False, help="write only the adapter, for the GGUF file of its base; always f32")
     overwrite: bool = option(False, help="replace an existing file")
     allow_pickle: bool = option(False, help="read an adapter's .pdparams or .bin if it has no safetensors")
 
@@ -69,6 +72,8 @@ def run_export(arguments: ExportGgufArguments) -> str:
     choose_device_or_cpu(arguments.device or "auto")
     base, adapter = find_model_and_adapter(arguments)
     folders = [adapter, base]
+    if arguments.adapter_only:
+        return _export_adapter(arguments, output, base, adapter)
     if adapter is None:
         return _export(arguments, output, resolve_model(base), folders)
     with explained_errors(output):
@@ -117,15 +122,40 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
     ends = [*dict.fromkeys(end for end in (*generation["eos_token_id"], *stops) if end is not None)]
     config, tensors = file_tensors(model)
     name = Path(folders[0] or arguments.model_name_or_path).name.removesuffix(".gguf")
+    outtype = arguments.outtype or "f16"
     with explained_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    export_gguf(output, config, tensors, tokenizer, ends, arguments.outtype, name)
+    export_gguf(output, config, tensors, tokenizer, ends, outtype, name)
     stop_texts = [str(text) for text in tokenizer.convert_ids_to_tokens(ends)]
     pieces = _pieces(tokenizer, template)
     beside = output.with_suffix(".Modelfile")
     write_text(beside, modelfile(output.name, pieces, stop_texts, generation))
     size = output.stat().st_size / 1e6
-    return f"{output}: {len(tensors)} tensors in {arguments.outtype}, {size:.0f} MB, read back and compared; {beside}"
+    return f"{output}: {len(tensors)} tensors in {outtype}, {size:.0f} MB, read back and compared; {beside}"
+
+
+def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, adapter: str | None) -> str:
+    """Write the adapter alone.
+
+    Raises:
+        ValueError: there is no adapter, or another type than f32 is requested; see `export_gguf_adapter`.
+    """
+    from paddlenlp_ext.models.auto import AutoModelForCausalLM
+    from paddlenlp_ext.models.gguf import architecture_for
+    from paddlenlp_ext.peft.gguf import export_gguf_adapter
+    from paddlenlp_ext.peft.peft_model import PeftModel
+    from paddlenlp_ext.peft.save_and_load import read_adapter
+
+    if adapter is None:
+        raise ValueError("adapter_only: pass --lora_path ADAPTER")
+    if arguments.outtype not in (None, "f32"):
+        raise ValueError(f"adapter_only: an adapter is written in f32, not {arguments.outtype}; leave out --outtype")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    adapted = PeftModel.from_files(model, read_adapter(adapter, arguments.allow_pickle))
+    with explained_errors(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+    count = export_gguf_adapter(output, adapted, architecture_for(model.config), Path(adapter).name)
+    return f"{output}: adapter of {count} matrices for {base}, read back and compared"
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:

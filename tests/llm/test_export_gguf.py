@@ -109,3 +109,15 @@ def test_export_gguf_on_a_full_disk_names_the_file_and_leaves_nothing(script, ba
     assert run(script, "--model_name_or_path", base, "--output_file", out) == 2
     assert f"{out}: no space is left on the device; free some space" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_export_gguf_adapter_only_writes_the_adapter(script, base, adapter, tmp_path, capsys):
+    out = tmp_path / "adapter.gguf"
+    arguments = ("--model_name_or_path", base, "--lora_path", adapter, "--output_file", out, "--adapter_only", "true")
+    assert run(script, *arguments) == 0
+    assert f"{out}: adapter of 56 matrices" in capsys.readouterr().out
+    assert open_gguf(out).metadata["general.type"] == "adapter" and len(open_gguf(out).tensors) == 112
+    assert run(script, *arguments, "--overwrite", "true", "--outtype", "q8_0") == 2
+    assert "an adapter is written in f32, not q8_0" in capsys.readouterr().err
+    assert run(script, *arguments[:2], "--output_file", tmp_path / "b.gguf", "--adapter_only", "true") == 2
+    assert "adapter_only: pass --lora_path ADAPTER" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Write an adapter as a GGUF adapter, which llama.cpp applies to the GGUF file of its base model.
+
+    y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
+
+NAME is the name of the matrix W in the base's file. Any method with low-rank factors can be written: the scale of each
+layer is multiplied into B, and alpha is r. A layer that files store fused has the factors of its parts on top of each
+other: A of all parts, and B in blocks on the diagonal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.fused import FusedLayers, locate, part_rows
+from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
+from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_name, stored_values
+from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
+from paddlenlp_ext.checkpoint.gguf.writer import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.peft.factors import AdaptedModel, factors_of
+from paddlenlp_ext.utils.files import atomic_file, flush
+
+
+def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architecture, name: str) -> int:
+    """Write the adapter of a model in F32; return the number of adapted matrices.
+
+    Args:
+        path: the file; an existing one is replaced.
+        model: model with the adapter.
+        architecture: layout of the GGUF files of the base's family.
+        name: `general.name`.
+
+    Raises:
+        ValueError: see `factors_of`; or layers that llama.cpp cannot adapt.
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
+    tensors = adapter_tensors(model, architecture)
+    rank = max(len(values) for key, values in tensors.items() if key.endswith(".lora_a"))
+    metadata = {
+        "general.type": "adapter",
+        "general.name": name,
+        "adapter.type": "lora",
+        "adapter.lora.alpha": float(rank),
+    }
+    for key, values in tensors.items():
+        if key.endswith(".lora_b"):  # llama.cpp divides alpha by the rank of each matrix
+            values *= values.shape[1] / rank
+    stored = {key: StoredTensor(values.shape, [lambda values=values: values]) for key, values in tensors.items()}
+    with atomic_file(path) as draft:
+        write_gguf(draft, architecture.name, metadata, stored, "f32")
+        _check(draft, tensors)
+        flush(draft)
+    return len(tensors) // 2
+
+
+def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str, np.ndarray]:
+    """Return the factors of each matrix by their names in a GGUF adapter, with the scale of the layer in B.
+
+    Raises:
+        ValueError: see `factors_of`; or layers that llama.cpp cannot adapt.
+    """
+    config: Any = model.base_model.config
+    factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
+    tensors: dict[str, np.ndarray] = {}
+    for layer, (a, b) in _fused(factors, config.fused_layers).items():
+        name = f"{layer}.weight"
+        stored = stored_name(name, architecture)
+        is_divided = {*architecture.divide({name: as_lazy(b)}, config)} != {name}
+        if stored is None or is_divided:
+            raise ValueError(
+                f"{layer}: llama.cpp does not adapt this layer of {architecture.name}; leave out --adapter_only to "
+                "merge the adapter"
+            )
+        tensors[f"{stored}.lora_a"] = np.ascontiguousarray(a)
+        tensors[f"{stored}.lora_b"] = np.ascontiguousarray(stored_values(name, as_lazy(b), architecture, config))
+    return tensors
+
+
+def _fused(
+    factors: Mapping[str, tuple[np.ndarray, np.ndarray]], layers: FusedLayers
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return A and B of the layers of files, in place of those of the parts of fused layers."""
+    joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    for layer, pair in factors.items():
+        found = locate(f"{layer}.weight", layers)
+        if found is None or found.part is None:
+            joined[layer] = pair
+        else:
+            groups.setdefault(found.fused, {})[found.part] = pair
+    for fused, parts in groups.items():
+        rows = part_rows(fused, layers)
+        a = np.concatenate([parts[part][0] for part in parts])
+        b = np.zeros((list(rows.values())[-1].stop, len(a)), np.float32)
+        column = 0
+        for part, (_, own) in parts.items():
+            b[rows[part], column : column + own.shape[1]] = own
+            column += own.shape[1]
+        joined[fused] = (a, b)
+    return joined
+
+
+def _check(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Check that the tensors which are read from a file are those that were written.
+
+    Raises:
+        ValueError: they are not.
+    """
+    file = open_gguf(path)
+    for name, values in tensors.items():
+        if name not in file.tensors or not np.array_equal(read_gguf_tensor(file, name), values):
+            raise ValueError(f"{path}: after writing, {name} is read with other values; check the disk")

@@ -1,0 +1,96 @@
+"""Write OUT/NAME.gguf with `export_gguf`: tiny models of every family in F32, SmolLM2 in F16, and what they compute.
+
+F16 would change which experts tiny random models choose, because llama.cpp rounds activations to the type of weights.
+
+`check_gguf_in_llama_cpp.py`, `check_gguf_text_in_llama_cpp.py` and `check_gguf_in_transformers.py` read them.
+
+    python -m tests.golden.peer_checks.export_gguf_for_peers OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
+import paddle
+
+from paddlenlp_ext.checkpoint.gguf.tokenizer_metadata import PROBE
+from paddlenlp_ext.checkpoint.safetensors import as_lazy
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.gguf import export_gguf
+from tests.checkpoint.gguf.llama_cpp_files import END, MODELS, make_model, write_model
+from tests.common.scripts import ROOT
+
+SMOLLM2 = "smollm2-135m-instruct"
+CHATS = (
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "Which animal barks?"}],
+)
+NUM_TEXTS, NEW_TOKENS = 200, 40
+
+
+def main() -> None:
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    export_families(out)
+    export_smollm2(out)
+
+
+@paddle.no_grad()
+def export_families(out: Path) -> None:
+    ids = np.random.default_rng(0).integers(5, 90, 24)
+    reference = write_model(make_model("llama"), "llama", out / "tokenizer.gguf")
+    tokenizer = load_tokenizer(reference)
+    reference.unlink()
+    for architecture in MODELS:
+        model, path = make_model(architecture), out / f"{architecture}.gguf"
+        tensors = model.config.to_files(dict(model.named_parameters()))
+        tensors = {name: as_lazy(tensor) for name, tensor in tensors.items()}
+        export_gguf(path, model.config, tensors, tokenizer, [END], "f32", "tiny")
+        loaded = AutoModelForCausalLM.from_pretrained(str(path))
+        np.savez(path.with_suffix(".npz"), ids=ids, logits=loaded(paddle.to_tensor(ids[None])).numpy()[0])
+
+
+@paddle.no_grad()
+def export_smollm2(out: Path) -> None:
+    path = out / "smollm2.gguf"
+    print(
+        run_export(export_arguments(["--model_name_or_path", SMOLLM2, "--output_file", str(path), "--overwrite", "1"]))
+    )
+    tokenizer, model = load_tokenizer(SMOLLM2), AutoModelForCausalLM.from_pretrained(str(path))
+    texts = varied_texts()
+    ids = np.array(tokenizer.encode(texts[0] + (ROOT / "README.md").read_text()[:400])[:24])
+    np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
+    chats = []
+    for chat in CHATS:
+        text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+        prompt = tokenizer.encode(text, add_special_tokens=False)
+        (answer,) = model.generate(
+            [prompt], max_new_tokens=NEW_TOKENS, decode_strategy="greedy_search", eos_token_id=model.eos_token_ids
+        )
+        answered = tokenizer.decode(answer, skip_special_tokens=True)
+        chats.append({"messages": chat, "prompt": text, "answer": answered})
+    tokens = [tokenizer.encode(each, add_special_tokens=False) for each in texts]
+    stored = {"texts": texts, "tokens": tokens, "chats": chats}
+    path.with_suffix(".json").write_text(json.dumps(stored), encoding="utf-8")
+
+
+def varied_texts() -> list[str]:
+    """Return spans of a text of many kinds of characters and of a page, of 1 to 80 characters."""
+    rng = np.random.default_rng(0)
+    text = PROBE * 8 + (ROOT / "README.md").read_text(encoding="utf-8")
+    starts, lengths = rng.integers(0, len(text) - 80, NUM_TEXTS), rng.integers(1, 80, NUM_TEXTS)
+    return [text[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+
+
+if __name__ == "__main__":
+    main()
