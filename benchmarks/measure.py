@@ -112,8 +112,9 @@ def environment(*packages: str) -> dict[str, str]:
     }
 
 
-def report(name: str, figures: dict[str, object], *packages: str) -> None:
-    """Print one JSON line: the figures, this process's peak memory, and the environment."""
-    line = {"benchmark": name, **figures, "peak_memory_gb": round(peak_memory_gb(), 2), **environment(*packages)}
+def report(name: str, figures: dict[str, object], *packages: str, peak_gb: float | None = None) -> None:
+    """Print one JSON line: the figures, the peak memory (by default this process's), and the environment."""
+    peak_gb = peak_memory_gb() if peak_gb is None else peak_gb
+    line = {"benchmark": name, **figures, "peak_memory_gb": round(peak_gb, 2), **environment(*packages)}
     json.dump(line, sys.stdout)
     sys.stdout.write("\n")

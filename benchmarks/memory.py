@@ -1,21 +1,24 @@
-"""Predicted against measured peak memory of a training step, for 40 configurations.
+"""Predicted against measured peak memory of a training step, for 49 configurations.
 
     python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
                                 [--only adamw_mini]
 
 25 configurations are of one model: full training, LoRA, other adapters, quantized weights. 15 are of random models of
-other families, which are written to the folder of the measurements first. The last line counts errors above 8 %. The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs train_step.py in a separate process
-for 20 to 40 seconds and is added to the file of measurements; measurements in the file are not repeated, so remove it
-after a change of the code. OUT.md gets the page with the measurements so far: predicted and measured peak, and the
-prediction by part.
+other families, which are written to the folder of the measurements first, and 9 are of several processes. The last line
+counts errors above 8 %. The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs
+train_step.py in separate processes for 20 to 60 seconds and is added to the file of measurements. Measurements in the
+file are not repeated, so remove it after a change of the code. OUT.md gets the page with the measurements so far:
+predicted and measured peak, and the prediction by part.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +31,7 @@ configure_runtime()  # before Paddle is imported
 from benchmarks.measure import SMOLLM2_SHAPE, environment
 from benchmarks.ours import MODEL, run_config
 from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
+from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
@@ -102,6 +106,39 @@ FAMILY_CASES = [
     (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "mixtral"),
     (4, 512, "LoRA", "--lora true", "minicpm3"),
 ]
+LAYOUT_CASES = [
+    # documents, length, name, keys, family, processes
+    (4, 512, "LoRA, tensor 2", "--lora true --tensor_parallel_degree 2", "qwen2", 2),
+    (4, 512, "LoRA over nf4, double, tensor 2", f"{_NF4} --tensor_parallel_degree 2", "mistral", 2),
+    (
+        4,
+        512,
+        "all weights, tensor 2 with sequence parallelism",
+        "--lora false --tensor_parallel_degree 2 --sequence_parallel true",
+        "qwen2",
+        2,
+    ),
+    (2, 256, "all weights, ZeRO-1 over 2", "--lora false --sharding stage1", "qwen2", 2),
+    (2, 256, "all weights, ZeRO-2 over 2", "--lora false --sharding stage2", "qwen2", 2),
+    (2, 256, "all weights, ZeRO-3 over 2", "--lora false --sharding stage3", "qwen2", 2),
+    (
+        4,
+        512,
+        "all weights, pipeline 2, 4 micro-batches",
+        "--lora false --pipeline_parallel_degree 2 --gradient_accumulation_steps 4",
+        "qwen2",
+        2,
+    ),
+    (
+        4,
+        512,
+        "LoRA, tensor 2 x pipeline 2, 4 micro-batches",
+        "--lora true --tensor_parallel_degree 2 --pipeline_parallel_degree 2 --gradient_accumulation_steps 4",
+        "qwen3",
+        4,
+    ),
+    (4, 512, "LoRA, experts over 2", "--lora true --expert_parallel_degree 2", "mixtral", 2),
+]
 TOLERANCE = 0.08
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 PAGE = """\
@@ -116,7 +153,7 @@ To lower the peak:
 | part | key |
 |---|---|
 | activations | `"recompute": true`, then `"offload_recompute_inputs": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
-| optimizer | `"optim": "adamw_8bit"` or `"adamw_mini"` ([optimizers.md](optimizers.md)), or an adapter |
+| optimizer | `"optim": "adamw_8bit"`, `"adamw_mini"` or `"muon"` ([optimizers.md](optimizers.md)), or an adapter |
 | weights | `"weight_quantize_algo": "nf4"` with an adapter, `"bf16": true` with an adapter, bfloat16 weights ([cpu.md](cpu.md)) |
 | gradients | an adapter, such as `"lora": true`; bfloat16 weights |
 
@@ -133,6 +170,7 @@ The measurement is the largest resident size of a process that loads a model, Sm
 optimizer steps:
 
 - models of other families have random weights, 12 layers and a hidden size of 512;
+- of several processes, the figures are those of the largest one; each replica has these documents;
 - random documents, all in one batch row; every token is a target token;
 - LoRA has rank 8 on all linear layers;
 - GB are 10^9 bytes. Memory does not depend on the load of the machine.
@@ -201,18 +239,28 @@ Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, of which 5 % are 
 """
 
 
-def measure(model: str, documents: int, length: int, keys: str) -> float:
-    """Return the peak memory in GB of a process that loads the model and makes two steps."""
+def measure(model: str, documents: int, length: int, keys: str, processes: int) -> float:
+    """Return the peak memory in GB of the largest process; each loads the model and makes two steps."""
     shape = ["--documents", str(documents), "--length", str(length), "--steps", "1"]
-    command = [sys.executable, "-m", "benchmarks.train_step", *shape, "--model_name_or_path", model, *keys.split()]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return json.loads(output.splitlines()[-1])["peak_memory_gb"]
+    program = [str(Path(__file__).with_name("train_step.py")), *shape, "--model_name_or_path", model, *keys.split()]
+    if processes == 1:
+        output = subprocess.run([sys.executable, *program], capture_output=True, text=True, check=True).stdout
+        return json.loads(output.splitlines()[-1])["peak_memory_gb"]
+    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
+    with tempfile.TemporaryDirectory() as logs:
+        command = [*launcher, "--backend", "gloo", "--log_dir", logs, *program]
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # not those of this process
+        subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **threads})
+        lines = (Path(logs) / "workerlog.0").read_text().splitlines()
+    return json.loads(next(line for line in lines if line.startswith('{"benchmark"')))["peak_memory_gb"]
 
 
-def predict(model: str, tokens: int, keys: str) -> MemoryEstimate:
-    """Return the peak that `--dry_run` predicts."""
+def predict(model: str, tokens: int, keys: str, processes: int) -> MemoryEstimate:
+    """Return the peak that `--dry_run` predicts for one of the processes."""
+    os.environ["PADDLE_TRAINERS_NUM"] = str(processes)  # as the launcher sets it
     config = run_config(["--model_name_or_path", model, *keys.split()])
-    return estimate_run(config, outline_model(ModelSource.from_config(config.model), config), tokens, tokens)
+    degrees = complete_degrees(config.parallel, processes)
+    return estimate_run(config, outline_model(ModelSource.from_config(config.model), config, degrees), tokens, tokens)
 
 
 def write_random_model(family: str, folder: Path) -> str:
@@ -245,18 +293,19 @@ def main(argv: Sequence[str]) -> None:
     parts = [f"| documents | what | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     print(*rows, sep="\n")
     errors: list[float] = []
-    for documents, length, name, keys, *family in (*CASES, *FAMILY_CASES):
-        what = ", ".join([*family, name])
+    singles = [(*case, *[None] * (5 - len(case)), 1) for case in (*CASES, *FAMILY_CASES)]
+    for documents, length, name, keys, family, processes in (*singles, *LAYOUT_CASES):
+        what = name if family is None else f"{family}, {name}"
         if args.only not in f"{what} {keys}":
             continue
-        model = write_random_model(family[0], args.measured.parent / "memory_models") if family else args.model
+        model = write_random_model(family, args.measured.parent / "memory_models") if family else args.model
         key = f"{model} {documents} x {length} {keys}"
         if key not in found:
-            peak = measure(model, documents, length, keys)
+            peak = measure(model, documents, length, keys, processes)
             found[key] = {"peak": peak, "environment": environment("paddlepaddle")}
             args.measured.parent.mkdir(parents=True, exist_ok=True)
             args.measured.write_text(json.dumps(found, indent=1))
-        estimate = predict(model, documents * length, keys)
+        estimate = predict(model, documents * length, keys, processes)
         predicted, measured, session = estimate.total / 1e9, found[key]["peak"], found[key]["environment"]
         errors.append(abs(predicted / measured - 1))
         if session not in sessions:

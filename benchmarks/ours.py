@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,8 +14,10 @@ from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.build import BuiltModel
+from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding
-from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.state import StepReport
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 
@@ -60,8 +61,14 @@ def packed_batch(ids: np.ndarray, target_fraction: float) -> PackedBatch:
     return collate([[EncodedRow(tokens[row], learns[row], row) for row in range(len(ids))]])
 
 
-def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable[[], StepReport]:
-    """Return a function that makes the trainer's optimizer step on one batch: forward, backward, clipping, update."""
+def training_step(
+    built: BuiltModel, config: RunConfig, batch: PackedBatch, process_group: ProcessGroup | None = None
+) -> Callable[[], StepReport]:
+    """Return a function that makes the trainer's optimizer step: forward, backward, clipping, update.
+
+    Each micro-batch of each replica is `batch`.
+    """
+    model, group = built.model, process_group or SingleProcess()
     model.train()
     rounding = build_rounding(model, config.precision, config.train.seed)
     options = StepOptions(
@@ -72,6 +79,9 @@ def training_step(model: Any, config: RunConfig, batch: PackedBatch) -> Callable
         autocast=partial(autocast, config.precision),
     )
     optimizer = build_optimizer(model, config.optim, rounding)
-    step = OptimizerStep(model, optimizer, lambda packs, epoch: batch, SingleProcess(), options)
-    step_batch = StepBatch(epoch=0, index=0, micro_batches=([[0]],), costs=(1,), end_fraction=1.0, is_last=True)
+    forward_backward = build_forward_backward(model, built.pipeline)
+    step = OptimizerStep(model, optimizer, lambda packs, epoch: batch, group, options, forward_backward)
+    num_micro = group.size * config.train.gradient_accumulation_steps
+    micro_batches, costs = ([[0]],) * num_micro, (1,) * num_micro
+    step_batch = StepBatch(epoch=0, index=0, micro_batches=micro_batches, costs=costs, end_fraction=1.0, is_last=True)
     return lambda: step.run(step_batch, 0, config.optim.learning_rate)

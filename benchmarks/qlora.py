@@ -122,7 +122,7 @@ def stepper(model: str, documents: int, length: int, options: QuantizationConfig
     """Return a function that makes one training step of LoRA over a kind of base."""
     config = run_config(lora_keys(model, options))
     return training_step(
-        build_model(ModelSource.from_config(config.model), config).model,
+        build_model(ModelSource.from_config(config.model), config),
         config,
         packed_batch(random_documents(documents, length), 1.0),
     )

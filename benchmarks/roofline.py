@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
 
     dtype = "bfloat16" if config.precision.bf16 else "float32"
     before = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))
-    step = training_step(build_model(ModelSource.from_config(config.model), config).model, config, batch)
+    step = training_step(build_model(ModelSource.from_config(config.model), config), config, batch)
     figures = time_steps(step, args.steps, tokens)
     kernels = profile_step(step)
     after = onednn_rates(dtype, tokens, linear_shapes(SMOLLM2_SHAPE))

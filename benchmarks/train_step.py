@@ -2,6 +2,9 @@
 
     python -m benchmarks.train_step [--documents 4 --length 512 --learned 1.0 --steps 5] [--key value ...]
 
+Several processes, started by `python -m paddle.distributed.launch`, print the peak memory of the largest one. Each
+replica computes the same documents.
+
 Further keys are those of llm/run_finetune.py: `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`; without
 a method, all weights are trained. benchmarks/peers/ has the step in other programs; `make bench` runs them in turn.
 """
@@ -15,10 +18,13 @@ from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from benchmarks.measure import random_documents, report, time_steps
+from benchmarks.measure import peak_memory_gb, random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.process_group import SingleProcess
 from paddlenlp_ext.utils.process import run_command
 
 
@@ -32,13 +38,18 @@ def main(argv: Sequence[str]) -> None:
 
     batch = packed_batch(random_documents(args.documents, args.length), args.learned)
     config = run_config(keys)
-    step = training_step(build_model(ModelSource.from_config(config.model), config).model, config, batch)
+    mesh = Mesh.from_config(config.parallel)
+    built = build_model(ModelSource.from_config(config.model), config, mesh)
+    group = DistributedProcesses(mesh, built.sharding, built.experts) if mesh.world.size > 1 else SingleProcess()
+    step = training_step(built, config, batch, group)
     figures: dict[str, object] = {}
     if args.steps:
         figures = time_steps(step, args.steps, args.documents * args.length)
     else:
         step()
-    report("train_step", {**vars(args), "keys": keys, **figures}, "paddlepaddle")
+    peak = group.max_over_processes(peak_memory_gb())
+    if group.is_main:
+        report("train_step", {**vars(args), "keys": keys, **figures}, "paddlepaddle", peak_gb=peak)
 
 
 if __name__ == "__main__":

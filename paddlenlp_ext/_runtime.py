@@ -134,6 +134,16 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, 64 << 20)
 
 
+def release_freed_memory() -> None:
+    """Return the freed memory of glibc's heap to the system, such as buffers through which weights were read.
+
+    With another C library, nothing happens.
+    """
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def choose_device(name: str) -> None:
     """Run on the device `name` ("cpu", "gpu", "gpu:1", ...); "auto" means the GPU if there is one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import paddle
@@ -23,11 +23,13 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.parallel.expert_parallel import check_experts
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
+from paddlenlp_ext.sharding_spec import is_materialized
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.activations import (
     CPU_BF16,
@@ -39,6 +41,8 @@ from paddlenlp_ext.trainer.memory.activations import (
     Numerics,
 )
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
+from paddlenlp_ext.trainer.memory.layout import ProcessShare, process_shares
+from paddlenlp_ext.trainer.optimizer import trainable_parameters
 from paddlenlp_ext.trainer.vocabulary import with_trained_tokens
 from paddlenlp_ext.utils.distributed_env import world_size
 
@@ -53,17 +57,19 @@ class ModelOutline:
         model: the decoder with its adapter, not quantized.
         num_base_parameters: number of parameters of the decoder without its adapter.
         packed: size of the weights that are quantized while loading, or stored quantized.
+        degrees: processes along each axis, among which `estimate_run` divides the model.
     """
 
     model: CausalLM | PeftModel
     num_base_parameters: int
     packed: PackedSize
+    degrees: Degrees = field(default_factory=Degrees)
 
 
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
     """Print the plan of a run: rows, tokens, packs, steps, trained parameters, and memory part by part.
 
-    Steps are those of all processes that the launcher started; memory is that of one process with the full model.
+    Steps are those of all processes that the launcher started; memory is that of the process with the most.
 
     Args:
         config: the run's configuration.
@@ -102,7 +108,7 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
     num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
     packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(base, source.quantization)
     with paddle.LazyGuard():
-        return ModelOutline(adapt_model(base, config), num_base_parameters, packed)
+        return ModelOutline(adapt_model(base, config), num_base_parameters, packed, degrees)
 
 
 def _plan_table(
@@ -176,7 +182,8 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
-    table = _two_columns("Peak memory (estimated)")
+    title = "Peak memory of a process (estimated)" if outline.degrees != Degrees() else "Peak memory (estimated)"
+    table = _two_columns(title)
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
@@ -186,7 +193,9 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
 def estimate_run(
     config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
 ) -> MemoryEstimate:
-    """Estimate the peak memory of a training step.
+    """Estimate the peak memory of a training step, of the process with the most.
+
+    Several processes divide the outline's model, which afterwards has the shapes of one of them.
 
     Args:
         config: the run's configuration.
@@ -194,9 +203,38 @@ def estimate_run(
         micro_batch_tokens: positions of the largest micro-batch, padding included.
         target_tokens: target tokens of that micro-batch.
     """
+    model, num_micro = outline.model, config.train.gradient_accumulation_steps
+    num_elements = _num_elements(model)
+    work = FlopEstimate(target_tokens / micro_batch_tokens, trains_matrices=config.peft is None)
+    shares = process_shares(model, outline.degrees, config.parallel, num_micro, work)
+    estimates = []
+    for share in shares:
+        held = _num_elements(model) / max(1, num_elements)
+        packed = PackedSize(round(outline.packed.num_weights * held), round(outline.packed.num_bytes * held))
+        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, packed, share))
+    return max(estimates, key=lambda estimate: estimate.total)
+
+
+def _num_elements(model: CausalLM | PeftModel) -> int:
+    """Return the number of elements of the layers' frozen matrices that this process holds, all that is quantized."""
+    return sum(
+        math.prod(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if ".layers." in name and parameter.stop_gradient and len(parameter.shape) > 1 and is_materialized(parameter)
+    )
+
+
+def _estimate_process(
+    config: RunConfig,
+    model: CausalLM | PeftModel,
+    micro_batch_tokens: int,
+    target_tokens: int,
+    packed: PackedSize,
+    share: ProcessShare,
+) -> MemoryEstimate:
     bytes_per_weight = 4 if weight_dtype(config) == "float32" else 2
     estimate = estimate_memory(
-        outline.model,
+        model,
         micro_batch_tokens=micro_batch_tokens,
         target_tokens=target_tokens,
         recompute=RecomputePlan.from_config(config.train),
@@ -205,11 +243,12 @@ def estimate_run(
         bytes_per_weight=bytes_per_weight,
         optim=config.optim.optim,
         master_weight=config.precision.master_weight,
-        packed=outline.packed,
+        packed=packed,
+        share=share,
     )
     if config.preference is None or not config.preference.keeps_reference:
         return estimate
-    trained = sum(math.prod(p.shape) for p in outline.model.parameters() if not p.stop_gradient)
+    trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
     copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapters are in float32
     return replace(estimate, weights=estimate.weights + copied)
 

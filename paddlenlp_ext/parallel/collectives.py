@@ -20,7 +20,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
-_BUCKET_BYTES = 64 << 20
+BUCKET_BYTES = 64 << 20
+"""Largest size of several tensors that are sent as one."""
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
@@ -29,7 +30,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
     filled = 0
     for tensor in tensors:
         num_bytes = tensor.size * tensor.element_size()
-        if not result or result[-1][0].dtype != tensor.dtype or filled + num_bytes > _BUCKET_BYTES:
+        if not result or result[-1][0].dtype != tensor.dtype or filled + num_bytes > BUCKET_BYTES:
             result.append([])
             filled = 0
         result[-1].append(tensor)

@@ -8,6 +8,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext._runtime import release_freed_memory
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
@@ -205,6 +206,7 @@ def build_model(
     sharding = build_sharding(adapted, mesh, config.parallel.sharding)
     if fills_slices:
         load_shards(adapted, source.open_weights())
+    release_freed_memory()
     described = describe_experts(adapted)
     if described is not None:
         logger.info("%s", described)

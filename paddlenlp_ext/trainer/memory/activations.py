@@ -70,6 +70,7 @@ class SavedInputs:
         gated: bytes per element of the input of down_proj.
         latents: bytes per element of the latents, the input of their linear layers.
         adapters: bytes per token that the layer's adapters save themselves.
+        exchanged: bytes per token of the rows that expert-parallel processes receive.
     """
 
     attention: float
@@ -78,6 +79,7 @@ class SavedInputs:
     gated: float
     latents: float = 0.0
     adapters: float = 0.0
+    exchanged: float = 0.0
 
 
 def all_inputs(numerics: Numerics) -> SavedInputs:
@@ -140,7 +142,7 @@ class ActivationModel:
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
         linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
-        return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters
+        return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters + inputs.exchanged
 
     @property
     def _unfused(self) -> float:

@@ -1,4 +1,6 @@
-"""Peak memory of a training step, part by part, from shapes only. docs/memory.md compares it with measurements.
+"""Peak memory of a process in a training step, part by part, from shapes only.
+
+docs/memory.md compares it with measurements.
 
 Memory peaks at one of three points:
 
@@ -12,17 +14,22 @@ The C++ library's blocks and the C heap do not reuse each other's free memory, s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.parallel.collectives import BUCKET_BYTES
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
+from paddlenlp_ext.sharding_spec import is_materialized, is_on_stage, placement_of
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.layout import ProcessShare
 from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, saved_inputs
-from paddlenlp_ext.trainer.optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizer import trainable_parameters, updated_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 
 _PROCESS_BYTES = 400e6
@@ -122,11 +129,13 @@ def estimate_memory(
     optim: str = "adamw",
     master_weight: bool = True,
     packed: PackedSize = NOTHING_QUANTIZED,
+    share: ProcessShare | None = None,
 ) -> MemoryEstimate:
-    """Predict the peak memory of a training step.
+    """Predict the peak memory of a process in a training step.
 
     Args:
-        model: a `CausalLM` or `PeftModel`; only its shapes are read, so it needs no values.
+        model: a `CausalLM` or `PeftModel`, split as the process holds it; only its shapes are read, so it needs no
+            values.
         micro_batch_tokens: positions of the largest micro-batch, padding included.
         target_tokens: target tokens of that micro-batch.
         recompute: recomputation plan; None: no recomputation.
@@ -136,31 +145,40 @@ def estimate_memory(
             bf16.
         optim: name of the optimizer.
         master_weight: whether trained weights in half precision have fp32 copies.
-        packed: size of the weights that will be quantized, which `model` has in floating point.
+        packed: size of the process's weights that will be quantized, which `model` has in floating point.
+        share: the process's share of the step; None: a single process.
     """
-    num_layers = model.config.num_hidden_layers
+    share = share or ProcessShare(tuple(range(model.config.num_hidden_layers)))
     inputs = saved_inputs(model, numerics)
-    layers = ActivationModel(model.config, recompute, numerics, inputs)
+    layers = ActivationModel(model.config, recompute, numerics, inputs, share.tensor, share.sequence_parallel)
     recomputed = layers.recomputed
     # The final norm saves its input too.
-    activations = micro_batch_tokens * (layers.saved(range(num_layers)) - recomputed + layers.hidden)
+    activations = micro_batch_tokens * (layers.saved(share.layers) - recomputed + share.has_head * layers.hidden)
     stored = _Storage(model, numerics, bytes_per_weight)
-    loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored)
-    backward = micro_batch_tokens * (recomputed + _backward_size(model.config) * numerics.attention)
+    loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored, share)
+    backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
     working = max(loss, backward)
 
     # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. They also allocate
     # about half of the activations that such an adapter saves; linears allocate the rest (DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
-    num_kept = len(recompute.excluded_layers) if recompute is not None and recompute.offloads_inputs else num_layers
-    by_paddle = micro_batch_tokens * (num_kept * layers.hidden + num_layers * separate + layers.hidden)
-    gradients = _gradients(model, stored)
+    kept: Sequence[int] = share.layers
+    if recompute is not None and recompute.offloads_inputs:
+        kept = [layer for layer in share.layers if layer in recompute.excluded_layers]
+    # Tensor-parallel layers read copies, or gathered hidden states.
+    copied = model.config.hidden_size * (inputs.attention + inputs.feed_forward) if share.tensor > 1 else 0.0
+    by_layers = len(kept) * layers.hidden + len(share.layers) * (separate + copied * (recompute is None))
+    by_paddle = micro_batch_tokens * (by_layers + layers.hidden)
+    gradients = _gradients(model, stored, share)
     start_of_backward = _MemoryUse(activations - by_paddle + working, by_paddle) + (
         gradients if accumulates else _MemoryUse()
     )
-    start_of_backward += _MemoryUse(4.0 * _trained_head_size(model))
+    start_of_backward += _MemoryUse(4.0 * _trained_head_size(model, share))
     # The two gradients of a tied embedding have been added by then.
-    update = _gradients(model, stored, has_both_of_tied=False) + _update_use(model, optim, stored, master_weight)
+    update = _gradients(model, stored, share, has_both_of_tied=False)
+    update += max(
+        _update_use(model, optim, stored, master_weight), _bucket_use(model, stored, share), key=lambda use: use.total
+    )
     combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
     needed = combine(max(gradients, update, key=lambda use: use.total))
     return MemoryEstimate(
@@ -206,52 +224,65 @@ class _Storage:
         return self.bytes_per_element(parameter) < 4
 
 
-def _loss_bytes(model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage) -> float:
+def _loss_bytes(
+    model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage, share: ProcessShare
+) -> float:
     """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
 
     Outside of C++, a soft-cap takes a second tensor of a chunk's size, for its derivative.
     If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
     """
+    if not share.has_head:
+        return 0.0
     config = model.config
     rounded = 0.0 if numerics.product == 4.0 else numerics.product
     capped = 0.0 if config.logit_softcap is None or numerics.native else 4.0
-    logits = (4.0 + rounded + capped) * min(_LOSS_CHUNK, targets) * config.num_outputs
+    logits = (4.0 + rounded + capped) * min(_LOSS_CHUNK, targets) * config.num_outputs / share.tensor
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
     copied = 0.0 if stored.is_half(model.head_weight()) else rounded
     per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
-    return logits + hidden + per_head_weight * _trained_head_size(model)
+    return logits + hidden + per_head_weight * _trained_head_size(model, share)
 
 
-def _backward_size(config: Any) -> float:
+def _backward_size(config: Any, tensor: int) -> float:
     """Return the elements per token of a layer's most expensive backward op, that of the gate.
 
     They are the gradients of its product, of gate and up, and of the hidden states before and after.
     """
     shapes = [shape for shape in config.experts or () if shape is not None]
     rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # of the tokens' choices, sorted by expert
-    return 3 * config.active_size + (2 + rows) * config.hidden_size
+    return 3 * config.active_size / tensor + (2 + rows) * config.hidden_size
 
 
-def _trained_head_size(model: Any) -> int:
-    """Return the number of elements of lm_head if it trains, else 0; its gradient is computed in the forward pass."""
+def _trained_head_size(model: Any, share: ProcessShare) -> int:
+    """Return the number of elements of lm_head if it trains here, else 0; the forward pass computes its gradient."""
     head = model.head_weight()
-    return 0 if head.stop_gradient else math.prod(head.shape)
+    return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 
 
-def _gradients(model: Any, stored: _Storage, has_both_of_tied: bool = True) -> _MemoryUse:
+def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_tied: bool = True) -> _MemoryUse:
     """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
 
     C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
     of adapters. The gradient of an embedding in half precision is computed in fp32 first.
     """
-    trained = trainable_parameters(model)
+    trained = (updated_parameters if share.shards_gradients else trainable_parameters)(model)
     sizes = {name: stored.num_bytes(parameter) for name, parameter in trained.items()}
     by_paddle = [size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK]
     wide = [4.0 * math.prod(p.shape) for name, p in trained.items() if "embed_tokens" in name and stored.is_half(p)]
     head = 0.0
     if model.config.tie_word_embeddings and has_both_of_tied:
-        head = float(_trained_head_size(model) * stored.bytes_per_element(model.head_weight()))
+        head = float(_trained_head_size(model, share) * stored.bytes_per_element(model.head_weight()))
     return _MemoryUse.of_pieces([*by_paddle, *wide], sum(sizes.values()) - sum(by_paddle) + head)
+
+
+def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse:
+    """Return the memory in which gradients are summed over the replicas: a bucket, and the sum by parameters."""
+    if share.replicas == 1:
+        return _MemoryUse()
+    sizes = [stored.num_bytes(parameter) for parameter in trainable_parameters(model).values()]
+    joined = sum(size for size in sizes if size < BUCKET_BYTES)
+    return _MemoryUse.of_pieces([min(joined, BUCKET_BYTES)] * 2)
 
 
 def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -> _MemoryUse:
@@ -260,7 +291,7 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
     The optimizers with small state widen a gradient in half precision, and the parameter if it has no fp32 copy.
     """
     updates = []
-    for name, parameter in trainable_parameters(model).items():
+    for name, parameter in updated_parameters(model).items():
         size = 4.0 * math.prod(parameter.shape)
         widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
         pieces = [size] * (widened + (2 if optim == "adamw_mini" else 0))
@@ -271,20 +302,36 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
 
 
 def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:
-    """Return the bytes of all weights, and under autocast of copies of linear weights in the format of products."""
-    total = sum(stored.num_bytes(parameter) for parameter in model.parameters())
+    """Return the bytes of the weights here, and under autocast of copies of linear weights in the format of products.
+
+    Gathered weights (ZeRO-3) are those outside the layers, and those of two layers (parallel/zero.py).
+    """
+    total = sum(stored.num_bytes(parameter) for parameter in model.parameters() if is_materialized(parameter))
+    total += _gathered_bytes(model, stored)
     total += packed.num_bytes - stored.bytes_per_weight * packed.num_weights
     if not numerics.autocast:
         return total
     vocab_size = model.config.vocab_size
-    matrices = (p for p in model.parameters() if len(p.shape) >= 2 and p.shape[0] != vocab_size)
+    held = (parameter for parameter in model.parameters() if is_on_stage(parameter))
+    matrices = (p for p in held if len(p.shape) >= 2 and p.shape[0] != vocab_size)
     return total + numerics.product * (sum(math.prod(p.shape) for p in matrices) - packed.num_weights)
+
+
+def _gathered_bytes(model: Any, stored: _Storage) -> float:
+    """Return the bytes of other processes' weights that are gathered at one time."""
+    by_layer: dict[str, float] = defaultdict(float)
+    for name, parameter in model.named_parameters():
+        if placement_of(parameter).is_gathered_copy:
+            layer = re.search(r"\.layers\.(\d+)\.", name)
+            by_layer["" if layer is None else layer[1]] += stored.num_bytes(parameter)
+    outside = by_layer.pop("", 0.0)
+    return outside + sum(sorted(by_layer.values())[-2:])
 
 
 def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) -> float:
     """Return the bytes of the optimizer's moments, and of the fp32 copies of parameters in half precision."""
     total = 0.0
-    for name, parameter in trainable_parameters(model).items():
+    for name, parameter in updated_parameters(model).items():
         if optim == "adamw_mini":
             total += adamw_mini.moment_bytes(name, parameter.shape, model.config.head_dim)
         elif optim == "adamw_8bit":

@@ -20,6 +20,7 @@ from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
+from paddlenlp_ext.sharding_spec import is_expert_parallel
 from paddlenlp_ext.trainer.memory.activations import Numerics, SavedInputs
 from paddlenlp_ext.trainer.memory.adapters import saved_activations
 
@@ -35,7 +36,7 @@ def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
         numerics: number formats and fused ops of the backend.
     """
     layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
-    each = [_inputs_of_layer(layer, numerics) for layer in layers]
+    each = [_inputs_of_layer(layer, model.config.hidden_size, numerics) for layer in layers]
     means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
     if isinstance(model, PromptModel) and not numerics.native:
         means["result"] = numerics.attention  # o_proj reads a copy: the results of prompt and documents, concatenated
@@ -47,7 +48,7 @@ def has_separate_adapters(model: Any) -> bool:
     return any(_is_separate(layer) for _, layer in adapter_layers(model))
 
 
-def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
+def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
     attention = next(part for part in parts if isinstance(part, AttentionLayer))
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
@@ -66,6 +67,7 @@ def _inputs_of_layer(layer: DecoderLayer, numerics: Numerics) -> SavedInputs:
         feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
         gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
+        exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
     )
 
 
@@ -82,6 +84,16 @@ def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float
     Its router saves the input, even if it is frozen. A gated shared expert also saves its result, of equal size.
     """
     return numerics.attention * (2 if layer.shape.gates_shared else 1)
+
+
+def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics: Numerics) -> float:
+    """Return the bytes per token of the rows that experts read, if they come from other processes.
+
+    The backward pass gathers the rows of a process's own tokens again (ops/expert_rows.py).
+    """
+    if not any(is_expert_parallel(parameter) for parameter in layer.experts.parameters()):
+        return 0.0
+    return numerics.attention * layer.shape.router.top_k * hidden_size
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:

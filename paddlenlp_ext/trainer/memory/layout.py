@@ -1,0 +1,110 @@
+"""Part of a model, and of a training step, that the process with the most memory of a layout holds.
+
+    tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
+    expert parallelism      some experts of every layer
+    pipeline                the layers of a stage, for all micro-batches in flight (1F1B)
+    sharding (ZeRO)         stage 1: optimizer state of the own parameters; 2: their gradients; 3: their values, and
+                            those of the layers that are gathered
+
+The shapes come from the code that splits the model in a run; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.config.parallel_degrees import Degrees
+from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.parallel.expert_parallel import ExpertShards
+from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
+from paddlenlp_ext.parallel.pipeline.schedule import Pass, build_schedule
+from paddlenlp_ext.parallel.pipeline.stages import StagePlan, assign_stages, plan_stages
+from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
+from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan
+from paddlenlp_ext.parallel.zero import build_sharding
+
+
+@dataclass(frozen=True)
+class ProcessShare:
+    """Share of one process in a training step.
+
+    Attributes:
+        layers: index of each decoder layer whose activations are held at the peak, once per micro-batch in flight.
+        has_head: whether the process computes the loss.
+        tensor: tensor-parallel degree.
+        sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
+        replicas: replicas whose gradients are summed.
+        shards_gradients: whether a process holds only the gradients of its own parameters (ZeRO-2, ZeRO-3).
+    """
+
+    layers: tuple[int, ...]
+    has_head: bool = True
+    tensor: int = 1
+    sequence_parallel: bool = False
+    replicas: int = 1
+    shards_gradients: bool = False
+
+
+def process_shares(
+    model: Any, degrees: Degrees, parallel: ParallelConfig, num_micro: int, work: FlopEstimate | None = None
+) -> Iterator[ProcessShare]:
+    """Split a model without values, and yield the share of one process of each pipeline stage.
+
+    The placement of the model's parameters is that of the process while its share is in use.
+
+    Args:
+        model: a `CausalLM` or `PeftModel`.
+        degrees: processes along each axis.
+        parallel: the run's `config.parallel`.
+        num_micro: micro-batches of a replica in an optimizer step.
+        work: cost of a token, by which a pipeline assigns its layers.
+
+    Raises:
+        ValueError: the model's shapes do not allow the split.
+    """
+    decoder = getattr(model, "base_model", model)
+    num_layers, is_adapter = decoder.config.num_hidden_layers, decoder is not model
+    plan = None
+    if degrees.pipeline > 1:
+        plan = plan_stages(decoder.config, degrees.pipeline, parallel.virtual_pp_degree, work)
+    tensor, experts, replicas = (_first(size) for size in (degrees.tensor, degrees.expert, degrees.sharding))
+    shards_sequence = degrees.tensor > 1 and bool(parallel.sequence_parallel)
+    if degrees.tensor > 1:
+        apply_tensor_plan(model, tensor, SequenceShards(tensor) if shards_sequence else None)
+    if degrees.expert > 1:
+        ExpertShards(model, experts)
+    for stage in range(degrees.pipeline):
+        if plan is not None:
+            assign_stages(model, plan, stage)
+        sharding = build_sharding(model, Mesh(sharding=replicas), parallel.sharding)
+        yield ProcessShare(
+            layers=tuple(range(num_layers)) if plan is None else _layers_in_flight(plan, stage, num_micro),
+            has_head=stage == degrees.pipeline - 1,
+            tensor=degrees.tensor,
+            sequence_parallel=shards_sequence,
+            replicas=degrees.data * degrees.sharding,
+            shards_gradients=sharding is not None and "stage1" not in parallel.sharding and not is_adapter,
+        )
+
+
+def _first(size: int) -> ProcessAxis:
+    return ProcessAxis(index=0, size=size, ranks=tuple(range(size)))
+
+
+def _layers_in_flight(plan: StagePlan, stage: int, num_micro: int) -> tuple[int, ...]:
+    """Return the layers whose activations a stage holds when they are most, once per micro-batch."""
+    held: list[Pass] = []
+    most: tuple[int, ...] = ()
+    for entry in build_schedule(stage, plan.degree, plan.num_chunks, num_micro, training=True):
+        if not isinstance(entry, Pass):
+            continue
+        if entry.backward:
+            held = [other for other in held if (other.chunk, other.micro) != (entry.chunk, entry.micro)]
+            continue
+        held.append(entry)
+        layers = tuple(layer for one in held for layer in range(plan.bounds[one.chunk], plan.bounds[one.chunk + 1]))
+        most = max(most, layers, key=len)
+    return most
