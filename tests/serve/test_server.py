@@ -1,0 +1,95 @@
+"""The server in a process of its own, on a real port: start, cut-off and slow connections, and SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[subprocess.Popen, int]]:
+    """Start the server; yield the process and its port."""
+    words = ["--model_name_or_path", str(folder / "base"), "--port", "0", "--device", "cpu", "--transfer_timeout", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paddlenlp_ext.serve", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    try:
+        assert process.stderr is not None
+        port = next(
+            int(found[1]) for line in process.stderr if (found := re.search(r"http://127.0.0.1:(\d+)/v1", line))
+        )
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(port: int, **options) -> dict:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    body = json.dumps({"model": "base", "prompt": "a", "max_tokens": 2, **options})
+    connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    assert reply.status == 200
+    return json.loads(reply.read())
+
+
+BROKEN = (
+    b"",
+    b"\x16\x03\x01\x02\x00\x01\x00",
+    b"GET\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000,
+    b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+)
+
+
+def test_server_outlives_broken_and_slow_connections_and_finishes_answers_after_sigterm(server):
+    """Keep connections open that send nothing or half a request, then stop the server while an answer runs."""
+    process, port = server
+    expected = ask(port, temperature=0, max_tokens=9)["choices"]
+    held = []
+    for data in BROKEN:
+        connection = socket.create_connection(("127.0.0.1", port), 5)
+        with contextlib.suppress(OSError):  # already refused
+            connection.sendall(data)
+        held.append(connection)
+    for connection in held[::2]:
+        connection.close()
+    assert ask(port, temperature=0, max_tokens=9)["choices"] == expected
+    answers = []
+    options = {"max_tokens": 200, "logit_bias": {"256": -100}, "n": 4}
+    asking = threading.Thread(target=lambda: answers.append(ask(port, **options)))
+    asking.start()
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    asking.join(60)
+    assert answers[0]["usage"]["completion_tokens"] == 800
+    for connection in held:
+        connection.close()
+    assert process.wait(30) == 0
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 1)
