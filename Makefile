@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers bench clean
+.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -81,6 +81,15 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	rm -rf build/rewards_for_peers
 	$(BIN)/python -m tests.golden.peer_checks.export_rewards_for_peers build/rewards_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_reward_in_peers $$(find build/rewards_for_peers -name scores.npz -printf '%h ')
+
+# Compare the model for lm-eval with the harness's own model for Hugging Face, in an environment of their own.
+check-lm-eval: .venv-lm-eval/installed
+	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_lm_eval build/for_lm_eval
+
+.venv-lm-eval/installed: requirements-lm-eval.txt
+	test -x .venv-lm-eval/bin/python || $(PYTHON) -m venv .venv-lm-eval
+	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,lm-eval]' -r $<
+	touch $@
 
 .venv-peers/installed: requirements-peers.txt .venv-peers/installed-torch
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<

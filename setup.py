@@ -35,6 +35,8 @@ setup(
         "gguf": ["gguf"],
         "serve": ["starlette", "uvicorn"],
         "hub": ["datasets"],
+        # Installed without constraints.txt: lm-eval's table writer needs an older python-dateutil.
+        "lm-eval": ["lm-eval"],
         "parquet": ["pyarrow"],
         "zstd": ["zstandard"],
         "visualdl": ["visualdl"],

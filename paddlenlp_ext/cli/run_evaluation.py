@@ -115,12 +115,19 @@ def measure(
     return results
 
 
-def context_of(base: str, adapter: str | None, max_length: int) -> int:
-    """Return `max_length`, or the context of the model if that is shorter."""
+def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
+    """Return `max_length`, or the context of the model if that is shorter.
+
+    Raises:
+        ValueError: both are unknown.
+    """
     source, _, _ = find_source(base, adapter)
-    if source.config.get("max_position_embeddings") is None:
-        return max_length
-    return min(max_length, DecoderConfig.from_dict(source.config).max_context)
+    has_context = source.config.get("max_position_embeddings") is not None
+    lengths = [max_length, DecoderConfig.from_dict(source.config).max_context if has_context else None]
+    known = [length for length in lengths if length is not None]
+    if not known:
+        raise ValueError(f"{base}: config.json has no max_position_embeddings; set max_length")
+    return min(known)
 
 
 def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:

@@ -6,9 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
@@ -17,25 +14,7 @@ from paddlenlp_ext.evaluation.perplexity import rolling_windows
 from paddlenlp_ext.evaluation.prompting import PromptEncoder, split_pair
 from paddlenlp_ext.evaluation.tasks import open_tasks
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from tests.common.models import TINY_LLAMA
-
-LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
-MERGED = [("a", "b"), ("Ġ", "y"), ("o", "k")]
-CHATML = (
-    "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
-)
-
-
-def byte_tokenizer():
-    """Return a tokenizer of bytes and a few merges, with ChatML."""
-    vocabulary = {text: number for number, text in enumerate([*LETTERS, *("".join(pair) for pair in MERGED)])}
-    core = Tokenizer(BPE(vocabulary, MERGED))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = CHATML
-    return tokenizer
+from tests.evaluation.tiny_model import CONFIG, byte_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +25,7 @@ def encoder():
 
 @pytest.fixture(scope="module")
 def model():
-    return AutoModelForCausalLM.from_config({**TINY_LLAMA, "vocab_size": 264, "eos_token_id": 260}, seed=1)
+    return AutoModelForCausalLM.from_config(CONFIG, seed=1)
 
 
 def open_task(tmp_path, rows, **keys):

@@ -1,0 +1,28 @@
+"""Run lm-evaluation-harness over a model of this project: python llm/run_lm_eval.py run --model paddlenlp_ext ...
+
+The command line is that of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an example.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.utils.extras import import_extra
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Register the model, then run the harness's own command line."""
+    require_paddle()
+    from paddlenlp_ext.cli.lm_eval_model import register_lm_eval_model
+
+    register_lm_eval_model()
+    sys.argv[1:] = argv
+    import_extra("lm_eval.__main__", "lm-eval", "run_lm_eval.py").cli_evaluate()
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)
