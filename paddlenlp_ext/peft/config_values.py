@@ -27,6 +27,9 @@ _TOKENS = list_of(whole(0, 2**31))
 _SIZE, _COUNT, _SEED = whole(0, 2**20), whole(0, 2**31), whole(0, 2**63 - 1)
 _RANK = whole(0, 65536)
 
+FLAGS_BY_LAYER = object_of(list_of(FLAG)).or_null()
+"""AdaLoRA's `rank_pattern`: a flag for each rank."""
+
 FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules", "target_parameters"), _NAMES),
     **dict.fromkeys(("layers_pattern", "feedforward_modules", "trainable_modules"), _NAMES),
@@ -36,8 +39,7 @@ FIELDS: Mapping[str, Kind] = {
     "peft_type": TEXT.or_null(),
     "layers_to_transform": either(_LAYER, list_of(_LAYER)).or_null(),
     **dict.fromkeys(("init_lora_weights", "init_weights", "init_ia3_weights"), either(FLAG, TEXT).or_null()),
-    # AdaLoRA stores a flag per rank
-    "rank_pattern": object_of(either(whole(1, 65536), list_of(FLAG))).or_null(),
+    "rank_pattern": object_of(either(whole(1, 65536), list_of(FLAG))).or_null(),  # AdaLoRA checks its own again
     "alpha_pattern": object_of(number(above=0)).or_null(),
     "trainable_token_indices": either(_TOKENS, object_of(_TOKENS)).or_null(),
     "token_indices": either(_TOKENS, object_of(_TOKENS)).or_null(),
@@ -85,10 +87,11 @@ FIELDS: Mapping[str, Kind] = {
     **dict.fromkeys(
         (
             *("activation", "act_fn", "where", "kind", "mora_folding", "intervention_type", "mask_type"),
-            *("peft_version", "prompt_tuning_init", "position"),
+            *("peft_version", "prompt_tuning_init"),
         ),
         TEXT.or_null(),
     ),
+    "position": TEXT,
     **dict.fromkeys(
         ("split_layers", "fields", "paddlenlp_ext", "base_config_overrides", "base_quantization"), OBJECT.or_null()
     ),

@@ -26,6 +26,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
+from paddlenlp_ext.peft.config_values import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
@@ -41,6 +42,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.value_kinds import check_values
 
 logger = get_logger("paddlenlp_ext.peft")
 
@@ -269,6 +271,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         read |= {"layers_to_transform", "layers_pattern"}
         read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these as well
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
+        check_values(fields, {"rank_pattern": FLAGS_BY_LAYER}, "the adapter's config")
         pattern = fields.get("rank_pattern") or {}
         return cls(
             **{name: fields[name] for name in same if fields.get(name) is not None},
