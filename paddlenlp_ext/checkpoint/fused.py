@@ -21,6 +21,8 @@ from paddlenlp_ext.sharding_spec import Shard
 FusedLayers = Mapping[str, Mapping[str, int]]
 """Last component of a fused layer's name -> that of each part, in the order of the file -> its number of outputs."""
 _STACKED = ("weight", "bias")
+_INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
+"""Tensors of an integer weight (quantization/storage.py) that are joined like the weight, or summed."""
 
 
 class FusedName(NamedTuple):
@@ -136,7 +138,7 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
         layers: the family's fused layers.
 
     Raises:
-        ValueError: a part is quantized.
+        ValueError: a part is quantized in another format than integers, or the parts are in several formats.
     """
     written: dict[str, Any] = {}
     groups: dict[str, dict[str, LazyTensor]] = {}
@@ -145,10 +147,10 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
         if found is None:
             written[name] = tensor
             continue
-        if found.leaf not in _STACKED:
+        if found.leaf not in (*_STACKED, *_INTEGERS):
             raise ValueError(
-                f"{name}: the files of this model have {found.fused} instead, and quantized layers cannot be joined; "
-                "save the adapter, or merge it, instead of the quantized model"
+                f"{name}: the files of this model have {found.fused} instead, and layers in this format cannot be "
+                "joined; save the adapter, or merge it, instead of the quantized model"
             )
         assert found.part is not None, f"{name} is already fused"
         groups.setdefault(f"{found.fused}.{found.leaf}", {})[found.part] = as_lazy(tensor)
@@ -158,9 +160,20 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
 def _stacked(name: str, parts: Mapping[str, LazyTensor], layers: FusedLayers) -> LazyTensor:
     """Return the tensor `name` of a fused layer, made from its parts when it is read."""
     expected = layers[name.split(".")[-2]]
-    assert parts.keys() == expected.keys(), f"{name} has the parts {', '.join(parts)}, not {', '.join(expected)}"
+    if parts.keys() != expected.keys():
+        raise ValueError(
+            f"{name}: only {', '.join(parts)} of {', '.join(expected)} are quantized; quantize all or none"
+        )
     tensors = [parts[part] for part in expected]
     first = tensors[0]
-    assert all(tensor.dtype == first.dtype for tensor in tensors), f"the parts of {name} have several formats"
+    sizes = {tensor.shape[1:] for tensor in tensors}
+    if len(sizes) > 1 or any(tensor.dtype != first.dtype for tensor in tensors):
+        raise ValueError(f"{name}: its parts ({', '.join(expected)}) are quantized in several formats; use one format")
+    if name.endswith(".weight_shape"):
+        return LazyTensor((2,), first.dtype, lambda: _joined_shape([tensor.read() for tensor in tensors]))
     shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
     return LazyTensor(shape, first.dtype, lambda: np.concatenate([tensor.read() for tensor in tensors]))
+
+
+def _joined_shape(shapes: list[np.ndarray]) -> np.ndarray:
+    return np.array([sum(int(shape[0]) for shape in shapes), int(shapes[0][1])], np.int64)

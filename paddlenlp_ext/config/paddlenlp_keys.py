@@ -256,34 +256,36 @@ _EMBEDDING_MODELS = (
     *_keys("not yet", int, 64, "inf_cl_head_dim", _EMBEDDING),
 )
 
-_QUANTIZING = "quantizing a trained model is not implemented; to train over quantized weights set weight_quantize_algo"
-
-
-def _ptq(kind: Any, neutral: Any, names: str) -> tuple[CompatKey, ...]:
-    return _keys("not yet", kind, neutral, names, _QUANTIZING, "do_ptq")
+_QUANTIZING = "a key of llm/run_quantization.py; to train over quantized weights set weight_quantize_algo"
+_ACTIVATIONS = "llm/run_quantization.py quantizes weights; activations and caches stay in floating point"
 
 
 _QUANTIZATION = (
-    *_keys("not yet", bool, False, "do_ptq do_gptq do_qat do_awq load_quant_model", _QUANTIZING),
-    *_keys("not yet", int, (None, 8), "gptq_step", _QUANTIZING, "do_gptq"),
-    *_keys("not yet", int, (None, 8), "awq_step", _QUANTIZING, "do_awq"),
-    *_ptq(str, (None, "a8w8"), "quant_type"),
-    *_ptq(str, (None, "abs_max_channel_wise"), "weight_quant_method"),
-    *_ptq(str, (None, "avg"), "act_quant_method"),
-    *_ptq(str, (None, "avg_headwise"), "cachekv_quant_method"),
-    *_ptq(str, (None, "none"), "smooth_sampler"),
-    *_ptq(str, (None, "ema"), "shift_sampler"),
-    *_ptq(str, None, "use_fp8 test_sample"),
-    *_ptq(object, None, "fp8_type skip_list_names"),
-    *_ptq(int, (None, 32), "ptq_step smooth_step shift_step"),
-    *_ptq(int, (None, 3), "smooth_k_piece"),
-    *_ptq(int, (None, 8), "autoclip_step"),
-    *_ptq(float, 0.2, "search_alpha_min"),
-    *_ptq(float, 0.8, "search_alpha_max"),
-    *_ptq(float, 1.0, "search_scale_min"),
-    *_ptq(float, 5.0, "search_scale_max"),
-    *_ptq(bool, False, "smooth smooth_all_linears smooth_piecewise_search smooth_search_piece shift shift_all_linears"),
-    *_ptq(bool, False, "auto_clip do_quant_debug"),
+    *_keys("not here", bool, False, "do_ptq do_gptq do_awq", _QUANTIZING),
+    *_keys("not here", int, (None, 8), "gptq_step", _QUANTIZING, "do_gptq"),
+    *_keys("not here", int, (None, 8), "awq_step", _QUANTIZING, "do_awq"),
+    *_keys("not here", str, (None, "a8w8"), "quant_type", _QUANTIZING, "do_ptq"),
+    *_keys("not here", str, (None, "abs_max_channel_wise"), "weight_quant_method", _QUANTIZING, "do_ptq"),
+    *_keys("not here", object, None, "skip_list_names", _QUANTIZING, "do_ptq"),
+    *_keys("not here", bool, False, "auto_clip", _QUANTIZING, "do_awq"),
+    *_keys("no effect", int, (None, 32), "ptq_step", "rounding to nearest reads no rows; GPTQ has gptq_step"),
+    *_keys("no effect", int, (None, 8), "autoclip_step", "auto_clip reads the rows of awq_step"),
+    *_keys("not yet", bool, False, "do_qat load_quant_model", _ACTIVATIONS),
+    *_keys("not yet", str, (None, "avg"), "act_quant_method", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", str, (None, "avg_headwise"), "cachekv_quant_method", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", str, (None, "none"), "smooth_sampler", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", str, (None, "ema"), "shift_sampler", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", str, None, "use_fp8 test_sample", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", object, None, "fp8_type", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", int, (None, 32), "smooth_step shift_step", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", int, (None, 3), "smooth_k_piece", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", float, 0.2, "search_alpha_min", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", float, 0.8, "search_alpha_max", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", float, 1.0, "search_scale_min", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", float, 5.0, "search_scale_max", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", bool, False, "smooth smooth_all_linears smooth_piecewise_search", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", bool, False, "smooth_search_piece shift shift_all_linears", _ACTIVATIONS, "do_ptq"),
+    *_keys("not yet", bool, False, "do_quant_debug", _ACTIVATIONS, "do_ptq"),
 )
 
 COMPAT_KEYS = (

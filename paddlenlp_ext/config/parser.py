@@ -23,6 +23,7 @@ from paddlenlp_ext.config.sections import DataConfig, PrecisionConfig
 from paddlenlp_ext.config.settings import ParseState, Setting, read_file
 from paddlenlp_ext.config.train import TrainConfig
 from paddlenlp_ext.config.validation import check_run
+from paddlenlp_ext.config.validation.ptq import check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -109,7 +110,10 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
     if is_complete:
         _derive_defaults(sections)
         state.check_compat()
-        check_run(sections, _adapter_choice(state, known, switch), report)
+        if "ptq" in sections:
+            check_quantization(sections, state.values, report)
+        else:
+            check_run(sections, _adapter_choice(state, known, switch), report)
     if report.problems:
         raise ConfigError(report.problems, files)
     return RunConfig(**sections, peft=adapter, peft_switch=switch, notes=report.notes)

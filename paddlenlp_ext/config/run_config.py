@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.config.command import CommandConfig
 from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.ptq import PTQConfig
 from paddlenlp_ext.config.reward import RewardConfig
 from paddlenlp_ext.config.safety import SafetyConfig
 from paddlenlp_ext.config.sections import (
@@ -36,6 +37,8 @@ PREFERENCE_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig
 """Sections of `llm/run_dpo.py`."""
 REWARD_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "reward": RewardConfig}
 """Sections of `llm/run_reward.py`."""
+QUANTIZATION_SECTIONS: dict[str, type] = {**SECTIONS, "ptq": PTQConfig}
+"""Sections of `llm/run_quantization.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,8 @@ class RunConfig:
     """Options of preference training; None in other programs."""
     reward: RewardConfig | None = None
     """Options of a reward model; None in other programs."""
+    ptq: PTQConfig | None = None
+    """Options of the quantization of a trained model; None in other programs."""
     peft: Any = None
     """Config of the chosen adapter method; None to train all weights."""
     peft_switch: str | None = None
@@ -65,7 +70,9 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, Any]:
         """Return the sections of the run by name."""
-        sections = {name: getattr(self, name) for name in {**PREFERENCE_SECTIONS, **REWARD_SECTIONS}}
+        sections = {
+            name: getattr(self, name) for name in {**PREFERENCE_SECTIONS, **REWARD_SECTIONS, **QUANTIZATION_SECTIONS}
+        }
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, QUANTIZATION_SECTIONS, REWARD_SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import LLM
 from tests.config.config_cases import SMALLEST, load, problems, write
@@ -15,7 +15,8 @@ from tests.config.config_cases import SMALLEST, load, problems, write
 ROOT = LLM / "config"
 PREFERENCE = sorted(ROOT.rglob("dpo_*.json"))
 REWARD = sorted(ROOT.rglob("reward_*.json"))
-SHIPPED = sorted(set(ROOT.rglob("*.json")) - {*PREFERENCE, *REWARD})
+QUANTIZATION = sorted(path for name in ("ptq", "gptq", "awq") for path in ROOT.rglob(f"{name}_*.json"))
+SHIPPED = sorted(set(ROOT.rglob("*.json")) - {*PREFERENCE, *REWARD, *QUANTIZATION})
 BUILT = peft_methods()
 
 
@@ -42,6 +43,13 @@ def test_shipped_reward_file_loads(path):
     assert (config.peft is None) == (path.name == "reward_argument.json")
     assert config.train.metric_for_best_model == "accuracy" and config.data.zero_padding
     assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
+
+
+@pytest.mark.parametrize("path", QUANTIZATION, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_quantization_file_loads(path):
+    config = load_run_config([str(path)], {}, QUANTIZATION_SECTIONS)
+    assert config.ptq.methods == [f"do_{path.name.partition('_')[0]}"]
+    assert config.notes == []
 
 
 def test_shipped_files_exist_for_every_family():
@@ -76,7 +84,10 @@ def test_shipped_files_exist_for_every_family():
     assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in REWARD} == {
         f"{family}/{name}" for family in ("llama", "smollm2") for name in ("reward", "reward_lora")
     }
-    every = (*SHIPPED, *PREFERENCE, *REWARD)
+    assert {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in QUANTIZATION} == {
+        f"{family}/{name}" for family in ("llama", "qwen", "smollm2") for name in ("ptq", "gptq", "awq")
+    }
+    every = (*SHIPPED, *PREFERENCE, *REWARD, *QUANTIZATION)
     written = {json.loads(path.read_text(encoding="utf-8"))["output_dir"] for path in every}
     assert len(written) == len(every), "two files share an output_dir; a run would resume the other"
 

@@ -1,0 +1,24 @@
+"""Quantize a trained model for serving: python llm/run_quantization.py CONFIG.json [--key value ...]
+
+`--help` lists every key. The folder is read by transformers, vLLM, the predictor, and as a base of QLoRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.utils.process import run_command
+
+
+def main(argv: Sequence[str]) -> None:
+    """Check that Paddle is installed, then import and run the program."""
+    require_paddle()
+    from paddlenlp_ext.cli.run_quantization import run_quantization
+
+    run_quantization(argv)
+
+
+if __name__ == "__main__":
+    configure_runtime()
+    run_command(main)

@@ -1,0 +1,97 @@
+"""Main program of llm/run_quantization.py: quantize a trained model and write it for serving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS, PackedLayout
+from paddlenlp_ext.cli.device import choose_device_or_cpu
+from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.config.ptq import PTQConfig
+from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
+from paddlenlp_ext.models.post_training import quantize_after_training, save_packed, with_scale_dtype
+from paddlenlp_ext.peft.merge.files import write_companions
+from paddlenlp_ext.peft.merge.merge_adapter import check_output
+from paddlenlp_ext.quantization.model import quantization_report
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
+from paddlenlp_ext.trainer.build import load_data
+from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger()
+_METHODS = {"do_ptq": "rtn", "do_gptq": "gptq", "do_awq": "awq"}
+_FORMATS = ("float32", "bfloat16", "float16")
+
+
+def run_quantization(argv: Sequence[str]) -> None:
+    """Quantize a model as JSON files and command line say.
+
+    Args:
+        argv: the command line without the program's name.
+
+    Raises:
+        ValueError: invalid configuration, model or rows, or an output_dir that is not empty.
+    """
+    config = load_run_config(argv, {}, QUANTIZATION_SECTIONS, "run_quantization.py")
+    for note in config.notes:
+        logger.info("%s", note)
+    if world_size() > 1:
+        raise ValueError(
+            f"{world_size()} processes were started, but quantization runs in one; start it without the launcher"
+        )
+    choose_device_or_cpu(config.precision.device)
+    output = Path(str(config.train.output_dir))
+    print(f"{output}: {quantize(config, output)}")
+
+
+def quantize(config: RunConfig, output: Path) -> str:
+    """Quantize the model of a configuration and write it to `output`; return a description.
+
+    Raises:
+        ValueError: see `run_quantization`.
+    """
+    assert config.ptq is not None, "the program has this section"
+    options, layout = options_of_section(config.ptq)
+    training = replace(config.train, do_train=options.needs_rows, do_eval=False)
+    data = load_data(replace(config, train=training, data=replace(config.data, lazy=False)))
+    check_output(output, config.train.overwrite_output_dir, (data.source.path,))
+    stored = data.source.open_weights().dtype("model.embed_tokens.weight")
+    dtype = stored if stored in _FORMATS else "bfloat16"
+    batches = _batches(data.train_rows, config) if options.needs_rows else []
+    options = with_scale_dtype(options, layout, dtype)
+    model = quantize_after_training(data.source, options, batches, logger.info)
+    with atomic_folder(output) as draft:
+        write_companions(draft, data.source.path, data.source.path, dtype)
+        save_packed(model, draft, layout, dtype)
+    return quantization_report(model)
+
+
+def options_of_section(ptq: PTQConfig) -> tuple[PostTrainingOptions, PackedLayout]:
+    """Return method, format and layout that a section describes."""
+    bits = 8 if ptq.quant_type == "weight_only_int8" else 4
+    group = ptq.group_size if ptq.weight_quant_method == "groupwise" else None
+    options = PostTrainingOptions(
+        method=_METHODS[ptq.methods[0]],
+        integers=IntegerFormat(bits=bits, group_size=group, symmetric=ptq.sym),
+        act_order=ptq.desc_act,
+        damping=ptq.gptq_damping,
+        clips=ptq.auto_clip,
+        skipped=tuple(ptq.skip_list_names or ()),
+    )
+    return options, LAYOUTS[ptq.weight_layout](bits=bits, group_size=group, symmetric=ptq.sym)
+
+
+def _batches(rows: Any, config: RunConfig) -> list[list[np.ndarray]]:
+    """Return the tokens of the first rows, in batches."""
+    assert config.ptq is not None and rows is not None
+    size = config.train.per_device_train_batch_size
+    count = min(len(rows), size * config.ptq.num_batches)
+    tokens = [np.asarray(rows[index].tokens) for index in range(count)]
+    return [tokens[first : first + size] for first in range(0, count, size)]

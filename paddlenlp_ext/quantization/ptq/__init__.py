@@ -1,0 +1,1 @@
+"""Post-training quantization of linear layers: round to nearest, GPTQ, AWQ."""

@@ -1,0 +1,83 @@
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): scale the channels with large inputs before rounding, and clip the range.
+
+    y = Q(W diag(s)) diag(s)^-1 x,   s = mean|x|^a          a in [0, 1) with the least error of the outputs
+
+diag(s)^-1 is folded into the norm or linear layer that computes x. The errors are computed from the second moments H of
+the inputs: |X D^T|^2 = trace(D H D^T) for an error D of the weight.
+
+Shapes: O outputs, I inputs, G groups of a row, K inputs of a group.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+
+_EXPONENTS = tuple(step / 20 for step in range(20))
+_SHRINKS = tuple(1 - step / 20 for step in range(11))
+_SEARCH_ROWS = 512
+"""Rows of the weights on which exponents are compared; more rows change the choice little."""
+
+
+def search_scales(
+    weight_OI: np.ndarray,
+    hessian_II: np.ndarray,
+    magnitudes_C: np.ndarray,
+    integers: IntegerFormat,
+    channel_of_input: np.ndarray,
+) -> np.ndarray:
+    """Return the scales of the channels, float32 [C], that leave the least error of the outputs.
+
+    Args:
+        weight_OI: rows of all linear layers that read the inputs.
+        hessian_II: X^T X of the inputs, or a multiple of it.
+        magnitudes_C: mean magnitude of each channel.
+        integers: format in which the weight is rounded.
+        channel_of_input: channel of each input, int [I]; heads that share values share their channels.
+
+    Raises:
+        ValueError: see `IntegerFormat`.
+    """
+    rows = np.unique(np.linspace(0, len(weight_OI) - 1, min(len(weight_OI), _SEARCH_ROWS)).astype(int))
+    weight_OI = weight_OI[rows]
+    best, least = np.ones_like(magnitudes_C), np.inf
+    for exponent in _EXPONENTS:
+        scales_C = np.maximum(magnitudes_C, 1e-4) ** np.float32(exponent)
+        scales_C = (scales_C / np.sqrt(scales_C.max() * scales_C.min())).astype(np.float32)
+        scales_I = scales_C[channel_of_input]
+        rounded_OI = round_to_nearest(weight_OI * scales_I, integers).dequantized() / scales_I
+        error = output_error(rounded_OI - weight_OI, hessian_II)
+        if error < least:
+            best, least = scales_C, error
+    return best
+
+
+def search_clipping(weight_OI: np.ndarray, hessian_II: np.ndarray, integers: IntegerFormat) -> np.ndarray:
+    """Return the factor of each group's range, float32 [O, G], that leaves the least error of the group's products.
+
+    Args:
+        weight_OI: the weight.
+        hessian_II: X^T X of the inputs, or a multiple of it.
+        integers: format in which the weight is rounded.
+
+    Raises:
+        ValueError: see `IntegerFormat`.
+    """
+    outputs, inputs = weight_OI.shape
+    group = integers.group_of(inputs)
+    blocks_GKK = np.stack([hessian_II[i : i + group, i : i + group] for i in range(0, inputs, group)])
+    best = np.ones((outputs, inputs // group), np.float32)
+    least = np.full(best.shape, np.inf)
+    for shrink in _SHRINKS:
+        difference_OI = round_to_nearest(weight_OI, integers, shrink).dequantized() - weight_OI
+        difference_GOK = difference_OI.reshape(outputs, -1, group).transpose(1, 0, 2)
+        errors = np.einsum("gok,gok->og", difference_GOK @ blocks_GKK, difference_GOK)
+        is_better = errors < least
+        best[is_better], least = shrink, np.minimum(errors, least)
+    return best
+
+
+def output_error(difference_OI: np.ndarray, hessian_II: np.ndarray) -> float:
+    """Return the squared error of the outputs, trace(D H D^T), of an error D of the weight."""
+    return float(np.einsum("oi,oi->", difference_OI @ hessian_II, difference_OI, dtype=np.float64))

@@ -1,0 +1,58 @@
+"""Layers whose outputs are the inputs of others, channel by channel, so that a scale can move between them.
+
+    (producer(x) / s) (W diag(s))^T = producer(x) W^T
+
+A norm or linear layer that is followed by nothing but a product per channel can take 1 / s, and the linear layers that
+read it s, without a change of the model.
+
+Shapes: C channels of the producer, I inputs of a consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+
+Producer = Linear | RMSNorm | LayerNorm
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Producer and all linear layers that read it, by their names in a decoder layer.
+
+    Attributes:
+        producer: name of a norm or linear layer.
+        consumers: names of the linear layers.
+        channel_of_input: channel of the producer of each input of the consumers, int [I]; None: the same one.
+    """
+
+    producer: str
+    consumers: tuple[str, ...]
+    channel_of_input: np.ndarray | None = None
+
+
+@paddle.no_grad()
+def move_scales(producer: Producer, consumers: Sequence[Linear], scales_C: np.ndarray, channels: np.ndarray) -> None:
+    """Divide the producer's channels by the scales [C], and multiply the consumers' inputs by them."""
+    scale = paddle.to_tensor(scales_C)
+    offset = producer.offset if isinstance(producer, RMSNorm) else 0.0
+    weight = producer.weight.astype("float32")
+    divided = weight / scale.unsqueeze(1) if isinstance(producer, Linear) else (weight + offset) / scale - offset
+    _assign(producer.weight, divided)
+    bias: Any = getattr(producer, "bias", None)
+    if bias is not None:
+        _assign(bias, bias.astype("float32") / scale)
+    for consumer in consumers:
+        _assign(consumer.weight, consumer.weight.astype("float32") * paddle.to_tensor(scales_C[channels]))
+
+
+def _assign(parameter: paddle.Tensor, value: paddle.Tensor) -> None:
+    parameter.set_value(value.astype(parameter.dtype))

@@ -1,0 +1,104 @@
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): round the inputs' columns one by one, and correct those that follow.
+
+    H = X^T X + damping mean(diag(X^T X))           U^T U = H^-1, U upper triangular
+    e = (w_i - q_i) / U_ii                          error of column i
+    w_j = w_j - e U_ij,   j > i                     correction of the later columns
+
+The corrections minimize |X (W - Q)^T|^2 given the columns that are already rounded. With `act_order` the columns with
+the largest inputs are rounded first; the groups remain those of neighbouring inputs, and their scales are fitted before
+the corrections. Otherwise the scale of a group is fitted when its first column is due, after all corrections.
+
+Shapes: O outputs, I inputs, K inputs of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, IntegerWeight
+
+_COLUMNS = 128
+"""Columns whose corrections are applied to the later columns together, as in the paper."""
+
+
+@dataclass(frozen=True)
+class InverseFactor:
+    """Order of the columns, and U for this order; layers that read the same inputs share it.
+
+    Attributes:
+        order: input of each column, int [I].
+        upper: U, float32 [I, I].
+        is_reordered: whether the order is that of the diagonal.
+    """
+
+    order: np.ndarray
+    upper: np.ndarray
+    is_reordered: bool
+
+    @classmethod
+    def of(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
+        """Compute U.
+
+        With both axes reversed, H = L L^T makes U the inverse of L, reversed: no full inverse is computed.
+
+        Args:
+            hessian_II: X^T X of the inputs, or a multiple of it.
+            act_order: order the columns by their diagonal, descending.
+            damping: share of the mean of the diagonal that is added to it.
+
+        Raises:
+            ValueError: H is not positive definite.
+        """
+        diagonal = hessian_II.diagonal().astype(np.float64)
+        order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
+        damped_II = hessian_II.astype(np.float64)
+        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # inputs that are always 0 correct nothing
+        damped_II[np.diag_indices_from(damped_II)] += added
+        try:
+            lower_II = np.linalg.cholesky(damped_II[np.ix_(order[::-1], order[::-1])])
+        except np.linalg.LinAlgError as error:
+            raise ValueError(
+                "the second moments of the inputs are not positive definite; raise gptq_damping, or use more rows"
+            ) from error
+        identity = paddle.eye(len(lower_II), dtype="float64")
+        inverse = paddle.linalg.triangular_solve(paddle.to_tensor(lower_II), identity, upper=False).numpy()
+        return cls(order, np.ascontiguousarray(inverse[::-1, ::-1]).astype(np.float32), act_order)
+
+
+def gptq(weight_OI: np.ndarray, factor: InverseFactor, integers: IntegerFormat) -> IntegerWeight:
+    """Quantize a weight so that the error of the layer's outputs is small.
+
+    Args:
+        weight_OI: the weight, float32.
+        factor: order of the columns, and U of the layer's inputs.
+        integers: format of the result.
+
+    Raises:
+        ValueError: see `IntegerFormat`.
+    """
+    outputs, inputs = weight_OI.shape
+    group, order, upper_II = integers.group_of(inputs), factor.order, factor.upper
+    w_OI = weight_OI[:, order].astype(np.float32)
+    scales, zeros = integers.fit(weight_OI.reshape(outputs, -1, group))
+    codes_OI = np.empty((outputs, inputs), np.int8)
+    span = inputs if factor.is_reordered else group
+    for start in range(0, inputs, span):
+        if not factor.is_reordered:
+            fitted = integers.fit(w_OI[:, None, start : start + span])
+            scales[:, start // group], zeros[:, start // group] = fitted[0][:, 0], fitted[1][:, 0]
+        for begin in range(start, start + span, _COLUMNS):
+            end = min(begin + _COLUMNS, start + span)
+            errors = np.empty((outputs, end - begin), np.float32)
+            for column in range(begin, end):
+                index = order[column] // group
+                value, scale, zero = w_OI[:, column], scales[:, index], zeros[:, index]
+                code = integers.codes(value, scale, zero)
+                codes_OI[:, order[column]] = code
+                error = (value - (code - zero) * scale) / upper_II[column, column]
+                w_OI[:, column + 1 : end] -= np.outer(error, upper_II[column, column + 1 : end])
+                errors[:, column - begin] = error
+            w_OI[:, end:] -= errors @ upper_II[begin:end, end:]
+    return IntegerWeight(codes_OI, scales, zeros)

@@ -1,0 +1,147 @@
+"""Integers with a scale and a zero point for each group of inputs: rounding to nearest, and the packed weight.
+
+    code = clip(round(w / scale) + zero, -2^(bits - 1), 2^(bits - 1) - 1)        w ~ (code - zero) scale
+
+    symmetric      scale = max|group| / (2^(bits - 1) - 1)                       zero = 0
+    asymmetric     scale = (max(group, 0) - min(group, 0)) / (2^bits - 1)
+                   zero = round(-min(group, 0) / scale) - 2^(bits - 1)
+
+Scales are rounded to their format in the file before a code is chosen. Arrays are NumPy's, in float32.
+
+Shapes: O outputs, I inputs, G groups of a row, K inputs of a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerFormat:
+    """Format of the codes, scales and zero points of a weight.
+
+    Attributes:
+        bits: 4 or 8.
+        group_size: inputs that share a scale; None: all inputs of a row.
+        symmetric: whether all zero points are 0.
+        scale_dtype: format of the scales in the file.
+    """
+
+    bits: int
+    group_size: int | None = None
+    symmetric: bool = True
+    scale_dtype: str = "float32"
+
+    @property
+    def algo(self) -> str:
+        """Name of the format of the codes."""
+        return f"weight_only_int{self.bits}"
+
+    def group_of(self, inputs: int) -> int:
+        """Return K, the number of inputs that share a scale, for rows of `inputs` weights.
+
+        Raises:
+            ValueError: the group size does not divide the rows.
+        """
+        group = self.group_size or inputs
+        if inputs % group:
+            raise ValueError(f"group_size={group} does not divide the {inputs} inputs; choose a divisor")
+        return group
+
+    def fit(self, values_OGK: np.ndarray, shrink: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Return scales [O, G] and zero points [O, G] of groups of weights, both float32.
+
+        Args:
+            values_OGK: the weights.
+            shrink: factor of the range of each group; weights outside are clipped.
+
+        Raises:
+            ValueError: a scale is not finite in its format.
+        """
+        least = -(1 << (self.bits - 1))
+        if self.symmetric:
+            scales = np.abs(values_OGK).max(axis=-1) * shrink / -(least + 1)
+            low = np.zeros_like(scales)
+        else:
+            low = np.minimum(values_OGK.min(axis=-1), 0) * shrink
+            scales = (np.maximum(values_OGK.max(axis=-1), 0) * shrink - low) / (2 * -least - 1)
+        scales = _rounded(scales.astype(np.float32), self.scale_dtype)
+        zeros = np.zeros_like(scales) if self.symmetric else np.clip(np.rint(-low / scales) + least, least, -least - 1)
+        return scales, zeros
+
+    def codes(self, values: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+        """Return the nearest codes, float32; scales and zero points are broadcast."""
+        least = -(1 << (self.bits - 1))
+        return np.clip(np.rint(values / scales) + zeros, least, -least - 1)
+
+
+def _rounded(scales: np.ndarray, dtype: str) -> np.ndarray:
+    """Return scales that `dtype` holds; groups of zeros, or below its smallest number, get 1."""
+    with np.errstate(over="ignore"):
+        rounded = scales if dtype == "float32" else cast(cast(scales, "float32", dtype), dtype, "float32")
+    if not np.isfinite(rounded).all():
+        raise ValueError(
+            f"a weight has values that are not finite, or too large for scales in {dtype}; check the model, or choose "
+            "another layout"
+        )
+    return np.where(rounded > 0, rounded, np.float32(1))
+
+
+@dataclass(frozen=True)
+class IntegerWeight:
+    """Quantized weight in NumPy.
+
+    Attributes:
+        codes: int8 [O, I].
+        scales: float32 [O, G].
+        zeros: float32 [O, G].
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+
+    def dequantized(self) -> np.ndarray:
+        """Return the weight, float32 [O, I]."""
+        codes_OGK = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
+        return ((codes_OGK - self.zeros[..., None]) * self.scales[..., None]).reshape(self.codes.shape)
+
+    def packed(self, integers: IntegerFormat) -> QuantizedWeight:
+        """Return codes and scales as the linear layer stores them."""
+        out, inputs = self.codes.shape
+        codes = self.codes.reshape(-1)
+        if integers.bits == 4:
+            unsigned = (codes + np.int8(8)).astype(np.uint8)
+            unsigned = np.append(unsigned, np.uint8(8)) if len(unsigned) % 2 else unsigned
+            codes = (unsigned[::2] << 4) | unsigned[1::2]
+        zeros = self.zeros.astype(np.int16).reshape(-1)
+        return QuantizedWeight(
+            *(integers.algo, (out, inputs), integers.group_of(inputs)),
+            *(paddle.to_tensor(codes), paddle.to_tensor(self.scales.reshape(-1))),
+            zeros=None if integers.symmetric else paddle.to_tensor(zeros),
+        )
+
+
+def round_to_nearest(
+    weight_OI: np.ndarray, integers: IntegerFormat, shrink_OG: float | np.ndarray = 1.0
+) -> IntegerWeight:
+    """Quantize each weight on its own.
+
+    Args:
+        weight_OI: the weight, float32.
+        integers: format of the result.
+        shrink_OG: factor of the range of each group.
+
+    Raises:
+        ValueError: see `IntegerFormat`.
+    """
+    values_OGK = weight_OI.reshape(len(weight_OI), -1, integers.group_of(weight_OI.shape[1]))
+    scales, zeros = integers.fit(values_OGK, shrink_OG)
+    codes = integers.codes(values_OGK, scales[..., None], zeros[..., None])
+    return IntegerWeight(codes.reshape(weight_OI.shape).astype(np.int8), scales, zeros)

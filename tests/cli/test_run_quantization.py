@@ -1,0 +1,104 @@
+"""Quantize a tiny model from the command line, train an adapter over it, and merge the adapter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext import AutoModelForCausalLM, finetune, merge_adapter
+from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.cli.run_quantization import run_quantization
+from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.config.errors import ConfigError
+from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
+from paddlenlp_ext.quantization.model import quantized_layers
+from tests.common.models import write_tiny_data, write_tiny_model
+
+IDS = paddle.to_tensor([[5, 9, 3, 11]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("quantization")
+    write_tiny_model(path / "model")
+    write_tiny_data(path / "data")
+    return path
+
+
+def arguments(folder: Path, output: Path, *more: str) -> list[str]:
+    keys = {"model_name_or_path": folder / "model", "dataset_name_or_path": folder / "data", "output_dir": output}
+    keys |= {"group_size": 16, "device": "cpu"}
+    return [word for key, value in keys.items() for word in (f"--{key}", str(value))] + list(more)
+
+
+def logits(folder: Path) -> np.ndarray:
+    with paddle.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder)(IDS).numpy()
+
+
+@pytest.mark.parametrize(
+    ("method", "layout", "quant_method", "names"),
+    [
+        ("do_ptq", "compressed-tensors", "compressed-tensors", ("weight_packed", "weight_scale", "weight_shape")),
+        ("do_gptq", "gptq", "gptq", ("qweight", "qzeros", "scales", "g_idx")),
+        ("do_awq", "awq", "awq", ("qweight", "qzeros", "scales")),
+    ],
+)
+def test_run_quantization_writes_a_model_that_loads(folder, tmp_path, capsys, method, layout, quant_method, names):
+    output = tmp_path / "quantized"
+    run_quantization(arguments(folder, output, f"--{method}", "--weight_layout", layout))
+    assert "quantized: 14 layers" in capsys.readouterr().out
+    config = json.loads((output / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == quant_method
+    header = (output / "model.safetensors").read_bytes()[:20000]
+    assert all(f"model.layers.1.mlp.down_proj.{name}".encode() in header for name in names)
+    assert len(quantized_layers(AutoModelForCausalLM.from_pretrained(output))) == 14
+    assert (output / "tokenizer_config.json").is_file()
+    assert 0 < np.abs(logits(output) - logits(folder / "model")).mean() < 0.5 * np.abs(logits(folder / "model")).mean()
+    with pytest.raises(ValueError, match="already exists"):
+        run_quantization(arguments(folder, output, "--do_ptq"))
+
+
+def test_adapter_over_a_model_in_a_packed_layout_trains_and_merges(folder, tmp_path):
+    base, adapter, merged = tmp_path / "base", tmp_path / "adapter", tmp_path / "merged"
+    run_quantization(arguments(folder, base, "--do_gptq", "--sym", "false"))
+    run = {"model_name_or_path": str(base), "dataset_name_or_path": str(folder / "data"), "output_dir": str(adapter)}
+    run |= {"lora": True, "do_train": True, "max_steps": 3, "learning_rate": 0.01, "device": "cpu"}
+    result = finetune(run)
+    assert result.metrics["train_loss"] > 0
+    merge_adapter(adapter, merged)
+    assert not quantized_layers(AutoModelForCausalLM.from_pretrained(merged))
+    assert np.abs(logits(merged) - logits(base)).max() > 1e-4
+    names = open_weights(merged).names()
+    assert not any(name.endswith(("weight_zero", "weight_scale", "weight_packed")) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no method is on; set one of do_ptq, do_gptq, do_awq to true"),
+        (["--do_gptq", "--do_awq"], "do_gptq and do_awq are on; set one of"),
+        (["--do_gptq"], "do_gptq needs dataset_name_or_path, which is not set"),
+        (["--do_ptq", "--smooth"], "smooth: True is not available yet .*activations and caches"),
+        (["--do_ptq", "--weight_layout", "awq", "--quant_type", "weight_only_int8"], "awq has 4 bits"),
+        (["--do_ptq", "--weight_quantize_algo", "nf4"], "weight_quantize_algo is for training; set quant_type"),
+        (["--do_ptq", "--quant_type", "a8w8"], "a8w8.* is not one of: weight_only_int4, weight_only_int8"),
+    ],
+)
+def test_quantization_config_that_contradicts_itself_raises(words: list[str], message: str):
+    given = ["--model_name_or_path", "m", "--output_dir", "o", *words]
+    with pytest.raises(ConfigError, match=message):
+        load_run_config(given, {}, QUANTIZATION_SECTIONS)
+
+
+def test_quantization_config_notes_keys_without_effect():
+    words = ["--model_name_or_path", "m", "--output_dir", "o", "--do_ptq", "--desc_act", "--learning_rate", "0.1"]
+    config = load_run_config([*words, "--ptq_step", "16"], {}, QUANTIZATION_SECTIONS)
+    notes = "\n".join(config.notes)
+    for note in ("desc_act has no effect: do_gptq is false", "learning_rate has no effect: nothing is trained"):
+        assert note in notes
+    assert "ptq_step has no effect" in notes
