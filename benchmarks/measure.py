@@ -74,6 +74,26 @@ def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str,
     return tokens_per_second([tokens] * count, seconds)
 
 
+def decoding_seconds(generate: Callable[[int], object], new: int, repeats: int) -> dict[str, float]:
+    """Return the median seconds of a prompt with its first token, and of each of `new` further decoding steps.
+
+    Args:
+        generate: function that processes the prompts and generates this many tokens for each.
+        new: number of steps.
+        repeats: number of timed calls of both lengths, in turn, after an untimed one.
+    """
+    generate(2)
+    prompt, steps = [], []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        generate(1)
+        first = time.perf_counter()
+        generate(1 + new)
+        prompt.append(first - start)
+        steps.append((time.perf_counter() - first - prompt[-1]) / new)
+    return {"prompt": statistics.median(prompt), "step": statistics.median(steps)}
+
+
 def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[str, object]:
     """Return the median over steps of tokens per second, and the rate of each step."""
     rates = [count / time for count, time in zip(tokens, seconds, strict=True)]

@@ -22,7 +22,7 @@ import paddle
 
 from paddlenlp_ext.generation.kv_cache import BLOCK, attend_to
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions
-from paddlenlp_ext.ops.attention.decode import CachedLayer, VisiblePositions, store_positions
+from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
 from paddlenlp_ext.ops.attention.scores import PLAIN
 
 _ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
@@ -56,6 +56,14 @@ class _Layer:
                 store[: shape[0], :, : shape[2]] = self.stored[index]
         self.stored = k_new, v_new
         return self.stored
+
+    def grow(self, rows: int, columns: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the stored tensors of a layer that is not empty, with room for `rows` rows of `columns` columns."""
+        assert self.stored is not None, "the layer is empty"
+        k_RKCH, v_RKCE = self.stored
+        if rows <= k_RKCH.shape[0] and columns <= k_RKCH.shape[2]:
+            return self.stored
+        return self.reserve(rows, columns, (k_RKCH.transpose([0, 2, 1, 3]), v_RKCE.transpose([0, 2, 1, 3])))
 
 
 class SlotCache:
@@ -180,6 +188,20 @@ class RowsOfCache:
         if not self._lengths_B.any():
             return CachedLayer(views, prefix, layout=self._first_layout(num_new, window))
         return CachedLayer(views, prefix, visible=self._visible_positions(num_new, layer.prefix_length, window))
+
+    @property
+    def has_positions(self) -> bool:
+        """True if every layer has stored positions, so that `reserve` works."""
+        return bool(self._lengths_B.any())
+
+    @paddle.no_grad()
+    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
+        """Make room for new positions of a layer, and return the slots where the caller writes them."""
+        layer = self._cache.layers[layer_index]
+        starts_B = layer.prefix_length + self._lengths_B
+        k_RKCH, v_RKCE = layer.grow(self._rows.stop, int(starts_B.max()) + length)
+        visible = self._visible_positions(length, layer.prefix_length, window)
+        return ReservedPositions(k_RKCH, v_RKCE, starts_B, visible, self._rows.start)
 
     @paddle.no_grad()
     def attend(

@@ -96,7 +96,7 @@ class DecodeStep:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
-        self._kept: list[Any] = []  # what the structs point to
+        self._kept: list[Any] = [*layers]  # what the structs point to
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
@@ -119,8 +119,10 @@ class DecodeStep:
         for attention, to in zip(self._attentions, self._layers, strict=True):
             reserved = cache.reserve(attention.layer_index, x_BSD.shape[1], attention.window)
             kept.append(reserved)
-            to.keys, to.values = library.pointer(reserved.keys), library.pointer(reserved.values)
-            to.capacity = reserved.keys.shape[2]
+            _, kv_heads, capacity, size = reserved.keys.shape
+            skipped = reserved.row * kv_heads * capacity * size * 4  # bytes of the rows before the first one
+            to.keys, to.values = library.pointer(reserved.keys) + skipped, library.pointer(reserved.values) + skipped
+            to.capacity = capacity
             to.starts, to.ranges = reserved.starts.ctypes.data, reserved.visible.ranges.ctypes.data
             if attention.rotates:
                 cos, sin = rotations[attention.layer_index]

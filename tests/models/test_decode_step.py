@@ -7,6 +7,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.generation.decoder import prefill, step
+from paddlenlp_ext.generation.kv_cache import BLOCK
+from paddlenlp_ext.generation.slot_cache import SlotCache
 from paddlenlp_ext.models import decode_step, decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpu import bf16, library
@@ -90,6 +92,31 @@ def test_decode_step_after_a_prefix_equals_layers(monkeypatch):
 
     monkeypatch.setattr(decoder.Decoder, "forward", with_prefix)
     check_equal(model, monkeypatch)
+
+
+def test_decode_step_over_later_rows_of_a_running_batch_equals_layers(monkeypatch):
+    """Test rows of unequal lengths that are not the first ones, up to a column where the cache grows."""
+    model, lengths, results = tiny_model("qwen3_qk_norm"), (5, BLOCK - 1, 9), []
+    prompts = random_prompts(lengths)
+
+    def forward(cache, first, tokens_BS):
+        view = cache.rows(first, len(tokens_BS), lengths[first : first + len(tokens_BS)])
+        positions = np.array(cache.lengths[first:])[: len(tokens_BS), None] + np.arange(len(tokens_BS[0]))
+        ids = paddle.to_tensor(np.array(tokens_BS))
+        hidden = model.hidden_states(ids, position_ids=paddle.to_tensor(positions), cache=view).numpy()
+        view.advance(len(tokens_BS[0]))
+        return hidden
+
+    for in_one_call in (False, True):
+        monkeypatch.setattr(decoder, "run_decode_step", decode_step.run_decode_step if in_one_call else lambda *_: None)
+        cache = SlotCache()
+        with paddle.no_grad():
+            for row, prompt in enumerate(prompts):
+                cache.add_row()
+                forward(cache, row, [prompt])
+            results.append(np.concatenate([forward(cache, 1, [[n], [7]]) for n in range(4)], axis=1))
+        assert any(isinstance(kept, decode_step.DecodeStep) for kept in cache.derived_tensors.values()) == in_one_call
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())
 
 
 def test_decode_step_with_adapter_or_hook_or_many_positions_runs_op_by_op(monkeypatch):

@@ -94,7 +94,8 @@ class ReservedPositions:
     """Slots of new positions in a layer's cache, which are to be written.
 
     Attributes:
-        keys, values: [B, K, C, H] and [B, K, C, E].
+        keys, values: [R, K, C, H] and [R, K, C, E], with R >= B rows.
+        row: first of the B rows.
         starts: int64 [B], slot of each row's first new position.
         visible: positions that each new position attends to.
     """
@@ -103,6 +104,7 @@ class ReservedPositions:
     values: paddle.Tensor
     starts: np.ndarray
     visible: VisiblePositions
+    row: int = 0
 
 
 def decode_attention_reference(
