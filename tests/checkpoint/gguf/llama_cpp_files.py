@@ -181,9 +181,10 @@ _PERMUTED = ("llama", "granite", "smollm3", "mixtral")
 _SCALES_OF_NORMS = ("gemma2", "gemma3")
 
 
-def make_model(architecture: str) -> CausalLM:
-    """Build a model of random weights, norms around 1 included."""
-    model = AutoModelForCausalLM.from_config({**_SIZES, "model_type": architecture, **MODELS[architecture]}, seed=5)
+def make_model(architecture: str, **changes: Any) -> CausalLM:
+    """Build a model of random weights, norms around 1 included, with `changes` of its settings."""
+    config = {**_SIZES, "model_type": architecture, **MODELS[architecture], **changes}
+    model = AutoModelForCausalLM.from_config(config, seed=5)
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if "norm" in name or "bias" in name:
             parameter.set_value((1 + 0.3 * normal(number, *parameter.shape)).astype(np.float32))

@@ -33,12 +33,14 @@ def main() -> None:
 
 
 def open_server(path: Path) -> xllamacpp.Server:
-    """Load a model with caches in float32."""
+    """Load a model with caches in float32, and the adapter NAME.lora beside it if there is one."""
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.n_ctx, params.n_parallel, params.warmup, params.verbosity = 128, 1, False, -1
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    if path.with_suffix(".lora").is_file():
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(path.with_suffix(".lora")), 1.0)]
     return xllamacpp.Server(params)
 
 

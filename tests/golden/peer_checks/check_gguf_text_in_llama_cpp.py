@@ -37,8 +37,10 @@ def main() -> None:
             answer = server.handle_chat_completions({"messages": chat["messages"], "temperature": 0, "max_tokens": 40})
             choice = answer["choices"][0]
             text, reason = choice["message"]["content"], choice["finish_reason"]
-            print(f"{path.stem}: prompt equal: {prompt == chat['prompt']}; {text!r}, ended by {reason}")
-            failures += prompt != chat["prompt"] or reason != "stop" or text.strip() != chat["answer"].strip()
+            equal = prompt == chat["prompt"], text.strip() == chat["answer"].strip()
+            print(f"{path.stem}: prompt, answer equal: {equal}; ended by {reason}, expected {chat['reason']}: {text!r}")
+            found = (prompt, text.strip(), reason)
+            failures += found != (chat["prompt"], chat["answer"].strip(), chat["reason"])
     sys.exit(int(failures > 0))
 
 

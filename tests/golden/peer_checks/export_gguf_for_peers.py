@@ -10,8 +10,10 @@ F16 would change which experts tiny random models choose, because llama.cpp roun
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +28,11 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.gguf import export_gguf
+from paddlenlp_ext.models.gguf import architecture_for, export_gguf
+from paddlenlp_ext.peft.gguf import export_gguf_adapter
+from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.checkpoint.gguf.llama_cpp_files import END, MODELS, make_model, write_model
 from tests.common.scripts import ROOT
 
@@ -36,6 +42,19 @@ CHATS = (
     [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "Which animal barks?"}],
 )
 NUM_TEXTS, NEW_TOKENS = 200, 40
+ADAPTED = ("llama", "phi3")
+PLAIN: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 128},
+    "phi3": {"partial_rotary_factor": 1.0},
+    "gemma2": {
+        "head_dim": 256,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3": {"head_dim": 256, "query_pre_attn_scalar": 256, "rope_scaling": None},
+}
+"""Models with the values that transformers supposes, because it does not read them from the metadata."""
 
 
 def main() -> None:
@@ -51,13 +70,30 @@ def export_families(out: Path) -> None:
     reference = write_model(make_model("llama"), "llama", out / "tokenizer.gguf")
     tokenizer = load_tokenizer(reference)
     reference.unlink()
-    for architecture in MODELS:
-        model, path = make_model(architecture), out / f"{architecture}.gguf"
+    models = {name: make_model(name) for name in MODELS}
+    models |= {f"{name}_plain": make_model(name, **changes) for name, changes in PLAIN.items()}
+    for name, model in models.items():
+        path = out / f"{name}.gguf"
         tensors = model.config.to_files(dict(model.named_parameters()))
         tensors = {name: as_lazy(tensor) for name, tensor in tensors.items()}
         export_gguf(path, model.config, tensors, tokenizer, [END], "f32", "tiny")
         loaded = AutoModelForCausalLM.from_pretrained(str(path))
         np.savez(path.with_suffix(".npz"), ids=ids, logits=loaded(paddle.to_tensor(ids[None])).numpy()[0])
+        if name in ADAPTED:
+            export_adapter(out, path, ids)
+
+
+def export_adapter(out: Path, base: Path, ids: np.ndarray) -> None:
+    """Write OUT/BASE_adapted.gguf, a copy of the base, OUT/BASE_adapted.lora, and the logits of both together."""
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(str(base)), LoRAConfig(rank=4, alpha=6, rslora=True))
+    paddle.seed(0)
+    for _, layer in adapter_layers(model):
+        layer.lora_B.weight.set_value(0.1 * paddle.randn(layer.lora_B.weight.shape))
+    model.eval()
+    path = out / f"{base.stem}_adapted.gguf"
+    shutil.copy(base, path)
+    export_gguf_adapter(path.with_suffix(".lora"), model, architecture_for(model.config), "tiny")
+    np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
 
 
 @paddle.no_grad()
@@ -78,7 +114,8 @@ def export_smollm2(out: Path) -> None:
             [prompt], max_new_tokens=NEW_TOKENS, decode_strategy="greedy_search", eos_token_id=model.eos_token_ids
         )
         answered = tokenizer.decode(answer, skip_special_tokens=True)
-        chats.append({"messages": chat, "prompt": text, "answer": answered})
+        reason = "stop" if len(answer) < NEW_TOKENS else "length"
+        chats.append({"messages": chat, "prompt": text, "answer": answered, "reason": reason})
     tokens = [tokenizer.encode(each, add_special_tokens=False) for each in texts]
     stored = {"texts": texts, "tokens": tokens, "chats": chats}
     path.with_suffix(".json").write_text(json.dumps(stored), encoding="utf-8")
