@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval bench clean
+.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-exports bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -89,6 +89,17 @@ check-lm-eval: .venv-lm-eval/installed
 .venv-lm-eval/installed: requirements-lm-eval.txt
 	test -x .venv-lm-eval/bin/python || $(PYTHON) -m venv .venv-lm-eval
 	.venv-lm-eval/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,lm-eval]' -r $<
+	touch $@
+
+# Run exported programs of every family where only paddlepaddle and numpy are installed.
+check-exports: .venv/installed-dev .venv-plain/installed
+	rm -rf build/programs
+	$(BIN)/python -m tests.golden.peer_checks.export_programs build/programs
+	.venv-plain/bin/python tests/golden/peer_checks/check_program_without_package.py build/programs
+
+.venv-plain/installed: constraints.txt
+	test -x .venv-plain/bin/python || $(PYTHON) -m venv .venv-plain
+	.venv-plain/bin/python -m pip install --quiet --disable-pip-version-check paddlepaddle numpy -c constraints.txt
 	touch $@
 
 .venv-peers/installed: requirements-peers.txt .venv-peers/installed-torch

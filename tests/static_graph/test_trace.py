@@ -45,7 +45,7 @@ def exported(model: Any, folder: Path) -> StaticModel:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_save_program_of_each_family_computes_the_models_logits(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
-    assert compare(exported(model, tmp_path), model) <= 1e-5
+    assert compare(exported(model, tmp_path), model, [(5, 11, 1), (8,)]) <= 1e-5
 
 
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
@@ -88,10 +88,11 @@ def test_save_program_in_bfloat16_stores_half_the_bytes_and_rounds_no_activation
     config = {**SIZES, "model_type": "qwen2", "tie_word_embeddings": True}
     model = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
     static = exported(model, tmp_path)
+    assert compare(static, model) <= 1e-5
     rounded = AutoModelForCausalLM.from_config(config)
     for parameter, stored in zip(rounded.parameters(), model.parameters(), strict=True):
         parameter.set_value(stored.astype("float32"))
-    assert compare(static, rounded) <= 1e-5
+    assert compare(static, rounded, [(5, 11, 1)]) <= 1e-5
     num_bytes = sum(parameter.size * parameter.element_size() for parameter in model.parameters())
     assert (tmp_path / "model.pdiparams").stat().st_size < 1.1 * num_bytes + 4096
 
