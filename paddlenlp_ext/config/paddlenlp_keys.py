@@ -58,7 +58,7 @@ _ELSEWHERE = (
     *_keys("not here", int, None, "minimum_eval_times", "set eval_steps"),
     *_keys("not here", int, 2048, "max_seq_length", "set max_length"),
     *_keys("not here", bool, False, "do_predict", "use llm/predict/predictor.py"),
-    *_keys("not here", bool, False, "do_export", "export to a static graph is not implemented"),
+    *_keys("not here", bool, False, "do_export", "run llm/predict/export_model.py on the result"),
     *_keys("not here", bool, False, "no_cuda", "set device cpu"),
     *_keys("not here", bool, False, "predict_with_generate", "set eval_with_do_generation"),
     *_keys("not here", int, None, "generation_max_length", "set max_new_tokens"),
