@@ -43,7 +43,7 @@ FORMATS = {
     "static, int8": ("--quant_type", "weight_only_int8"),
     "static, int4": ("--quant_type", "weight_only_int4"),
 }
-THINGS = ("a river", "seven", "the moon", "bread", "a violin", "winter", "the verb to carry", "a map", "salt", "a prime")
+THINGS = ("a river", "seven", "the moon", "bread", "a violin", "winter", "the verb to carry", "a map", "salt", "ice")
 QUESTIONS = ("What is {}?", "Write one sentence about {}.", "Name two things like {}.", "Spell {}.", "Is {} old?")
 
 
