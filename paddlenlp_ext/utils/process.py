@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import re
 import select
@@ -68,9 +69,9 @@ def _exit_after_user_error(message: str) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams on /dev/null.
+    """Open closed standard streams on /dev/null, and write characters that standard output cannot encode as escapes.
 
-    Otherwise the first file that the process opens, such as a checkpoint's, receives what is written to the stream.
+    Otherwise the first file that the process opens, such as a checkpoint, receives what is written to a closed stream.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -82,6 +83,9 @@ def _open_standard_streams() -> None:
                 os.close(null)
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As Python does for standard error: an answer or a path may have characters that the locale lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _output_has_no_reader() -> bool:

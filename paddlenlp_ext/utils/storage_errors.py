@@ -19,10 +19,19 @@ _REPAIRABLE = {
     errno.EROFS: ("the file system is read-only", "make it writable or choose another folder"),
     errno.EACCES: ("permission denied", "change the permissions or choose another path"),
     errno.EPERM: ("the operation is not permitted", "change the permissions or choose another path"),
+    errno.ELOOP: ("the path is a loop of symbolic links", "remove the link"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
     errno.EIO: ("the device reports an input/output error", f"check the disk {_ELSEWHERE}"),
     errno.ESTALE: ("the network file system has lost the file", "mount it again"),
 }
+_OF_PATHLIB = {
+    "Symlink loop from": _REPAIRABLE[errno.ELOOP],
+    "Could not determine home directory": (
+        "a path begins with ~, or is that of a cache, and the user has no home directory",
+        "write the path in full, or set XDG_CACHE_HOME to a folder for caches",
+    ),
+}
+"""First words of a `RuntimeError` of pathlib -> problem and remedy."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")  # end of the messages of the tokenizers and safetensors libraries
 _DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
@@ -42,6 +51,10 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
         return str(error)
     if isinstance(error, ValueError) and "embedded null" in str(error):
         return f"{_place(path, error)}: a path has a NUL character; remove it"
+    if isinstance(error, RuntimeError):
+        for words, (problem, remedy) in _OF_PATHLIB.items():
+            if str(error).startswith(words):
+                return f"{str(error).removesuffix('.')}: {problem}; {remedy}"
     number = _error_number(error)
     if number not in _REPAIRABLE:
         return None

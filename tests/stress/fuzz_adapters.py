@@ -14,6 +14,8 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import default_config, tiny_model
 from tests.stress.wrong_values import mutate
 
+BUILT = 0.5
+"""Share of the accepted inputs from which layers are built."""
 _FOREIGN = ("modules_to_save", "bias", "exclude_modules", "rank_pattern", "layers_to_transform", "split_layers")
 
 
@@ -26,7 +28,10 @@ def written_fields(switch: str) -> dict[str, Any]:
 
 
 def attack(rng: random.Random, folder: Path) -> PeftConfig:
-    """Read the config of an adapter with some wrong values."""
+    """Read the config of an adapter with some wrong values; some of those that are accepted build their layers."""
     fields = mutate(written_fields(rng.choice(PEFT_METHODS.names())), rng, _FOREIGN)
     (folder / "adapter_config.json").write_text(json.dumps(fields))
-    return PeftConfig.from_pretrained(folder)
+    config = PeftConfig.from_pretrained(folder)
+    if rng.random() < BUILT:
+        get_peft_model(tiny_model(), config)
+    return config

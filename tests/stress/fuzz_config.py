@@ -7,9 +7,11 @@ import random
 from pathlib import Path
 
 import numpy as np
+import paddle
 
 from paddlenlp_ext.checkpoint.config_values import KEYS, ROPE_KEYS
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import classifier_config
@@ -39,6 +41,8 @@ _QUANTIZED = (
     {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     {"quant_method": "paddlenlp_ext", "paddlenlp_ext": {"algo": "nf4", "block_size": 64, "double_quant": True}},
 )
+BUILT = 0.5
+"""Share of the accepted inputs from which small models are built."""
 _KEYS = (*KEYS, *ROPE_KEYS)
 
 
@@ -62,4 +66,12 @@ def attack(rng: random.Random, folder: Path) -> DecoderConfig:
         read.expert_shape(layer)
     if rng.random() < 0.3:
         classifier_config(read, source.config)
+    if rng.random() < BUILT and _is_small(read):
+        CausalLM(read)(paddle.to_tensor([[0, 0, 0]]))
     return read
+
+
+def _is_small(config: DecoderConfig) -> bool:
+    """Return whether a model has at most some megabytes."""
+    sizes = [config.hidden_size, config.num_outputs, config.active_size, config.max_context]
+    return config.num_hidden_layers <= 4 and max(sizes) <= 4096

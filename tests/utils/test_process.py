@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -89,3 +90,10 @@ def test_run_command_with_unwritable_output_has_no_traceback(redirection, code, 
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert done.stderr.startswith(message) and done.stderr.count("\n") <= 1
+
+
+def test_run_command_writes_characters_that_the_locale_lacks_as_escapes(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    run_command(lambda argv: print(chr(0xE4), chr(0xDCFF)), [])
+    assert written.getvalue() == b"\\xe4 \\udcff\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,9 @@ from paddlenlp_ext.utils.storage_errors import StorageError, explain, explained_
         (OSError(errno.ENOSPC, "x", "/models/base", None, "runs/a/b"), "runs/a/b: no space is left"),
         (Exception("I/O error: No space left on device (os error 28)"), "runs/a: no space is left on the device"),
         (ValueError("embedded null byte"), "runs/a: a path has a NUL character"),
+        (OSError(errno.ELOOP, "x", "runs/b"), "runs/b: the path is a loop of symbolic links"),
+        (RuntimeError("Symlink loop from 'a'"), "Symlink loop from 'a': the path is a loop of symbolic links"),
+        (RuntimeError("Could not determine home directory."), "Could not determine home directory: a path begins with"),
     ],
 )
 def test_explain_has_place_problem_and_remedy(error, message):
@@ -38,6 +42,16 @@ def test_explain_other_errors_is_none(error):
 def test_explained_errors_nested_name_the_innermost_place():
     with pytest.raises(StorageError, match=r"^b: no space"), explained_errors("a"), explained_errors("b"):
         raise OSError(errno.ENOSPC, "x")
+
+
+@pytest.mark.parametrize(
+    "use", [lambda folder: (folder / "loop").resolve(), lambda _: Path("~nobody-at-all").expanduser()]
+)
+def test_explain_errors_of_pathlib(use, tmp_path):
+    """The texts of pathlib's errors, which differ between versions of Python, are those that `explain` knows."""
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(StorageError, match="; "), explained_errors("runs/a"):
+        use(tmp_path)
 
 
 def test_write_text_long_name_is_explained(tmp_path):
