@@ -17,7 +17,7 @@ from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, parse_pr
 from paddlenlp_ext.data.row_values import FieldPath, dotted, read_member, read_object, read_text, type_name
 from paddlenlp_ext.data.templates import ChatTemplate
 from paddlenlp_ext.data.types import InvalidRowError
-from paddlenlp_ext.evaluation.likelihood import Continuation
+from paddlenlp_ext.evaluation.likelihood import Continuation, truncate_left
 from paddlenlp_ext.evaluation.options import TaskOptions, fields_of, fill_fields
 
 INVALID_ANSWER = "invalid answer"
@@ -133,16 +133,21 @@ class PromptEncoder:
         return [*self.template.encoder.prefix_ids, *self.template.encoder.encode([text], [False])[0]]
 
     def continuation(self, prompt: Prompt | str, text: str, delimiter: str = "") -> Continuation:
-        """Return the ids of a prompt and of a text after it; `delimiter` separates it from plain text."""
+        """Return the ids of a prompt and of a text after it; `delimiter` separates it from plain text.
+
+        Raises:
+            ValueError: the text, or the template's part of the prompt, exceeds `max_length` by itself.
+        """
         if isinstance(prompt, str):
             ids, continued = split_pair(self.text, prompt, delimiter + text)
             if not ids:
                 prefix = list(self.template.encoder.prefix_ids)
                 ids, continued = self.start_ids, continued[len(prefix) :]
-            return Continuation(ids, continued)
-        template = self.template
-        ids, _ = encode_truncated_prompt(template, prompt, self.max_length)
-        return Continuation(ids, template.encoder.encode([text], [template.pieces_continue])[0])
+        else:
+            template = self.template
+            ids, _ = encode_truncated_prompt(template, prompt, self.max_length)
+            continued = template.encoder.encode([text], [template.pieces_continue])[0]
+        return truncate_left(Continuation(ids, continued), self.max_length)
 
     def prompt(self, prompt: Prompt | str, num_new: int) -> list[int]:
         """Return the ids of a prompt that leaves room for `num_new` tokens: plain text loses its beginning.

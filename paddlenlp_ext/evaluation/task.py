@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.types import InvalidRowError
 from paddlenlp_ext.evaluation.options import TaskOptions
 from paddlenlp_ext.evaluation.prompting import PromptEncoder
 from paddlenlp_ext.evaluation.scores import Scores
@@ -72,6 +71,6 @@ class Task(ABC):
         for number, row in enumerate(rows, start=1):
             try:
                 encoded.append(encode(row))
-            except InvalidRowError as error:
+            except ValueError as error:
                 raise ValueError(f"{self.options.title}: row {number}: {error}") from error
         return encoded

@@ -82,6 +82,8 @@ def test_multiple_choice_compares_log_likelihoods_and_those_per_character(model,
     assert measured.scores["acc"].value == float(best == 1)
     assert measured.scores["acc_norm"].value == float(normalized == 1)
     assert task.references == ["green"]
+    by_length = open_task(tmp_path, [row], task="multiple_choice", prompt="{q}", chat=False, metrics=["acc_norm"])
+    assert measure(by_length, model, encoder).outputs == [row["choices"][normalized]]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,13 @@ def test_multiple_choice_compares_log_likelihoods_and_those_per_character(model,
 def test_multiple_choice_rows_with_faults_are_named(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
         open_task(tmp_path, [row], task="multiple_choice", prompt="{q}")
+
+
+def test_multiple_choice_with_a_choice_beyond_max_length_names_the_row(encoder, tmp_path):
+    rows = [{"q": "a", "choices": [text, "b"], "answer": 1} for text in ("c", "c" * 70)]
+    task = open_task(tmp_path, rows, task="multiple_choice", prompt="{q}", name="quiz")
+    with pytest.raises(ValueError, match="quiz: row 2: a continuation has 70 tokens, more than max_length 64"):
+        task.encode(encoder)
 
 
 def test_generation_scores_the_models_own_answers(model, encoder, tmp_path):
