@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-exports bench clean
+.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -85,6 +85,11 @@ check-peers: .venv/installed-dev .venv-peers/installed
 # Compare the model for lm-eval with the harness's own model for Hugging Face, in an environment of their own.
 check-lm-eval: .venv-lm-eval/installed
 	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_lm_eval build/for_lm_eval
+
+# Check the server with the openai client and lm-evaluation-harness.
+check-server: .venv/installed-dev .venv-lm-eval/installed
+	$(BIN)/python -m tests.golden.peer_checks.export_for_openai build/for_openai
+	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_server_in_openai build/for_openai $(BIN)/python
 
 .venv-lm-eval/installed: requirements-lm-eval.txt
 	test -x .venv-lm-eval/bin/python || $(PYTHON) -m venv .venv-lm-eval
