@@ -78,6 +78,9 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp build/gguf_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_text_in_llama_cpp build/gguf_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_gguf_in_transformers build/gguf_for_peers
+	rm -rf build/packed_for_peers
+	$(BIN)/python -m tests.golden.peer_checks.export_packed_for_peers build/packed_for_peers
+	.venv-peers/bin/python -m tests.golden.peer_checks.check_model_in_transformers build/packed_for_peers/*_packed
 	rm -rf build/rewards_for_peers
 	$(BIN)/python -m tests.golden.peer_checks.export_rewards_for_peers build/rewards_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_reward_in_peers $$(find build/rewards_for_peers -name scores.npz -printf '%h ')

@@ -1,0 +1,122 @@
+"""Perplexity of models quantized to int4: rounding, GPTQ and AWQ, here and by llm-compressor, on the same rows.
+
+    python -m benchmarks.ptq OUT.json --dataset FOLDER [--rows 64 --eval_rows 100 --group_size 64] [--peer PYTHON]
+
+The rows of FOLDER/train.json calibrate, those of FOLDER/dev.json are scored, all tokens of each. PYTHON is that of an
+environment with llm-compressor (benchmarks/peers/ptq.py). Every model is written and read again, and this project
+computes all perplexities.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
+import paddle
+
+from benchmarks import ROOT
+from benchmarks.measure import environment
+from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.models.post_training import quantize_after_training, save_packed, with_scale_dtype
+from paddlenlp_ext.peft.merge.copy_model import copy_model
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.methods import METHODS, PostTrainingOptions
+from paddlenlp_ext.utils.process import run_command
+
+_BATCH = 8
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--dataset", required=True)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--eval_rows", type=int, default=100)
+    parser.add_argument("--group_size", type=int, default=64)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--asymmetric", action="store_true", help="zero points for each group")
+    parser.add_argument("--peer", type=Path, help="Python of an environment with llm-compressor")
+    parser.add_argument("--work", type=Path, default=Path("build/ptq"))
+    arguments = parser.parse_args(argv)
+    base = copy_model(arguments.model, arguments.work / "base", dtype="float32", overwrite=True)
+    calibration, scored = (
+        tokens_of(arguments, base, split, count)
+        for split, count in (("train", arguments.rows), ("dev", arguments.eval_rows))
+    )
+    results = {"full precision": {"perplexity": perplexity(base, scored), "seconds": 0.0}}
+    print(results, flush=True)
+    for method in arguments.methods:
+        folders = {f"{method}, here": quantize_here}
+        if arguments.peer is not None:
+            folders[f"{method}, llm-compressor"] = quantize_by_peer
+        for name, quantize in folders.items():
+            start = time.perf_counter()
+            folder = quantize(arguments, base, method, calibration)
+            seconds = time.perf_counter() - start
+            results[name] = {"perplexity": perplexity(folder, scored), "seconds": seconds}
+            print(name, results[name], flush=True)
+    sizes = {"rows": len(calibration), "calibration tokens": sum(map(len, calibration))}
+    sizes |= {"scored tokens": sum(map(len, scored)), "group size": arguments.group_size}
+    described = {"environment": environment(), "zero points": arguments.asymmetric, **sizes, "results": results}
+    arguments.out.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def tokens_of(arguments: argparse.Namespace, base: Path, split: str, count: int) -> list[np.ndarray]:
+    """Return the tokens of the first rows of a split."""
+    config = DataConfig(dataset_name_or_path=arguments.dataset)
+    rows = load_dataset(config, split, load_tokenizer(base))
+    return [np.asarray(rows[index].tokens) for index in range(min(count, len(rows)))]
+
+
+def quantize_here(arguments: argparse.Namespace, base: Path, method: str, rows: list[np.ndarray]) -> Path:
+    """Quantize with this project; return the folder."""
+    symmetric = not arguments.asymmetric
+    layout = LAYOUTS["compressed-tensors"](bits=4, group_size=arguments.group_size, symmetric=symmetric)
+    integers = IntegerFormat(bits=4, group_size=arguments.group_size, symmetric=symmetric)
+    options = with_scale_dtype(PostTrainingOptions(method=method, integers=integers), layout, "float32")
+    batches = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)] if options.needs_rows else []
+    folder = arguments.work / f"{method}_here"
+    folder.mkdir(parents=True, exist_ok=True)
+    save_packed(quantize_after_training(ModelSource.resolve(base), options, batches, print), folder, layout, "float32")
+    return folder
+
+
+def quantize_by_peer(arguments: argparse.Namespace, base: Path, method: str, rows: list[np.ndarray]) -> Path:
+    """Quantize with llm-compressor in its own environment; return the folder."""
+    folder, tokens = arguments.work / f"{method}_peer", arguments.work / "rows.json"
+    tokens.write_text(json.dumps([row.tolist() for row in rows]), encoding="utf-8")
+    words = [arguments.peer, "-m", "benchmarks.peers.ptq", base.resolve(), folder.resolve(), tokens.resolve(), method]
+    words += [str(arguments.group_size), *(["--asymmetric"] if arguments.asymmetric else [])]
+    subprocess.run([str(word) for word in words], check=True, cwd=ROOT)
+    return folder
+
+
+def perplexity(folder: Path, rows: Sequence[np.ndarray]) -> float:
+    """Return the perplexity of all tokens but the first of each row."""
+    model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
+    for row in rows:
+        ids = paddle.to_tensor(row[None].astype(np.int64))
+        with paddle.no_grad():
+            total += float(model(ids, labels=ids).loss) * (len(row) - 1)
+        count += len(row) - 1
+    return float(np.exp(total / count))
+
+
+if __name__ == "__main__":
+    run_command(main)
