@@ -128,9 +128,10 @@ class StopSignals:
 
         In a distributed run the block runs to its end, because its collectives need every process.
         """
-        self._is_interruptible = True
-        try:
+        try:  # both assignments are inside: a signal may arrive before or after each of them
+            self._is_interruptible = True
             yield
+            self._is_interruptible = False
         except _InterruptedError:
             pass
         finally:

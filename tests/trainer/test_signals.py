@@ -175,3 +175,24 @@ def test_trainer_on_sigterm_logs_it_and_leaves_a_checkpoint(tmp_path):
     (folder,) = (tmp_path / "run").glob("checkpoint-*")
     state = json.loads((folder / "trainer_state.json").read_text())
     assert folder.name == f"checkpoint-{state['step']}" and state["step"] >= 3
+
+
+class SignalAtItsEnd(StopSignals):
+    """Signals of which one arrives just before the context `interruptible` stops being interruptible."""
+
+    @property
+    def _is_interruptible(self):
+        return self.__dict__.get("is_interruptible", False)
+
+    @_is_interruptible.setter
+    def _is_interruptible(self, value):
+        if self._is_interruptible and not value and not self._local_signal:
+            self._on_signal(signal.SIGTERM, None)
+        self.__dict__["is_interruptible"] = value
+
+
+def test_signal_at_the_end_of_an_interruptible_block_is_caught():
+    signals = SignalAtItsEnd()
+    with signals.interruptible():
+        pass
+    assert signals.received == signal.SIGTERM and not signals._is_interruptible

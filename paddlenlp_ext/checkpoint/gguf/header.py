@@ -22,6 +22,7 @@ _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 """Type of a value -> its code in the module `struct`; bool is one byte."""
 _MAX_ITEMS = 1 << 23
+"""Limit of the items in all arrays: as Python objects they take up to 32 times the bytes of the file."""
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 20
 _DEFAULT_ALIGNMENT = 32
@@ -57,6 +58,7 @@ class _Cursor:
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.size, self.at = content, len(content), 0
+        self.num_items = 0
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes.
@@ -96,8 +98,9 @@ class _Cursor:
         return bool(value) if kind == _BOOL else value
 
     def _array(self, kind: int, count: int) -> list[Any]:
-        if count > min(_MAX_ITEMS, self.size - self.at):
-            raise ValueError(f"an array of {count} items")
+        self.num_items += count
+        if count > self.size - self.at or self.num_items > _MAX_ITEMS:
+            raise ValueError(f"an array of {count} items, {self.num_items} with those before it")
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:

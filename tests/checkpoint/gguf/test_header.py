@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from paddlenlp_ext.checkpoint.gguf import header as header_module
 from paddlenlp_ext.checkpoint.gguf.header import read_header
 
 VALUES = {
@@ -111,3 +112,9 @@ def test_read_header_with_lengths_that_do_not_fit_the_file_raises_at_once(conten
     tracemalloc.stop()
     assert time.perf_counter() - started < 1 and peak < 1 << 20
     assert str(path) in str(caught.value)
+
+
+def test_read_header_bounds_the_items_of_all_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr(header_module, "_MAX_ITEMS", 3)
+    with pytest.raises(ValueError, match="an array of 2 items, 5 with those before it"):
+        read_header(write(tmp_path / "a.gguf"))
