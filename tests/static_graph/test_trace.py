@@ -18,6 +18,15 @@ from paddlenlp_ext.static_graph.runtime import StaticModel
 from paddlenlp_ext.static_graph.trace import save_program
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
+DIFFERENT = (
+    "cohere2_parallel",
+    "deepseek_v2_experts",
+    "gemma2_softcaps",
+    "glm4_partial_interleaved",
+    "gpt_oss_sinks",
+    "qwen3_qk_norm",
+)
+"""Families with different operators; `make check-exports` runs all."""
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
@@ -42,8 +51,8 @@ def exported(model: Any, folder: Path) -> StaticModel:
     return StaticModel(folder)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_save_program_of_each_family_computes_the_models_logits(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", DIFFERENT)
+def test_save_program_of_each_kind_of_family_computes_the_models_logits(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     assert compare(exported(model, tmp_path), model, [(5, 11, 1), (8,)]) <= 1e-5
 
@@ -51,8 +60,8 @@ def test_save_program_of_each_family_computes_the_models_logits(family: str, tmp
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
 def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config({**SIZES, **LENGTH_DEPENDENT[rope]})
-    prompts = random_prompts([12, 5, 20])
-    options: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 3}
+    prompts = random_prompts([20, 17, 9, 5])  # the first batch begins beyond it, the second reaches it in a step
+    options: dict[str, Any] = {"max_new_tokens": 12, "batch_size": 2}
     assert generate(exported(model, tmp_path), prompts, **options) == generate(model, prompts, **options)
 
 
