@@ -72,13 +72,11 @@ class _LayerKeyValues:
         k_BKCH, v_BKCE = self.tensors
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
-    def reserve(self, length: int) -> np.ndarray:
-        """Make room for `length` positions, which the caller writes; return the slot of the first one in each row."""
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions, which the caller writes, and count them as stored."""
         k_BKCH, v_BKCE = self.tensors
-        start = self.end
-        self._grow(start + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
+        self._grow(self.end + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
         self.length += length
-        return np.full(k_BKCH.shape[0], start, np.int64)
 
     def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
         """Make room for `end` slots; `shapes` are those of the stored tensors, with any capacity."""
@@ -116,6 +114,7 @@ class KVCache:
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
+        self._slots: dict[int, np.ndarray] = {}
         self._derived: dict[Hashable, Any] = {}
 
     @property
@@ -179,13 +178,14 @@ class KVCache:
         """True if every layer has stored positions, so that `reserve` works."""
         return self.length > 0
 
-    @paddle.no_grad()
     def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
         """Count new positions of a layer as stored, and return the slots where the caller writes them."""
         layer = self._layers[layer_index]
-        start = layer.length
-        starts_B = layer.reserve(length)
-        return ReservedPositions(*layer.tensors, starts_B, self._visible_positions(start, layer, window))
+        start, slot = layer.length, layer.end
+        layer.reserve(length)
+        if slot not in self._slots:
+            self._slots = {slot: np.full(len(self._starts_B), slot, np.int64)}
+        return ReservedPositions(*layer.tensors, self._slots[slot], self._visible_positions(start, layer, window))
 
     @paddle.no_grad()
     def attend(
@@ -222,6 +222,7 @@ class KVCache:
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._visible.clear()
+        self._slots.clear()
 
     def truncate(self, length: int) -> None:
         """Remove the positions from column `length` on, in every layer."""

@@ -194,7 +194,6 @@ class RowsOfCache:
         """True if every layer has stored positions, so that `reserve` works."""
         return bool(self._lengths_B.any())
 
-    @paddle.no_grad()
     def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
         """Make room for new positions of a layer, and return the slots where the caller writes them."""
         layer = self._cache.layers[layer_index]

@@ -9,9 +9,10 @@ Shapes: B batch, S new positions, D hidden.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -20,6 +21,7 @@ from paddlenlp_ext.nn.attention import Attention, AttentionInputs, ReservingCach
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention.decode import ReservedPositions
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.geglu import geglu
@@ -35,10 +37,12 @@ def run_decode_step(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
-    cache, positions = inputs.cache, x_BSD.shape[0] * x_BSD.shape[1]
-    if positions > SMALL_BATCH_ROWS or paddle.is_grad_enabled() or library.usable(x_BSD) is not None:
+    cache: Any = inputs.cache
+    if not getattr(cache, "has_positions", False):  # an empty cache, or one without `reserve`
         return None
-    if inputs.adapter_inputs is not None or not isinstance(cache, ReservingCache) or not cache.has_positions:
+    if x_BSD.shape[0] * x_BSD.shape[1] > SMALL_BATCH_ROWS or inputs.adapter_inputs is not None:
+        return None
+    if paddle.is_grad_enabled() or library.usable(x_BSD) is not None:
         return None
     step = cache.derived((DecodeStep, start, stop), lambda: _prepare([*layers][start:stop]))
     return None if step is None else step(x_BSD, inputs.rotations, cache)
@@ -87,6 +91,26 @@ def _part_reason(part: Any) -> str | None:
     return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"
 
 
+class _Addresses:
+    """Addresses of arrays and tensors that several layers share; it keeps them alive."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, int]] = {}
+
+    def of_array(self, array: np.ndarray) -> int:
+        """Return the address of a contiguous array."""
+        return self._address(array, lambda: array.ctypes.data)
+
+    def of_tensor(self, tensor: paddle.Tensor) -> int:
+        """Return the address of a contiguous tensor."""
+        return self._address(tensor, lambda: library.pointer(tensor))
+
+    def _address(self, owner: Any, compute: Callable[[], int]) -> int:
+        if id(owner) not in self._found:
+            self._found[id(owner)] = owner, compute()
+        return self._found[id(owner)][1]
+
+
 class DecodeStep:
     """Weights of consecutive layers, as the C++ call reads them.
 
@@ -97,6 +121,8 @@ class DecodeStep:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._kept: list[Any] = [*layers]  # what the structs point to
+        self._tensors: list[Any] = [None] * len(layers)  # the caches whose addresses the structs have
+        self._stored: list[tuple[int, int] | None] = [None] * len(layers)
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
@@ -115,22 +141,27 @@ class DecodeStep:
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
         """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
         self._sizes.batch, self._sizes.length = x_BSD.shape[:2]
-        kept = []
-        for attention, to in zip(self._attentions, self._layers, strict=True):
+        addresses = _Addresses()
+        for index, (attention, to) in enumerate(zip(self._attentions, self._layers, strict=True)):
             reserved = cache.reserve(attention.layer_index, x_BSD.shape[1], attention.window)
-            kept.append(reserved)
-            _, kv_heads, capacity, size = reserved.keys.shape
-            skipped = reserved.row * kv_heads * capacity * size * 4  # bytes of the rows before the first one
-            to.keys, to.values = library.pointer(reserved.keys) + skipped, library.pointer(reserved.values) + skipped
-            to.capacity = capacity
-            to.starts, to.ranges = reserved.starts.ctypes.data, reserved.visible.ranges.ctypes.data
+            if self._stored[index] != (id(reserved.keys), reserved.row):
+                self._set_stored(index, reserved)
+            to.starts, to.ranges = addresses.of_array(reserved.starts), addresses.of_array(reserved.visible.ranges)
             if attention.rotates:
                 cos, sin = rotations[attention.layer_index]
-                to.cos, to.sin, to.rotated = library.pointer(cos), library.pointer(sin), cos.shape[-1]
+                to.cos, to.sin, to.rotated = addresses.of_tensor(cos), addresses.of_tensor(sin), cos.shape[-1]
         out_BSD = x_BSD.clone()
         run = library.function("decode_layers")
         run(ctypes.byref(self._layers), len(self._layers), ctypes.byref(self._sizes), library.pointer(out_BSD))
         return out_BSD
+
+    def _set_stored(self, index: int, reserved: ReservedPositions) -> None:
+        """Write the addresses of a layer's cache, which change when it grows."""
+        _, kv_heads, capacity, size = reserved.keys.shape
+        skipped = reserved.row * kv_heads * capacity * size * 4  # bytes of the rows before the first one
+        to, self._tensors[index] = self._layers[index], (reserved.keys, reserved.values)
+        to.keys, to.values = library.pointer(reserved.keys) + skipped, library.pointer(reserved.values) + skipped
+        to.capacity, self._stored[index] = capacity, (id(reserved.keys), reserved.row)
 
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of a layer."""

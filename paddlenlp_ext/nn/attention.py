@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import paddle
@@ -75,9 +75,8 @@ class KeyValueCache(Protocol):
         ...
 
 
-@runtime_checkable
 class ReservingCache(Protocol):
-    """Interface of a cache whose positions another program writes (models/decode_step.py)."""
+    """Interface of caches whose positions another program may write (models/decode_step.py)."""
 
     @property
     def has_positions(self) -> bool:
