@@ -12,7 +12,7 @@ import paddle
 
 from paddlenlp_ext.generation.decoder import Decoder
 
-_POSITIONS_PER_PART = 64  # bounds the memory of the logits of a long prompt
+_POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def token_logprobs(logits_SV: paddle.Tensor, tokens: Sequence[int], num_top: int
         tokens: S token ids.
         num_top: number of most likely tokens to return with each token; 0: none.
     """
-    logits_SV = logits_SV.astype("float32")
+    logits_SV = logits_SV.astype("float64")  # a sum of 50,000 numbers in float32 is wrong by 1e-4
     total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
     chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)
     chosen = (chosen_S1 - total_S1).squeeze(1).numpy().tolist()
