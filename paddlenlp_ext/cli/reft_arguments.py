@@ -26,7 +26,7 @@ class ReftArguments(OptionGroup):
     batch_size: int = option(1, help="prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
     src_length: int = option(512, help="maximum tokens of a prompt; longer: truncated", minimum=1)
-    num_beams: int = option(1, help="only 1: beam search is not available")
+    num_beams: int = option(1, help="beams of beam search; 1: greedy search", minimum=1)
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
     chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: that of the training run")
@@ -35,7 +35,7 @@ class ReftArguments(OptionGroup):
 def predictor_arguments(argv: Sequence[str]) -> list[str]:
     """Return the command line of predictor.py that is equivalent to `argv`.
 
-    `--max_length` counts prompt and answer together here, as in PaddleNLP, and decoding is greedy.
+    `--max_length` counts prompt and answer together here, as in PaddleNLP. Decoding is greedy, or a beam search.
 
     Raises:
         ValueError: an argument is invalid, no tokens are left for answers, or the folder holds an adapter of another
@@ -52,7 +52,7 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
         raise ValueError(
             f"--max_length {total} leaves no tokens after --src_length {prompt}; raise the first or lower the second"
         )
-    arguments["decode_strategy"] = "greedy_search"
+    arguments["decode_strategy"] = "beam_search" if arguments["num_beams"] > 1 else "greedy_search"
     return [word for name, value in arguments.items() if value is not None for word in (f"--{name}", str(value))]
 
 

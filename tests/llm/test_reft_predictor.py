@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli.predict_arguments import parse_arguments
+from paddlenlp_ext.cli.reft_arguments import predictor_arguments
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -68,12 +70,18 @@ def test_reft_predictor_without_data_file_chats(script, base, reft, monkeypatch,
     assert capsys.readouterr().out == tokenizer.decode(tokens, skip_special_tokens=True) + "\n"
 
 
+def test_reft_predictor_several_beams_search_by_beams(base, reft):  # noqa: F811
+    words = ["--model_name_or_path", str(base), "--reft_path", str(reft), "--num_beams", "2"]
+    arguments = parse_arguments(predictor_arguments(words))
+    assert (arguments.decode_strategy, arguments.num_beams) == ("beam_search", 2)
+
+
 def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_file, tmp_path):  # noqa: F811
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
     with pytest.raises(ValueError, match="--max_length 512 leaves no tokens after --src_length 512"):
         script.main([*files, "--reft_path", str(reft), "--max_length", "512"])
-    with pytest.raises(ValueError, match="num_beams: 4 is not available yet"):
-        script.main([*files, "--reft_path", str(reft), "--num_beams", "4"])
+    with pytest.raises(ValueError, match=r"num_beams.*at least 1"):
+        script.main([*files, "--reft_path", str(reft), "--num_beams", "0"])
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=2))
     lora.save_pretrained(tmp_path / "lora")
     with pytest.raises(ValueError, match="holds an adapter of type LORA"):
