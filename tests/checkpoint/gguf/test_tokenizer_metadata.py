@@ -60,6 +60,17 @@ def test_tokenizer_metadata_of_sentencepiece_read_as_the_same_tokenizer(prefix, 
     check_tokenizer(written, tokenizer)
 
 
+def test_tokenizer_metadata_of_sentencepiece_score_the_first_merge_highest():
+    pieces = {"tokens": ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "bc"], "types": [2, 3, 3, 1, 1, 1, 1, 1]}
+    pieces["scores"] = [0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -2.0, -1.0]
+    tokenizer = tokenizer_from_gguf(
+        sentencepiece_file(pieces, **{"tokenizer.ggml.add_space_prefix": False, "llama.context_length": 64})
+    )
+    written = file_of(tokenizer, 8, [2])
+    for each in (tokenizer, tokenizer_from_gguf(written)):
+        assert each.tokenize("abc") == ["a", "bc"]
+
+
 def test_tokenizer_metadata_name_three_end_tokens_the_tokenizers_own_first(vocabulary, caplog):  # noqa: F811
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "qwen2"))
     ids = [tokenizer.convert_tokens_to_ids(token) for token in ("a", "b", "c", "<|eos|>")]
