@@ -148,7 +148,7 @@ class StackedExperts(FileLayout):
 
 
 def matrix_name(stack: str, expert: int, part: int) -> str:
-    """Return the name in memory of the linear layer as which a quantized matrix of a layer of experts is stored."""
+    """Return the name in memory of the linear layer that stands for a quantized matrix of a layer of experts."""
     return f"{stack}.{expert}.{part}"
 
 

@@ -36,7 +36,7 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 
 @dataclass
 class RoutedPass:
-    """Forward pass through all layers, or those of a pipeline stage: what the routers did.
+    """Record of the routers in a forward pass through all layers, or through those of a pipeline stage.
 
     Attributes:
         num_experts: E.

@@ -54,7 +54,7 @@ _UNAVAILABLE = {
             *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
             *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
         ),
-        "not available for this method; leave it out",
+        "this method does not have it; leave it out",
     ),
 }
 _OFF = (None, False, 0, "", "none", [], {}, ())

@@ -47,7 +47,7 @@ class QuantizedGroupedLinear(QuantizedLayer):
         return dequantize_stack(self.stored)
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Return the matrices of all groups, with the names of the linear layers as which files store them."""
+        """Yield each matrix of all groups, after the name of the linear layer that stands for it."""
         stack = self.stored
         for group, part in itertools.product(range(stack.shape[0]), range(stack.parts)):
             yield matrix_name(name, group, part), stack.matrix(group, part)

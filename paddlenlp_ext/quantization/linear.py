@@ -75,7 +75,7 @@ class QuantizedLayer(nn.Layer):
         return self.stored.num_bytes
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Return the matrices of the layer `name`, with the names of the linear layers as which files store them."""
+        """Yield each matrix of the layer `name`, after the name of the linear layer that stands for it."""
         raise NotImplementedError
 
     def dequantized(self) -> nn.Layer:
@@ -117,7 +117,7 @@ class QuantizedLinear(QuantizedLayer):
         self.out_features, self.in_features = weight.shape
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Return the weight, with the name of the layer."""
+        """Yield the name of the layer, and the weight."""
         yield name, self.stored
 
     def dequantized(self) -> Linear:

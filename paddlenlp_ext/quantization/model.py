@@ -35,9 +35,9 @@ def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinea
 
 
 def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
-    """Return the names of the layers that may be quantized, or are.
+    """Return the number of matrices of each layer that may be quantized or is quantized.
 
-    The values are the numbers of matrices: 1 for a linear layer; for a layer of experts, those of each expert.
+    A linear layer has one; for a layer of experts, the number is that of a single expert.
     """
     layers = {**quantizable_layers(model), **quantized_layers(model)}
     return {name: layer.parts if isinstance(layer, AnyGroupedLinear) else 1 for name, layer in layers.items()}
@@ -57,8 +57,8 @@ def load_quantized(
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
     Each layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLayer`. Only one
-    weight at a time is in memory in full precision, and of experts that of one expert. Layers of other pipeline stages
-    stay without values.
+    weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages stay
+    without values.
 
     Args:
         model: model whose parameter names are those of the file.
@@ -81,7 +81,7 @@ def load_quantized(
 def quantize_linears(
     model: TrainableModel, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> None:
-    """Quantize the linear layers of a loaded model, those of experts included, and freeze their biases; not lm_head.
+    """Quantize the linear layers of a loaded model, except lm_head but including experts, and freeze their biases.
 
     `before` transforms each weight before it is quantized, except those of experts.
 

@@ -113,7 +113,7 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     try:
         read = _read_bitsandbytes if algo in BLOCKWISE else _read_integers
         weight = read(layer, algo, source)
-    except (KeyError, json.JSONDecodeError) as error:
+    except KeyError as error:
         problem = f"a tensor of the quantized {layer}.weight is missing or damaged ({error})"
         raise ValueError(f"{source.path}: {problem}; download or save the model again") from error
     num_codes = weight.num_weights if algo == "weight_only_int8" else -(-weight.num_weights // 2)
@@ -205,7 +205,8 @@ def _read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeig
     shape, scales = stored_shape(layer, algo, source), source.read(layer + _SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
     zeros, order = _optional(source, layer + _ZERO), _optional(source, layer + _ORDER)
-    block = shape[1] // scales.shape[-1]
+    # Any block of a damaged file is at least 1, and `read_stored` then finds another number of scales.
+    block = max(shape[1] // max(scales.size // shape[0], 1), 1)
     if order is not None and not np.array_equal(np.sort(order), np.arange(shape[1])):
         raise ValueError(
             f"{source.path}: {layer}{_ORDER} is not a permutation of the {shape[1]} inputs; download or save the model "

@@ -167,7 +167,7 @@ class QuantizedWeights(WeightSource):
         return found is not None and found[0] in self._stacks
 
     def _stored_layer(self, name: str) -> str | None:
-        """Return the layer as which a weight is stored quantized, of experts the first matrix; None for no such one."""
+        """Return the layer that stores a weight quantized, for experts their first matrix; None if there is none."""
         layer = name.removesuffix(".weight")
         layer, _ = self._parts.get(layer, (layer, None))
         layer = matrix_name(layer, 0, 0) if layer in self._stacks else layer

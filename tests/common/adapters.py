@@ -75,7 +75,11 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "moe_layer_start_index": 0,
     },
 }
-"""With families for which only some of the tests of every method are run."""
+MORE_FAMILIES |= {
+    "expert_layer": {**MORE_FAMILIES["experts"], "num_hidden_layers": 1},
+    "latent_layer": {**MORE_FAMILIES["latent"], "num_hidden_layers": 1, "first_k_dense_replace": 1},
+}
+"""With models of other kinds of layers, two with a single layer."""
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
 CHANGES_LOGITS_AT_START = ("p_tuning", "prefix_tuning", "prompt_tuning")
 REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (51, 38, 3)}}

@@ -138,6 +138,18 @@ def test_load_damaged_quantized_weight_names_it(folder: Path, tmp_path: Path):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("blocks", [0, 1000])
+def test_load_integers_with_another_number_of_scales_raises(folder: Path, tmp_path: Path, blocks: int):
+    options = QuantizationConfig(algo="weight_only_int8")
+    AutoModelForCausalLM.from_pretrained(folder, quantization_config=options).save_pretrained(tmp_path)
+    source = open_weights(tmp_path)
+    tensors = {name: source.read(name) for name in source.names()}
+    scales = "model.layers.0.mlp.up_proj.weight_scale"
+    save_sharded(tmp_path, {**tensors, scales: np.ones((len(tensors[scales]), blocks), np.float32)})
+    with pytest.raises(ValueError, match=r"quantized model\.layers\.0\.mlp\.up_proj\.weight do not match"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_load_too_few_group_scales_raises(folder: Path, tmp_path: Path):
     AutoModelForCausalLM.from_pretrained(folder, quantization_config=FORMATS[1]).save_pretrained(tmp_path)
     source = open_weights(tmp_path)

@@ -38,8 +38,8 @@ BEFORE_QUANTIZING = ("pissa", "olora", "loftq", "loftq in three steps")
 CASES = [
     *case_keys(METHODS, ["qwen2"], "nf4"),
     *case_keys(METHODS, ["qwen2"], "int8"),
-    *case_keys(METHODS_OF_EXPERTS, ["experts"], "nf4"),
-    *case_keys(EVERY_METHOD, ["latent"], "int8"),
+    *case_keys(METHODS_OF_EXPERTS, ["expert_layer"], "nf4"),
+    *case_keys(EVERY_METHOD, ["latent_layer"], "int8"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 All stages of a pipeline read the same batches, so only the hidden states [B, S, D] and their gradients are sent. Under
 sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage. If the routers
-of a model with experts have an auxiliary loss, the stages also send what nn/load_balance.py needs of the other ones.
+of a model with experts have an auxiliary loss, the stages also send the sums of their routers (nn/load_balance.py).
 
 The model's own forward pass runs unchanged on every stage. The decoder calls its `stage` at three points:
 
