@@ -76,10 +76,10 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 MORE_FAMILIES |= {
-    "expert_layer": {**MORE_FAMILIES["experts"], "num_hidden_layers": 1},
-    "latent_layer": {**MORE_FAMILIES["latent"], "num_hidden_layers": 1, "first_k_dense_replace": 1},
+    f"{family}_layer": {**MORE_FAMILIES[family], "num_hidden_layers": 1}
+    for family in ("llama", "qwen2", "experts", "latent")
 }
-"""With models of other kinds of layers, two with a single layer."""
+"""With models of other kinds of layers, and some with a single layer."""
 INPUT_IDS = np.random.default_rng(0).integers(0, 61, (2, 11))
 CHANGES_LOGITS_AT_START = ("p_tuning", "prefix_tuning", "prompt_tuning")
 REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (51, 38, 3)}}
@@ -110,18 +110,24 @@ def loss_of(model: Any) -> paddle.Tensor:
     return model.cross_entropy(hidden_TD, paddle.to_tensor(LABELS.flatten()))[0]
 
 
-def train(model: Any, steps: int = 1) -> None:
-    """Train for some AdamW steps."""
+def train(model: Any, steps: int = 1, until: float = 0.0) -> float:
+    """Train for some AdamW steps, or until the loss is at most `until`; return the last loss before a step."""
     options = SimpleNamespace(
         optim="adamw", learning_rate=0.01, weight_decay=0.0, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8
     )
     optimizer = build_optimizer(model, options)
     model.train()
+    value = float("inf")
     for _ in range(steps):
-        loss_of(model).backward()
+        loss = loss_of(model)
+        value = float(loss)
+        if value <= until:
+            break
+        loss.backward()
         optimizer.step()
         optimizer.clear_grad()
     model.eval()
+    return value
 
 
 def state_of(model: Any) -> dict[str, np.ndarray]:

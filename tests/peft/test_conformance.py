@@ -29,8 +29,8 @@ from tests.common.adapters import (
 from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, TOLERANCE, Case, case_keys, plain_base
 
 CASES = [
-    *case_keys(EVERY_METHOD, ["llama", "qwen2", "latent_layer"]),
-    *case_keys(METHODS_OF_EXPERTS, ["expert_layer", "latent_experts"]),
+    *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
+    *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
 ]
 SAME_START_FOR_EVERY_SEED = (
     *("boft", "ia3", "ln_tuning", "miss", "oft", "olora"),

@@ -37,8 +37,8 @@ METHODS = {
 BEFORE_QUANTIZING = ("pissa", "olora", "loftq", "loftq in three steps")
 CASES = [
     *case_keys(METHODS, ["qwen2"], "nf4"),
-    *case_keys(METHODS, ["qwen2"], "int8"),
-    *case_keys(METHODS_OF_EXPERTS, ["expert_layer"], "nf4"),
+    *case_keys(METHODS, ["qwen2_layer"], "int8"),
+    *case_keys(METHODS_OF_EXPERTS, ["experts_layer"], "nf4"),
     *case_keys(EVERY_METHOD, ["latent_layer"], "int8"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,17 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.common.adapters import default_config, logits_of, same_bits, state_of, tiny_model, train
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Path]:
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("first", "second")):
         model = get_peft_model(tiny_model(), LoRAConfig(rank=2 + seed), seed=seed)
         train(model, steps=2 + seed)
-        model.save_pretrained(tmp_path / name)
-    return {name: tmp_path / name for name in ("first", "second")}
+        model.save_pretrained(folder / name)
+    return {name: folder / name for name in ("first", "second")}
 
 
+@functools.cache
 def logits_of_adapter(folder: Path) -> np.ndarray:
     return logits_of(PeftModel.from_pretrained(tiny_model(), folder))
 
