@@ -85,7 +85,7 @@ def _part_reason(part: Any) -> str | None:
     if part.bias is not None and part.bias.dtype != paddle.float32:
         return f"a bias is in {part.bias.dtype}"
     if type(part) is QuantizedLinear:
-        return None
+        return None if part.stored.is_plain else "a weight has zero points or reordered columns"
     if part.weight.dtype == paddle.bfloat16:
         return bf16.unavailable_reason()
     return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"

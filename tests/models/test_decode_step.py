@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import paddle
 import pytest
@@ -14,7 +16,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
@@ -128,3 +130,19 @@ def test_decode_step_with_adapter_or_hook_or_many_positions_runs_op_by_op(monkey
     assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {True}
     adapted = get_peft_model(model, LoRAConfig(rank=2))
     assert decoded(adapted, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+
+
+def test_decode_step_with_zero_points_equals_the_full_sequence():
+    """Test weights in the layout of GPTQ, whose codes alone would be another matrix."""
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["llama_grouped_heads"]})
+    quantize_linears(model, QuantizationConfig(algo="weight_only_int4", group_size=16))
+    for layer in quantized_layers(model).values():
+        weight = layer.stored
+        zeros = paddle.ones(weight.scales.shape, "int8")
+        layer._set_packed(dataclasses.replace(weight, zeros=zeros))
+    (prompt,) = random_prompts([6])
+    with paddle.no_grad():
+        cache, _ = prefill(model, [prompt])
+        found = model.logits(step(model, [[7]], cache)[:, -1]).numpy()
+        expected = model(paddle.to_tensor([[*prompt, 7]]))[:, -1].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
