@@ -242,7 +242,9 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(paddlenlp_ext.__path__, "paddlenlp_ext."):
         if "triton" not in module.name:
             importlib.import_module(module.name)
-    assert all(map(importlib.import_module, ("concurrent.futures.process", "multiprocessing.popen_fork")))
+    assert all(
+        map(importlib.import_module, ("concurrent.futures.process", "multiprocessing.popen_fork", "matplotlib.pyplot"))
+    )
 
 
 def clear(folder: Path) -> None:
