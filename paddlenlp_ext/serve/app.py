@@ -20,12 +20,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paddlenlp_ext.data.types import InvalidRowError
 from paddlenlp_ext.generation import engine
 from paddlenlp_ext.serve.choices import Choice, Event
 from paddlenlp_ext.serve.errors import ApiError, invalid
+from paddlenlp_ext.serve.event_stream import EventStream, disconnection
 from paddlenlp_ext.serve.fields import Fields, parse_body
 from paddlenlp_ext.serve.models import ModelSet, ServedModel
 from paddlenlp_ext.serve.protocol import (
@@ -37,9 +38,7 @@ from paddlenlp_ext.serve.protocol import (
 )
 from paddlenlp_ext.serve.responses import ChatFormat, CompletionFormat, TokenTexts, model_entry, usage
 from paddlenlp_ext.serve.worker import Worker
-from paddlenlp_ext.utils.logging import get_logger
 
-logger = get_logger("paddlenlp_ext.serve")
 _JSON_TYPE = "application/json"
 _CONTEXT_TOKENS = 8  # enough for any character and the space between tokens
 _STATUS_CLIENT_CLOSED = 499  # no client reads this status
@@ -260,18 +259,13 @@ async def _collect(events: AsyncIterator[Event], form: Any, num_choices: int, nu
 
 async def _unless_disconnected(request: Request, answer: Any) -> Response:
     """Await the answer, but cancel it when the client closes the connection."""
-    answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(_disconnection(request))
+    answering, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(disconnection(request))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
         return answering.result() if answering.done() else Response(status_code=_STATUS_CLIENT_CLOSED)
     finally:
         for task in (answering, leaving):
             task.cancel()
-
-
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _stream(
@@ -300,43 +294,6 @@ async def _stream(
 
 def _sent_event(value: Mapping[str, Any]) -> bytes:
     return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
-
-
-class EventStream(Response):
-    """Stream of server-sent events; a client that does not read for `timeout` seconds is disconnected."""
-
-    def __init__(self, parts: AsyncIterator[bytes], timeout: float) -> None:
-        self._parts, self._timeout = parts, timeout
-        self.background = None
-        super().__init__(headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-        del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send_all(send))
-        leaving = asyncio.ensure_future(_disconnection(Request(scope, receive)))
-        try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        except TimeoutError:
-            logger.info("a client did not read its stream in time and was disconnected")
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-
-    async def _send_all(self, send: Send) -> None:
-        try:
-            await self._send_one(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for part in self._parts:
-                await self._send_one(send, {"type": "http.response.body", "body": part, "more_body": True})
-            await self._send_one(send, {"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            await self._parts.aclose()  # type: ignore[attr-defined]
-
-    async def _send_one(self, send: Send, message: Message) -> None:
-        with anyio.fail_after(self._timeout):
-            await send(message)
 
 
 class AccessCheck:
