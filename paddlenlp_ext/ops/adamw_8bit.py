@@ -142,7 +142,7 @@ class AdamStep(NamedTuple):
     def quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor) -> paddle.Tensor:
         """Return the update direction: the bias-corrected first moment over the root of the second."""
         root = (moment2 * self.correction2).sqrt_().add_(paddle.full([], self.epsilon))
-        return moment1 * self.correction1 / root
+        return (moment1 * self.correction1).divide_(root)
 
 
 def adamw_8bit_reference(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:

@@ -32,7 +32,7 @@ from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, sav
 from paddlenlp_ext.trainer.optimizer import trainable_parameters, updated_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 
-_PROCESS_BYTES = 400e6
+_PROCESS_BYTES = 370e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
 """Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take 384
@@ -294,7 +294,7 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
     for name, parameter in updated_parameters(model).items():
         size = 4.0 * math.prod(parameter.shape)
         widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
-        pieces = [size] * (widened + (2 if optim == "adamw_mini" else 0))
+        pieces = [size] * (widened + (optim == "adamw_mini"))
         if optim == "muon" and muon.is_muon_matrix(name, parameter.shape):
             pieces.append(muon.update_bytes(parameter.shape))
         updates.append(pieces)
