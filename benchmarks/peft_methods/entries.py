@@ -15,6 +15,7 @@ from paddlenlp_ext.config.run_config import SECTIONS, switches_of
 SHIPPED = ROOT / "llm" / "config" / "smollm2"
 LORA_RANKS = (2, 8, 16, 32)
 _LORA_RATE = 2e-3
+_OTHER_PROGRAMS = ("dpo", "reward", "ptq", "gptq", "awq")
 _USUAL_RATE = 1e-3  # for methods without a shipped configuration
 _OF_THE_BASE = ("weight_quantize_algo", "weight_double_quant")  # required by LoftQ
 
@@ -42,7 +43,7 @@ def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[En
         shipped: folder of `<name>_argument.json` files, of which method keys and learning rate are used.
     """
     entries = {entry.name: entry for entry in _variants_of_lora()}
-    others = {file for program in ("dpo", "reward") for file in shipped.glob(f"{program}_*")}
+    others = {file for program in _OTHER_PROGRAMS for file in shipped.glob(f"{program}_*")}
     for file in sorted(set(shipped.glob("*_argument.json")) - others):
         entry = _from_file(file)
         if _switches_on(entry, methods) != {"lora"}:  # plain LoRA has entries of its own

@@ -23,6 +23,7 @@ from benchmarks.scaling import SERIES, write
 from benchmarks.step_profile import seconds_by_kernel
 from paddlenlp_ext import AutoModelForCausalLM, get_peft_model
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.trainer.build import BuiltModel
 
 TINY = {**SMOLLM2_SHAPE, "vocab_size": 37, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}
@@ -130,7 +131,7 @@ def test_training_step_repeated_lowers_the_loss():
     assert batch.document_lengths == ((6, 6),)
     assert (batch.input_ids == ids.reshape(1, -1)).all()
     assert batch.num_target_tokens == 10
-    step = ours.training_step(model, config, batch)
+    step = ours.training_step(BuiltModel(model), config, batch)
     losses = [step().loss for _ in range(3)]
     assert losses[2] < losses[0]
 

@@ -81,8 +81,8 @@ def llm(tmp_path_factory) -> Path:
     (folder / "config" / "llama").mkdir(parents=True)
     for path in (LLM / "config" / "llama").glob("*.json"):
         keys = json.loads(path.read_text())
-        if "train_dataset_path" in keys:  # preference training, which other commands run
-            continue
+        if "train_dataset_path" in keys or "do_ptq" in keys or "do_gptq" in keys:
+            continue  # preference training and quantization, which other commands run
         assert keys["dataset_name_or_path"] == "./data"
         (folder / "config" / "llama" / path.name).write_text(json.dumps({**keys, **SHORT_RUN}))
     write_tiny_model(folder / "base_model")

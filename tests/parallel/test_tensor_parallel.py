@@ -27,19 +27,19 @@ MODELS = [
     Case("sft", TENSOR),
     Case("sft-untied-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, UNTIED),
     Case("sft-biased-recomputed", {**TENSOR, "recompute": True}, BIASED),
-    Case("sft-qwen3-clipped", {**TENSOR, "max_grad_norm": 0.5}, QWEN3),
-    Case("sft-noise", {**TENSOR, "neftune": True}),
-    Case("sft-muon", {**TENSOR, "optim": "muon", "weight_decay": 0.1}, BIASED),
 ]
 ADAPTERS = [
     Case("adalora", TENSOR, switch="adalora", peft={"tinit": 2, "tfinal": 4}),
-    Case("lora", TENSOR, switch="lora", peft={"rank": 4}),
     Case("lora-dropout-biased", {**TENSOR, "recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3}),
-    Case("dora", TENSOR, BIASED, "use_dora", {"rank": 4, "dropout": 0.2}),
-    Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
-    Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
 ]
-MORE_ADAPTERS = [
+MORE_CASES = [
+    Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
+    Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
+    Case("dora", TENSOR, BIASED, "use_dora", {"rank": 4, "dropout": 0.2}),
+    Case("lora", TENSOR, switch="lora", peft={"rank": 4}),
+    Case("sft-muon", {**TENSOR, "optim": "muon", "weight_decay": 0.1}, BIASED),
+    Case("sft-noise", {**TENSOR, "neftune": True}),
+    Case("sft-qwen3-clipped", {**TENSOR, "max_grad_norm": 0.5}, QWEN3),
     Case("pissa", TENSOR, switch="pissa", peft={"rank": 4}),
     Case("lora-ga", TENSOR, switch="lora_ga", peft={"rank": 4, "ga_batches": 2}),
     Case("moslora", TENSOR, switch="lora_use_mixer", peft={"rank": 4}),
@@ -143,7 +143,7 @@ LINEAR_BIASES = [
     Case("sft-alibi", TENSOR, ALIBI),
     Case("sp-prefix-alibi", {**TENSOR, "sequence_parallel": True}, ALIBI, "prefix_tuning", {"num_tokens": 3}),
 ]
-LAYOUTS = (*MORE_ADAPTERS, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LATENTS, *LINEAR_BIASES)
+LAYOUTS = (*MORE_CASES, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LATENTS, *LINEAR_BIASES)
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in LAYOUTS]
 CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
 

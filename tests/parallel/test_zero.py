@@ -17,9 +17,9 @@ DEEP = Case("sft-deep", {"gradient_accumulation_steps": 2}, {"num_hidden_layers"
 EVERY_STAGE = [
     DEEP,
     Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0}),
-    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
 ]
 MORE_RUNS = [
+    Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("sft", {"max_grad_norm": 0.5, "weight_decay": 0.1}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
     Case("sft-recomputed", {"recompute": True, "gradient_accumulation_steps": 2}, UNTIED),
@@ -37,10 +37,10 @@ FIRST_IS_BEST = {
 }
 ONLY_STAGE3 = [
     Case("sft-back", FIRST_IS_BEST),
-    Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
-    Case("vera", switch="vera", peft={"rank": 8}),
 ]
 MORE_ONLY_STAGE3 = [
+    Case("vera", switch="vera", peft={"rank": 8}),
+    Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
     Case("loha", switch="loha", peft={"rank": 2}),
     Case("miss-bat", switch="miss", peft={"rank": 4, "variant": "bat"}),

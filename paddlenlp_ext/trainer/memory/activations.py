@@ -71,6 +71,7 @@ class SavedInputs:
         latents: bytes per element of the latents, the input of their linear layers.
         adapters: bytes per token that the layer's adapters save themselves.
         exchanged: bytes per token of the rows that expert-parallel processes receive.
+        norms: number of norms between the hidden states and the layer's parts; 1 if the parts read the same one.
     """
 
     attention: float
@@ -80,6 +81,7 @@ class SavedInputs:
     latents: float = 0.0
     adapters: float = 0.0
     exchanged: float = 0.0
+    norms: float = 2.0
 
 
 def all_inputs(numerics: Numerics) -> SavedInputs:
@@ -142,7 +144,8 @@ class ActivationModel:
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
         linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
-        return 2 * self.hidden + linears + self.attention + gate + self._unfused + inputs.adapters + inputs.exchanged
+        others = self._unfused + inputs.adapters + inputs.exchanged
+        return inputs.norms * self.hidden + linears + self.attention + gate + others
 
     @property
     def _unfused(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.models.layers import DecoderLayer
+from paddlenlp_ext.models.layers import DecoderLayer, ParallelLayer
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
@@ -58,16 +58,20 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
     feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
     into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
     out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
-    normed = _bytes_of_normed(into_feed_forward, numerics)
+    shares_norm = isinstance(layer, ParallelLayer)
+    normed = 0.0 if shares_norm else _bytes_of_normed(into_feed_forward, numerics)
+    if experts is not None:
+        normed = max(normed, _bytes_of_expert_input(experts, numerics))
     gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, numerics.gated)
     return SavedInputs(
-        attention=_bytes_of_normed(into_attention, numerics),
+        attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
         result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
-        feed_forward=normed if experts is None else max(normed, _bytes_of_expert_input(experts, numerics)),
+        feed_forward=normed,
         gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
+        norms=1 if shares_norm else 2,
     )
 
 

@@ -47,12 +47,12 @@ TWO = [
     Case("lora-few-layers", PIPELINE, DEEP, "lora", {"rank": 4, "target_modules": (".*layers.3.*q_proj",)}),
 ]
 ADAPTERS = [
-    Case("adalora", PIPELINE, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
     Case("lora-ga", VIRTUAL, DEEP, "lora_ga", {"rank": 4, "ga_batches": 2}),
-    Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
-    Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
 ]
 MORE = [
+    Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
+    Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
+    Case("adalora", PIPELINE, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
     Case("sft-one-micro-batch", {"pipeline_parallel_degree": 2}, UNTIED),
     Case("lora-recomputed", {**PIPELINE, "recompute": True}, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
     Case("dora", PIPELINE, DEEP, "use_dora", {"rank": 4, "dropout": 0.2}),
