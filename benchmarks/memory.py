@@ -204,10 +204,10 @@ steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,
 
 | hidden x layers | tokens | trained | measured | estimate |
 |---|---|---|---|---|
-| 256 x 16 | 2,048 | all weights | 1,524 MB | 1,545 MB |
-| 256 x 16 | 2,048 | LoRA | 2,093 MB | 2,032 MB |
-| 384 x 12 | 1,536 | all weights | 1,471 MB | 1,465 MB |
-| 384 x 12 | 1,536 | LoRA | 1,706 MB | 1,749 MB |
+| 256 x 16 | 2,048 | all weights | 1,524 MB | 1,515 MB |
+| 256 x 16 | 2,048 | LoRA | 2,093 MB | 2,002 MB |
+| 384 x 12 | 1,536 | all weights | 1,471 MB | 1,435 MB |
+| 384 x 12 | 1,536 | LoRA | 1,706 MB | 1,719 MB |
 
 ## Inputs of recomputed layers off the device
 
