@@ -64,7 +64,9 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a wrong value in one of the files fails anywhere in transformers or tokenizers
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a wrong value fails anywhere in transformers; a panic in Rust is no Exception
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
     assert tokenizer is not None, "transformers returns a tokenizer or raises"

@@ -133,3 +133,15 @@ def test_text_of_long_conversation_pays_with_its_length(monkeypatch):
     monkeypatch.setattr(sandbox, "MAX_CHARS", 100)
     renderer = Renderer("{% for m in messages %}{{ m.content + '' }}{{ m.content ~ '' }}{% endfor %}", make_tokenizer())
     assert len(renderer.text_of(Conversation((Message(USER, "a" * 5000),)), {})) == 10_000
+
+
+def test_limited_inner_block_ends_at_the_deadline_of_the_outer_one(monkeypatch):
+    loop = "{% for i in range(1000) %}{% endfor %}"
+    with monkeypatch.context() as patch:
+        patch.setattr(sandbox, "MAX_SECONDS", 0.0)
+        outer = sandbox.limited()
+        outer.__enter__()
+    with pytest.raises(InvalidRowError, match="more than 3 seconds"):
+        Renderer(loop, make_tokenizer()).text_of(Conversation((Message(USER, "a"),)), {})
+    outer.__exit__(None, None, None)
+    Renderer(loop, make_tokenizer()).text_of(Conversation((Message(USER, "a"),)), {})

@@ -99,7 +99,7 @@ KEPT: dict[str, tuple[int, ...]] = {
     "config": (3071, 12590),
     "adapters": (1006037, 1053378, 638, 2, 6, 7, 25, 41, 92, 130, 139, 141, 446),
     "safetensors": (2064,),
-    "tokenizer": (38, 60, 80),
+    "tokenizer": (1086732, 38, 60, 80),
 }
 """Seeds of former findings by target."""
 

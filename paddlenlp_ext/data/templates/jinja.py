@@ -32,6 +32,7 @@ from paddlenlp_ext.data.templates.base import (
 )
 from paddlenlp_ext.data.templates.jinja_probe import REMEDY, Probe, probe_template
 from paddlenlp_ext.data.templates.jinja_render import Renderer, check_all_written, key_of
+from paddlenlp_ext.data.templates.sandbox import limited
 from paddlenlp_ext.data.types import InvalidRowError
 
 _MAX_PROBES = 64
@@ -105,7 +106,8 @@ class JinjaTemplate(ChatTemplate):
         if key not in self._probes:
             if len(self._probes) >= _MAX_PROBES:
                 self._probes.clear()
-            self._probes[key] = probe_template(self.renderer, kwargs, self.special)
+            with limited():  # all renderings together
+                self._probes[key] = probe_template(self.renderer, kwargs, self.special)
         return self._probes[key]
 
 

@@ -34,7 +34,7 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_SECONDS = 3.0
-"""Processor time of one rendering."""
+"""Processor time of one rendering, or of all that find out how a template writes conversations."""
 MAX_CHARS = 1 << 28
 """Characters that one rendering may make, those of values that it drops included."""
 _CHARS_PER_TEXT = 64
@@ -66,10 +66,12 @@ class _Budget:
 
     __slots__ = ("_chars", "_deadline", "_steps")
 
-    def __init__(self, num_chars: int) -> None:
+    def __init__(self, num_chars: int, outer: _Budget | None) -> None:
         self._chars = num_chars
         self._steps = 0
         self._deadline = time.thread_time() + MAX_SECONDS
+        if outer is not None:
+            self._deadline = min(self._deadline, outer._deadline)
 
     def step(self) -> None:
         """Count an operation, and check the time after some."""
@@ -96,8 +98,11 @@ _BUDGET: ContextVar[_Budget | None] = ContextVar("budget of a rendering", defaul
 
 @contextmanager
 def limited(num_chars: int = 0) -> Iterator[None]:
-    """Limit the renderings in the block; `num_chars` is the length of the conversation."""
-    token = _BUDGET.set(_Budget(MAX_CHARS + _CHARS_PER_TEXT * num_chars))
+    """Limit the renderings in the block; `num_chars` is the length of the conversation.
+
+    Within another such block, the time of that one counts too.
+    """
+    token = _BUDGET.set(_Budget(MAX_CHARS + _CHARS_PER_TEXT * num_chars, _BUDGET.get()))
     try:
         yield
     finally:
