@@ -127,7 +127,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> SocketArriv
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     peers: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=size) as listener:
+    with socket.create_server(("", 0), backlog=socket.SOMAXCONN) as listener:  # strangers may queue too
         port = listener.getsockname()[1]
         store.set(f"paddlenlp_ext/arrivals/{rank}", f"{host} {port} {token.hex()} {global_rank()}")
         members = [store.get(f"paddlenlp_ext/arrivals/{other}").decode().split(" ") for other in range(size)]
