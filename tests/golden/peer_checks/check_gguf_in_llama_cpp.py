@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import xllamacpp
 
-ALLOWED = 2e-2  # of a log-probability: llama.cpp reads GELU (Gemma) from a table of float16; others differ by 1e-4
+ALLOWED = 2e-2  # of a log-probability: SmolLM2 in float16; others differ by 2e-4
+ALLOWED_WITH_GELU = 1e-1  # llama.cpp reads GELU from a table of float16
 POSITIONS = (3, 9, 17, 24)
 
 
 def main() -> None:
-    worst = 0.0
+    failed = False
     for path in sorted(Path(sys.argv[1]).glob("*.gguf")):
         stored = np.load(path.with_suffix(".npz"))
         server = open_server(path)
@@ -28,8 +29,8 @@ def main() -> None:
             found = next_token_logprobs(server, stored["ids"][:length].tolist(), len(logits))
             differences.append(np.abs(found - expected).max())
         print(f"{path.stem}: log-probabilities differ by {max(differences):.2e}")
-        worst = max(worst, *differences)
-    sys.exit(int(worst > ALLOWED))
+        failed |= max(differences) > (ALLOWED_WITH_GELU if "gemma" in path.stem else ALLOWED)
+    sys.exit(int(failed))
 
 
 def open_server(path: Path) -> xllamacpp.Server:
