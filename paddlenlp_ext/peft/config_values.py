@@ -86,12 +86,12 @@ FIELDS: Mapping[str, Kind] = {
     ),
     **dict.fromkeys(
         (
-            *("activation", "act_fn", "where", "kind", "mora_folding", "intervention_type", "mask_type"),
+            *("activation", "where", "kind", "mora_folding", "mask_type"),
             *("peft_version", "prompt_tuning_init"),
         ),
         TEXT.or_null(),
     ),
-    "position": TEXT,
+    **dict.fromkeys(("position", "intervention_type", "act_fn"), TEXT),
     **dict.fromkeys(
         ("split_layers", "fields", "paddlenlp_ext", "base_config_overrides", "base_quantization"), OBJECT.or_null()
     ),
