@@ -86,12 +86,12 @@ FIELDS: Mapping[str, Kind] = {
     ),
     **dict.fromkeys(
         (
-            *("activation", "where", "kind", "mora_folding", "mask_type"),
+            *("where", "kind", "mora_folding", "mask_type"),
             *("peft_version", "prompt_tuning_init"),
         ),
         TEXT.or_null(),
     ),
-    **dict.fromkeys(("position", "intervention_type", "act_fn"), TEXT),
+    **dict.fromkeys(("position", "intervention_type", "act_fn", "activation"), TEXT),
     **dict.fromkeys(
         ("split_layers", "fields", "paddlenlp_ext", "base_config_overrides", "base_quantization"), OBJECT.or_null()
     ),
