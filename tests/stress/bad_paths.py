@@ -48,18 +48,18 @@ def programs(folder: Path) -> dict[str, tuple[str, Keys]]:
     """Return the programs with valid arguments: name -> module, arguments; those with a slash are varied."""
     model, adapter, rows = f"{folder}/model", f"{folder}/adapter", f"{folder}/rows.jsonl"
     predict = {"model_name_or_path": model, "lora_path": adapter, "data_file": rows, **SHORT}
-    train = {"model_name_or_path": model, "data_cache_dir": f"{folder}/work/cache", **TRAINING}
-    sft = {**train, "dataset_name_or_path": f"{folder}/set", "output_dir": f"{folder}/work/out"}
-    pairs = {**train, "train_dataset_path": f"{folder}/pairs.jsonl", "output_dir": f"{folder}/work/out"}
+    train = {"model_name_or_path": model, "data_cache_dir": f"{folder}/own/cache", **TRAINING}
+    sft = {**train, "dataset_name_or_path": f"{folder}/set", "output_dir": f"{folder}/own/out"}
+    pairs = {**train, "train_dataset_path": f"{folder}/pairs.jsonl", "output_dir": f"{folder}/own/out"}
     pairs = {"max_seq_len" if key == "max_length" else key: value for key, value in pairs.items()}
-    merged = {"model_name_or_path": model, "output_path": f"{folder}/work/merged"}
+    merged = {"model_name_or_path": model, "output_path": f"{folder}/own/merged"}
     return {
-        "predictor.py": ("predict.predictor", {**predict, "output_file": f"{folder}/work/out.json"}),
+        "predictor.py": ("predict.predictor", {**predict, "output_file": f"{folder}/own/out.json"}),
         "chat": ("predict.predictor", {"model_name_or_path": model, "chat_template": f"{folder}/chat.jinja", **SHORT}),
         "reward_predictor.py": (
             "predict.reward_predictor",
             {"model_name_or_path": f"{folder}/reward", "data_file": f"{folder}/pairs.jsonl"}
-            | {"output_file": f"{folder}/work/out.json", "chat_template": "none"},
+            | {"output_file": f"{folder}/own/out.json", "chat_template": "none"},
         ),
         "merge_lora_params.py": ("merge_lora_params", {**merged, "lora_path": adapter}),
         "copy": ("merge_lora_params", merged),
@@ -104,8 +104,8 @@ def bad_paths(folder: Path, good: str) -> dict[str, str]:
 def streams(folder: Path) -> dict[str, tuple[str | None, str | None]]:
     """Return paths for standard input and output; None: closed."""
     return {
-        "closed stdin": (None, f"{folder}/work/stdout"),
-        "undecodable stdin": (f"{folder}/binary.jsonl", f"{folder}/work/stdout"),
+        "closed stdin": (None, f"{folder}/own/stdout"),
+        "undecodable stdin": (f"{folder}/binary.jsonl", f"{folder}/own/stdout"),
         "closed stdout": (f"{folder}/question", None),
         "full stdout": (f"{folder}/question", "/dev/full"),
     }
@@ -126,7 +126,7 @@ def write_inputs(folder: Path) -> None:
     adapted.save_pretrained(folder / "adapter")
     for name in ("model", "reward"):
         tokenizer.save_pretrained(folder / name)
-    for name in ("set", "empty", "work", "closed", "read-only", "unreadable"):
+    for name in ("set", "empty", "own", "closed", "read-only", "unreadable"):
         (folder / name).mkdir()
     for name, rows in (("rows", ROWS), ("pairs", PAIRS), ("set/train", ROWS), ("set/dev", ROWS), ("unreadable", ROWS)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -144,7 +144,7 @@ def write_inputs(folder: Path) -> None:
         ("unreadable/adapter_config.json", 0),
         ("closed", 0),
         ("read-only", 0o555),
-        ("work", 0o777),
+        ("own", 0o777),
         (".", 0o755),
     ):
         (folder / name).chmod(mode)
@@ -152,7 +152,7 @@ def write_inputs(folder: Path) -> None:
 
 def attempts(folder: Path, keys: Keys) -> Iterator[tuple[str, Keys, tuple[str | None, str | None]]]:
     """Yield each attempt with its name: arguments, standard input and output."""
-    usual = (f"{folder}/question", f"{folder}/work/stdout")
+    usual = (f"{folder}/question", f"{folder}/own/stdout")
     if "tp" not in keys:  # the model has no shards
         yield "valid", keys, usual
     for name, pair in streams(folder).items():
@@ -181,8 +181,8 @@ def end_of(module: str, keys: Keys, folder: Path, source: str | None, output: st
             if os.geteuid() == 0:
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
-            os.environ.update(HOME=f"{folder}/work", XDG_CACHE_HOME=f"{folder}/work/cache", PADDLENLP_EXT_NATIVE="0")
-            os.chdir(folder / "work")
+            os.environ.update(HOME=f"{folder}/own", XDG_CACHE_HOME=f"{folder}/own/cache", PADDLENLP_EXT_NATIVE="0")
+            os.chdir(folder / "own")
             argv = [word for key in keys for word in (f"--{key}", keys[key])]
             run_command(importlib.import_module(f"llm.{module}").main, argv)
             code = 0
@@ -221,7 +221,7 @@ def main() -> int:
                 continue
             ends = Counter[str]()
             for attempt, arguments, (source, output) in attempts(folder, keys):
-                clear(folder / "work")
+                clear(folder / "own")
                 code, text = end_of(module, arguments, folder, source, output)
                 errors = [line for line in text.splitlines() if line.startswith("error: ")]
                 is_refused = code == 2 and len(errors) == 1 and "Traceback" not in text
