@@ -19,6 +19,7 @@ from paddlenlp_ext.checkpoint.gguf.header import GgufTensor, read_header
 T = TypeVar("T")
 _KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 _ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}
+_LARGEST_FLOAT32 = 2.0**128 - 2.0**104
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -90,6 +91,8 @@ class GgufFile:
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
         if type(value) not in _ACCEPTED[kind]:
             raise ValueError(f"{self.path}: {key} is {_shown(value)}, not {_KINDS[kind]}; the file is damaged")
+        if kind is float and not abs(value) <= _LARGEST_FLOAT32:  # also true for NaN
+            raise ValueError(f"{self.path}: {key} is {value}, not a finite float32; the file is damaged")
         return value
 
 

@@ -147,6 +147,16 @@ def test_config_from_gguf_damaged_count_is_named(key, value, write_gguf, llama_m
         config_from_gguf(damaged)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [1e39, -1e300, float("inf"), float("nan")])
+@pytest.mark.parametrize("key", ["attention.layer_norm_rms_epsilon", "rope.freq_base"])
+def test_config_from_gguf_number_beyond_float32_is_named(key, value, write_gguf, llama_metadata):
+    file = open_gguf(write_gguf(llama_metadata, EMBEDDING))
+    damaged = GgufFile(file.path, file.metadata | {f"llama.{key}": value}, file.tensors)
+    with pytest.raises(ValueError, match=re.escape(f"model.gguf: llama.{key} is {value}, not a finite float32")):
+        config_from_gguf(damaged)
+
+
 def test_config_from_gguf_without_embedding_is_named(write_gguf, llama_metadata):
     with pytest.raises(ValueError, match=r"no tensor token_embd\.weight"):
         read_model_config(write_gguf(llama_metadata, {"output_norm.weight": np.zeros(32, np.float32)}))
