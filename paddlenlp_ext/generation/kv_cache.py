@@ -13,8 +13,8 @@ P = 2, rows of 3 and 1 tokens, and two steps of decoding:
 
 A query reads the prefix and its own row from `key_starts` to itself; with a sliding window, only the newest of these.
 
-Shapes: B batch, S new positions, C capacity, P positions of the prefix, N query heads, K key-value heads, H head
-dimension of keys, E head dimension of values.
+Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
+E head dimension of values.
 """
 
 from __future__ import annotations
@@ -25,15 +25,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, attention
-from paddlenlp_ext.ops.attention.decode import (
-    CachedLayer,
-    ReservedPositions,
-    VisiblePositions,
-    decode_attention,
-    store_positions,
-)
-from paddlenlp_ext.ops.attention.scores import PLAIN
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.cache import ReservingCache
+from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
 
 BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
 
@@ -96,7 +90,7 @@ class _LayerKeyValues:
                 store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([store_BKCH.shape[0], *own_1KPH.shape[1:]])
 
 
-class KVCache:
+class KVCache(ReservingCache):
     """Key-value cache of the layers in this process; it grows by a block when it is full, and holds no gradients.
 
     Attributes:
@@ -187,26 +181,6 @@ class KVCache:
             self._slots = {slot: np.full(len(self._starts_B), slot, np.int64)}
         return ReservedPositions(*layer.tensors, self._slots[slot], self._visible_positions(start, layer, window))
 
-    @paddle.no_grad()
-    def attend(
-        self,
-        layer_index: int,
-        q_BSNH: paddle.Tensor,
-        k_BSKH: paddle.Tensor,
-        v_BSKE: paddle.Tensor,
-        window: int | None,
-        scale: float,
-        implementation: str | None = None,
-        options: ScoreOptions = PLAIN,
-    ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
-
-        The stored tensors are read in place. In an empty cache the queries come with all their keys, so
-        `implementation` computes attention as in training.
-        """
-        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
-        return attend_to(cached, q_BSNH, k_BSKH, v_BSKE, scale, implementation, options)
-
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
         if key not in self._derived:
@@ -243,41 +217,11 @@ class KVCache:
         return self._layouts[length, window]
 
     def _visible_positions(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
-        """Return the ranges of positions that the queries from `start` to the layer's end attend to.
-
-        A query inside the padding attends only to itself, so that its unused result stays finite.
-        """
+        """Return the positions that the queries from `start` to the layer's end attend to."""
         key = (start, layer.length, window)
         if key not in self._visible:
             if any(cached[:2] != key[:2] for cached in self._visible):
                 self._visible.clear()
-            starts_B1, queries_S = self._starts_B[:, None], np.arange(start, layer.length)
-            own_first_BS = np.minimum(starts_B1, queries_S)
-            before, prefix_first_BS = layer.prefix_length, np.zeros_like(own_first_BS)
-            if window is not None:  # the prefix ends where its row's tokens begin
-                oldest_S = queries_S - window + 1
-                own_first_BS = np.maximum(own_first_BS, oldest_S)
-                prefix_first_BS = np.clip(before + oldest_S - starts_B1, 0, before)
-            own_end_BS = np.broadcast_to(queries_S + 1, own_first_BS.shape)
-            prefix_end_BS = np.full_like(own_first_BS, before)
-            ranges = (prefix_first_BS, prefix_end_BS, before + own_first_BS, before + own_end_BS)
-            positions_BS = np.maximum(queries_S - starts_B1, 0)
-            self._visible[key] = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
+            queries_1S = np.arange(start, layer.length)[None]
+            self._visible[key] = VisiblePositions.of_rows(queries_1S, self._starts_B, layer.prefix_length, window)
         return self._visible[key]
-
-
-def attend_to(
-    cached: CachedLayer,
-    q_BSNH: paddle.Tensor,
-    k_BSKH: paddle.Tensor,
-    v_BSKE: paddle.Tensor,
-    scale: float,
-    implementation: str | None = None,
-    options: ScoreOptions = PLAIN,
-) -> paddle.Tensor:
-    """Return the attention of new queries over a cached layer, to which their keys and values were appended."""
-    if cached.layout is not None:
-        rest = (scale, implementation, cached.prefix, options)
-        return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)
-    assert cached.visible is not None, "a layer has a layout or visible positions"
-    return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.generation.kv_cache import BLOCK, attend_to
-from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions
+from paddlenlp_ext.generation.kv_cache import BLOCK
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.cache import ReservingCache
 from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
-from paddlenlp_ext.ops.attention.scores import PLAIN
 
 _ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
 
@@ -123,8 +123,8 @@ class SlotCache:
         return RowsOfCache(self, first, num_rows, prompt_lengths)
 
 
-class RowsOfCache:
-    """Cache of one forward pass over some rows of a `SlotCache`; its interface is `nn.attention.KeyValueCache`.
+class RowsOfCache(ReservingCache):
+    """Cache of one forward pass over some rows of a `SlotCache`.
 
     Columns count from the first position of the pass, so that `length` is 0 and the tokens of a row begin in a column
     that is not positive.
@@ -134,8 +134,6 @@ class RowsOfCache:
         prompt_end: column at which the prompt of each row ends.
     """
 
-    length = 0
-
     def __init__(self, cache: SlotCache, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> None:
         self._cache, self._rows = cache, slice(first, first + num_rows)
         self._lengths_B = np.asarray(cache.lengths[self._rows], np.int64)
@@ -143,6 +141,11 @@ class RowsOfCache:
         self.prompt_end = (np.asarray(prompt_lengths, np.int64) - self._lengths_B).tolist()
         self._layouts: dict[int | None, AttentionLayout] = {}
         self._visible: dict[tuple[int | None, int], VisiblePositions] = {}
+
+    @property
+    def length(self) -> int:
+        """Column of the first new position."""
+        return 0
 
     @property
     def is_new(self) -> bool:
@@ -202,22 +205,6 @@ class RowsOfCache:
         visible = self._visible_positions(length, layer.prefix_length, window)
         return ReservedPositions(k_RKCH, v_RKCE, starts_B, visible, self._rows.start)
 
-    @paddle.no_grad()
-    def attend(
-        self,
-        layer_index: int,
-        q_BSNH: paddle.Tensor,
-        k_BSKH: paddle.Tensor,
-        v_BSKE: paddle.Tensor,
-        window: int | None,
-        scale: float,
-        implementation: str | None = None,
-        options: ScoreOptions = PLAIN,
-    ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, E]."""
-        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
-        return attend_to(cached, q_BSNH, k_BSKH, v_BSKE, scale, implementation, options)
-
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key` for all passes: weights in another form."""
         if key not in self._cache.derived_tensors:
@@ -230,16 +217,9 @@ class RowsOfCache:
         return self._layouts[window]
 
     def _visible_positions(self, num_new: int, prefix_length: int, window: int | None) -> VisiblePositions:
-        """Return the ranges of columns that each new position attends to: of the prefix and of its own row."""
+        """Return the positions that each new position attends to."""
         if (window, prefix_length) not in self._visible:
-            positions_BS = self._lengths_B[:, None] + np.arange(num_new)
-            oldest_BS = np.zeros_like(positions_BS) if window is None else positions_BS - window + 1
-            own_first_BS, own_end_BS = np.maximum(oldest_BS, 0), positions_BS + 1
-            prefix_first_BS = (
-                np.clip(prefix_length + oldest_BS, 0, prefix_length) if window else np.zeros_like(oldest_BS)
-            )
-            prefix_end_BS = np.full_like(oldest_BS, prefix_length)
-            ranges = (prefix_first_BS, prefix_end_BS, prefix_length + own_first_BS, prefix_length + own_end_BS)
-            visible = VisiblePositions(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
-            self._visible[window, prefix_length] = visible
+            queries_BS = self._lengths_B[:, None] + np.arange(num_new)
+            starts_B = np.zeros_like(self._lengths_B)
+            self._visible[window, prefix_length] = VisiblePositions.of_rows(queries_BS, starts_B, prefix_length, window)
         return self._visible[window, prefix_length]

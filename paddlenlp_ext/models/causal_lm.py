@@ -18,12 +18,12 @@ from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_shard
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import Decoder
-from paddlenlp_ext.nn.attention import KeyValueCache
 from paddlenlp_ext.nn.causal_lm import AdaptedHead, CausalLMOutput, DocumentLengths, causal_lm_forward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import DocumentParents
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.soft_cap import soft_cap
 from paddlenlp_ext.quantization.hf_config import with_quantization

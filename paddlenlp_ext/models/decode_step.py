@@ -1,7 +1,7 @@
-"""Decoding step of several layers as one C++ call (csrc/decode_layers.cpp): the numbers of the layers, computed sooner.
+"""Decoding step of several layers in one C++ call (csrc/decode_layers.cpp), equal to running them one by one.
 
-A step of a small model has some 400 ops, each of which takes as long to call as to run. Layers with an adapter or a
-hook, experts and latent attention run op by op, and so does everything on other devices.
+A step of a small model has some 400 ops, and calling an op takes as long as running it. Layers with an adapter or a
+hook, with experts or with latent attention run op by op, and so do all layers on other devices.
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -17,10 +17,11 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.layers import PostNormLayer, PreNormLayer, SandwichLayer
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs, ReservingCache
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention.cache import ReservingCache
 from paddlenlp_ext.ops.attention.decode import ReservedPositions
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.ops.cpu.api import struct
@@ -37,8 +38,8 @@ def run_decode_step(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
-    cache: Any = inputs.cache
-    if not getattr(cache, "has_positions", False):  # an empty cache, or one without `reserve`
+    cache = inputs.cache
+    if not isinstance(cache, ReservingCache) or not cache.has_positions:
         return None
     if x_BSD.shape[0] * x_BSD.shape[1] > SMALL_BATCH_ROWS or inputs.adapter_inputs is not None:
         return None
@@ -141,10 +142,11 @@ class DecodeStep:
 
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
         """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
-        self._sizes.batch, self._sizes.length = x_BSD.shape[:2]
+        batch, length = x_BSD.shape[:2]
+        self._sizes.batch, self._sizes.length = batch, length
         addresses = _Addresses()
         for index, (attention, to) in enumerate(zip(self._attentions, self._layers, strict=True)):
-            reserved = cache.reserve(attention.layer_index, x_BSD.shape[1], attention.window)
+            reserved = cache.reserve(attention.layer_index, length, attention.window)
             if self._stored[index] != (id(reserved.keys), reserved.row):
                 self._set_stored(index, reserved)
             to.starts, to.ranges = addresses.of_array(reserved.starts), addresses.of_array(reserved.visible.ranges)

@@ -17,7 +17,7 @@ from paddle import nn
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decode_step import run_decode_step
 from paddlenlp_ext.models.layers import DECODER_LAYERS
-from paddlenlp_ext.nn.attention import AttentionInputs, KeyValueCache
+from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.causal_lm import DocumentLengths
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import MixtureOfExperts
@@ -25,6 +25,7 @@ from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.utils.random import seed_of
 
 

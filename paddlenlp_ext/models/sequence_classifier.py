@@ -19,8 +19,8 @@ from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
-from paddlenlp_ext.nn.attention import KeyValueCache
 from paddlenlp_ext.nn.causal_lm import CausalLMOutput, DocumentLengths
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 
 
 class ScoreHead(nn.Layer):

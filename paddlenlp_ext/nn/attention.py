@@ -20,9 +20,9 @@ values, usually H, R rotated channels of a head, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
@@ -33,59 +33,9 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
-from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rope import apply_rope
-
-
-class KeyValueCache(Protocol):
-    """Interface of the cache that attention uses; generation/kv_cache.py implements it."""
-
-    key_starts: paddle.Tensor
-
-    @property
-    def length(self) -> int:
-        """Number of positions in every layer, padding included."""
-        ...
-
-    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record the sets of rotary frequencies of a forward pass (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
-        ...
-
-    def attend(
-        self,
-        layer_index: int,
-        q_BSNH: paddle.Tensor,
-        k_BSKH: paddle.Tensor,
-        v_BSKE: paddle.Tensor,
-        window: int | None,
-        scale: float,
-        implementation: str | None,
-        options: ScoreOptions,
-    ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention of the queries over all keys, [B, S, N, E]."""
-        ...
-
-    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append what a layer stores of each position, and return the contents of the layer."""
-        ...
-
-    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`."""
-        ...
-
-
-class ReservingCache(Protocol):
-    """Interface of caches whose positions another program may write (models/decode_step.py)."""
-
-    @property
-    def has_positions(self) -> bool:
-        """Return whether every layer has stored positions, so that `reserve` works."""
-        ...
-
-    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
-        """Count new positions of a layer as stored, and return the slots where the caller writes them."""
-        ...
 
 
 @dataclass(frozen=True)

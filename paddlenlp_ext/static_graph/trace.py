@@ -31,15 +31,15 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.attention.decode import CachedLayer, decode_attention
-from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.attention.decode import CachedLayer
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 
 CacheShapes = tuple[tuple[int, int], ...]
 """Heads and channels of each cached tensor: keys and values of layer 0, of layer 1, ..."""
 
 
-class GraphCache:
+class GraphCache(KeyValueCache):
     """Key-value cache of a traced program.
 
     A token's position is its number among the tokens of its row, whatever the slots between them.
@@ -78,22 +78,6 @@ class GraphCache:
         cached = self._cached[2 * layer_index : 2 * layer_index + 2]
         keys_BKCH, values_BKCE = (paddle.concat(list(pair), axis=2) for pair in zip(cached, new, strict=True))
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
-
-    def attend(
-        self,
-        layer_index: int,
-        q_BSNH: paddle.Tensor,
-        k_BSKH: paddle.Tensor,
-        v_BSKE: paddle.Tensor,
-        window: int | None,
-        scale: float,
-        implementation: str | None = None,
-        options: ScoreOptions = PLAIN,
-    ) -> paddle.Tensor:
-        """Append the keys and values of a layer; return the attention over all keys, [B, S, N, E]."""
-        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
-        assert cached.visible is not None, "set by append"
-        return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`; the inference engine computes it once, because it depends on weights only."""

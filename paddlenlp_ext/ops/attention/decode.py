@@ -51,6 +51,33 @@ class VisiblePositions:
     positions: np.ndarray | None = None
     _biases: dict[int, paddle.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
+    @classmethod
+    def of_rows(
+        cls, queries_BS: np.ndarray, starts_B: np.ndarray, prefix_length: int, window: int | None
+    ) -> VisiblePositions:
+        """Return the slots that queries see: those of the prefix, and their own row from its start to themselves.
+
+        A query inside the padding attends only to itself, so that its unused result stays finite.
+
+        Args:
+            queries_BS: int64 [B, S] or [1, S], position of each query among the slots after the prefix.
+            starts_B: int64 [B], position of the first token of each row.
+            prefix_length: number of slots of the prefix, which precedes the tokens of each row.
+            window: positions that a query attends to, itself included; None: all.
+        """
+        starts_B1 = starts_B[:, None]
+        own_first_BS = np.minimum(starts_B1, queries_BS)
+        prefix_first_BS = np.zeros_like(own_first_BS)
+        if window is not None:
+            oldest_BS = queries_BS - window + 1
+            own_first_BS = np.maximum(own_first_BS, oldest_BS)
+            prefix_first_BS = np.clip(prefix_length + oldest_BS - starts_B1, 0, prefix_length)
+        own_end_BS = np.broadcast_to(queries_BS + 1, own_first_BS.shape)
+        prefix_end_BS = np.full_like(own_first_BS, prefix_length)
+        ranges = (prefix_first_BS, prefix_end_BS, prefix_length + own_first_BS, prefix_length + own_end_BS)
+        positions_BS = np.maximum(queries_BS - starts_B1, 0)
+        return cls(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
+
     def bias(self, num_slots: int) -> paddle.Tensor:
         """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
         if num_slots not in self._biases:

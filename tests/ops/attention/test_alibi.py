@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation import kv_cache
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.ops.attention import AttentionLayout, ScoreOptions, alibi_slopes, attention, blockwise
+from paddlenlp_ext.ops.attention import cache as cache_module
 from paddlenlp_ext.ops.attention.decode import decode_attention_reference
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
@@ -103,7 +103,7 @@ def test_alibi_attention_in_bf16_is_close_to_the_formula():
 def test_alibi_decoding_of_padded_rows_matches_full_attention(prefix_length, window, is_native, monkeypatch):
     """Decode one, then several positions, with 4 positions of padding in the second row, after a prefix."""
     if not is_native:
-        monkeypatch.setattr(kv_cache, "decode_attention", decode_attention_reference)
+        monkeypatch.setattr(cache_module, "decode_attention", decode_attention_reference)
     length, pad, options = 23, 4, ScoreOptions(slopes=alibi_slopes(6))
     q = normal(0, 2, length, 6, 4)
     k, v = (normal(seed, 2, length, 2, 4) for seed in (1, 2))

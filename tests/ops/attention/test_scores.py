@@ -6,7 +6,6 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation import kv_cache
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.ops.attention import (
     AttentionLayout,
@@ -16,6 +15,7 @@ from paddlenlp_ext.ops.attention import (
     blockwise,
     modified_attention_op,
 )
+from paddlenlp_ext.ops.attention import cache as cache_module
 from paddlenlp_ext.ops.attention.decode import decode_attention_reference
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
@@ -150,7 +150,7 @@ def test_attention_cpp_with_other_thread_counts_gives_same_bits(cpp_threads):
 def test_decoding_with_score_options_matches_full_attention(window, prefix_length, options, is_native, monkeypatch):
     """Decode one, then several positions, with 4 positions of padding in the second row, after a prefix."""
     if not is_native:
-        monkeypatch.setattr(kv_cache, "decode_attention", decode_attention_reference)
+        monkeypatch.setattr(cache_module, "decode_attention", decode_attention_reference)
     length, pad, softcap, slopes = 23, 4, options.get("softcap"), "slopes" in options
     q, k, v, *sinks = arguments(6, 2, (2, length), "sinks" in options)
     score_options = options_of(6, softcap, slopes, tuple(map(paddle.to_tensor, sinks)))
