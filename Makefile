@@ -20,14 +20,15 @@ test-layouts: .venv/installed-dev
 mutants: .venv/installed-dev
 	$(BIN)/python -m tests.mutation.run $(ARGS)
 
-# The op tests with a C++ library that AddressSanitizer and UBSan instrument (docs/cpu.md). Paddle is not instrumented:
-# ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs the path of its libraries.
+# Tests of ops and of the decoding step with a C++ library that AddressSanitizer and UBSan instrument (docs/cpu.md).
+# Paddle is not instrumented: ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs
+# the path of its libraries.
 SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPTIONS=print_stacktrace=1 \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 sanitize: .venv/installed-dev
 	$(SANITIZED) LD_LIBRARY_PATH=$$(echo $$PWD/.venv/lib/python3*/site-packages/paddle/libs) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest tests/ops --ignore-glob='tests/ops/*triton*'
+	  $(BIN)/python -m pytest tests/ops tests/models/test_decode_step.py --ignore-glob='tests/ops/*triton*'
 
 # Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev

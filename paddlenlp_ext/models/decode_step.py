@@ -147,12 +147,15 @@ class DecodeStep:
         addresses = _Addresses()
         for index, (attention, to) in enumerate(zip(self._attentions, self._layers, strict=True)):
             reserved = cache.reserve(attention.layer_index, length, attention.window)
+            assert reserved.visible.ranges.shape[:2] == (batch, length), "the cache does not match the hidden states"
             if self._stored[index] != (id(reserved.keys), reserved.row):
                 self._set_stored(index, reserved)
             to.starts, to.ranges = addresses.of_array(reserved.starts), addresses.of_array(reserved.visible.ranges)
             if attention.rotates:
                 cos, sin = rotations[attention.layer_index]
-                to.cos, to.sin, to.rotated = addresses.of_tensor(cos), addresses.of_tensor(sin), cos.shape[-1]
+                *positions, to.rotated = cos.shape
+                assert positions == [batch, length], "the positions do not match the hidden states"
+                to.cos, to.sin = addresses.of_tensor(cos), addresses.of_tensor(sin)
         out_BSD = x_BSD.clone()
         run = library.function("decode_layers")
         run(ctypes.byref(self._layers), len(self._layers), ctypes.byref(self._sizes), library.pointer(out_BSD))

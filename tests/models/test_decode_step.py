@@ -132,6 +132,23 @@ def test_decode_step_with_adapter_or_hook_or_many_positions_runs_op_by_op(monkey
     assert decoded(adapted, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
 
 
+@pytest.mark.parametrize(
+    ("ids", "positions", "message"),
+    [
+        ([[7], [8]], [[21]], "the positions do not match the hidden states"),
+        ([[7]], [[21]], "the cache does not match the hidden states"),
+        ([[7]] * 3, [[21]] * 3, "the cache does not match the hidden states"),
+    ],
+)
+def test_decode_step_with_another_number_of_rows_raises(ids, positions, message):
+    """Test that C++ neither reads nor writes beyond tables and caches of two rows."""
+    model = tiny_model("llama_grouped_heads")
+    with paddle.no_grad():
+        cache, _ = prefill(model, PROMPTS[:2])
+        with pytest.raises(AssertionError, match=message):
+            model.hidden_states(paddle.to_tensor(ids), position_ids=paddle.to_tensor(positions), cache=cache)
+
+
 def test_decode_step_with_zero_points_equals_the_full_sequence():
     """Test weights in the layout of GPTQ, whose codes alone would be another matrix."""
     model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["llama_grouped_heads"]})

@@ -1,5 +1,5 @@
 // Decoding step of several decoder layers in one parallel region: norms, projections, rotation, attention over the
-// cache and feed-forward. The numbers are those of the separate ops, which take longer to call than to run for a small
+// cache and feed-forward. The results are those of the separate ops, which take longer to call than to run for a small
 // model.
 //
 // Every thread computes its part of the outputs of a matrix, or of the key heads, from tensors that all threads have
@@ -18,7 +18,7 @@
 namespace plx {
 namespace {
 
-constexpr i64 OUTPUTS = 8;  // a multiple of the outputs that a product computes together
+constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided: a multiple of those that a product computes together
 
 // Consecutive arrays in one block of memory; with a null block their total size.
 class Arrays {
@@ -38,14 +38,14 @@ class Arrays {
 
 // Tensors that all threads write parts of.
 struct Shared {
-    float *q, *k, *v, *attended, *projected, *gate, *up, *lowered;
+    float *q, *k, *v, *attended, *projected, *gate, *up, *down;
     Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
         : q(arrays.take(positions * sizes.heads * sizes.head_dim)),
           k(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
           v(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
           attended(arrays.take(positions * sizes.heads * sizes.head_dim)),
           projected(arrays.take(positions * sizes.hidden)), gate(arrays.take(positions * sizes.inner)),
-          up(arrays.take(positions * sizes.inner)), lowered(arrays.take(positions * sizes.hidden)) {}
+          up(arrays.take(positions * sizes.inner)), down(arrays.take(positions * sizes.hidden)) {}
 };
 
 // Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one task of attention.
@@ -89,7 +89,8 @@ class Worker {
 
     void project_out(const DecodeLayer& layer) { multiply(*layer.o, shared_.attended, shared_.projected); }
 
-    void widen(const DecodeLayer& layer) {
+    // Adds the attention to the hidden states; computes the gated activations of the feed-forward block in `gate`.
+    void project_up(const DecodeLayer& layer) {
         add(shared_.projected, layer.attention_out_norm);
         const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
         multiply(*layer.gate, normed, shared_.gate);
@@ -105,9 +106,9 @@ class Worker {
         }
     }
 
-    void lower(const DecodeLayer& layer) { multiply(*layer.down, shared_.gate, shared_.lowered); }
+    void project_down(const DecodeLayer& layer) { multiply(*layer.down, shared_.gate, shared_.down); }
 
-    void finish(const DecodeLayer& layer) { add(shared_.lowered, layer.mlp_out_norm); }
+    void add_feed_forward(const DecodeLayer& layer) { add(shared_.down, layer.mlp_out_norm); }
 
   private:
     // First and last output of this thread's part.
@@ -154,11 +155,14 @@ class Worker {
         });
     }
 
-    // A projected head, normed and rotated.
-    void turn_head(const DecodeLayer& layer, const float* from, const float* norm, i64 position, float* to) const {
+    // Writes the norm and rotation of a projected head to `to`.
+    void norm_and_rotate(const DecodeLayer& layer, const float* from, const float* norm, i64 position,
+                         float* to) const {
         const i64 size = sizes_.head_dim;
-        const bool norms_first = norm != nullptr && !layer.norms_after_rotation;
-        norms_first ? norm_row(from, norm, size, to) : void(std::copy_n(from, size, to));
+        if (norm != nullptr && !layer.norms_after_rotation)
+            norm_row(from, norm, size, to);
+        else
+            std::copy_n(from, size, to);
         if (layer.cos != nullptr) {
             const i64 at = position * layer.rotated;
             auto rotate = layer.is_interleaved ? rotate_pairs : rotate_head;
@@ -174,13 +178,13 @@ class Worker {
         float *const keys = layer.keys + cache, *const values = layer.values + cache;
         for (i64 i = 0; i < sizes_.length; ++i) {
             const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (layer.starts[row] + i) * size;
-            turn_head(layer, shared_.k + from, layer.k_norm, first + i, keys + to);
+            norm_and_rotate(layer, shared_.k + from, layer.k_norm, first + i, keys + to);
             std::copy_n(shared_.v + from, size, values + to);
         }
         for (i64 position = first; position < first + sizes_.length; ++position) {
             const i64 at = (position * sizes_.heads + head * group) * size;
             for (i64 i = 0; i < group; ++i)
-                turn_head(layer, shared_.q + at + i * size, layer.q_norm, position, own_.heads + i * size);
+                norm_and_rotate(layer, shared_.q + at + i * size, layer.q_norm, position, own_.heads + i * size);
             const i64* const range = layer.ranges + position * 4;
             const CachedScoreOptions options(layer.scale, layer.softcap,
                                              layer.sinks == nullptr ? nullptr : layer.sinks + head * group);
@@ -219,9 +223,9 @@ Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSize
                 phase([&] { worker->project(*layer); });
                 phase([&] { worker->attend_heads(*layer); });
                 phase([&] { worker->project_out(*layer); });
-                phase([&] { worker->widen(*layer); });
-                phase([&] { worker->lower(*layer); });
-                if (!error.is_set()) worker->finish(*layer);
+                phase([&] { worker->project_up(*layer); });
+                phase([&] { worker->project_down(*layer); });
+                if (!error.is_set()) worker->add_feed_forward(*layer);
             }
             if (thread == 0 && !error.is_set()) std::copy_n(worker->x(), count, x);
         }
