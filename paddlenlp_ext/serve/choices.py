@@ -99,6 +99,11 @@ class Event:
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: Exception | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """True if a client need not receive the event."""
+        return not (self.text or self.logprobs or self.finish_reason) and self.prompt_logprobs is None
+
 
 class Choice:
     """Receiver of the engine's calls for one answer; they become events, sent from the engine's thread.

@@ -58,6 +58,7 @@ class GenerationRequest:
         stream: send the answer in parts.
         include_usage: send the numbers of tokens at the end of a stream.
         num_top: number of most likely tokens with log-probabilities; None: no log-probabilities.
+        echo: return the prompt before the answer; never in a chat.
     """
 
     model: str
@@ -69,6 +70,7 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     num_top: int | None
+    echo: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +82,9 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(GenerationRequest):
-    """Request of continuations of prompts, each a text or token ids; with `echo` the prompt is returned too."""
+    """Request of continuations of prompts, each a text or token ids."""
 
     prompts: tuple[str | list[int], ...]
-    echo: bool
 
 
 def parse_chat(fields: Fields) -> ChatRequest:

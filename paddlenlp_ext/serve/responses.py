@@ -1,14 +1,17 @@
-"""Responses of OpenAI's interface: chat and text completions, in full or as the chunks of a stream."""
+"""Responses of OpenAI's interface: chat and text completions, in full or as the chunks of a stream, and errors."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from paddlenlp_ext.generation.logprobs import TokenLogprob
 from paddlenlp_ext.serve.choices import Event
+from paddlenlp_ext.serve.errors import ApiError
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_LOGPROB = -9999.0  # JSON has no infinity
@@ -144,6 +147,17 @@ class CompletionFormat:
         for token, value in (*each.top, (each.token, each.logprob)):
             found.setdefault(self._texts[token], _finite(value))
         return found
+
+
+ResponseFormat = ChatFormat | CompletionFormat
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return the response of an error, with further headers of its status."""
+    own = {"retry-after": "1"} if error.status == 429 else {}
+    if error.status in (408, 413):  # the rest of the body is not read
+        own["connection"] = "close"
+    return JSONResponse(error.body(), error.status, {**(headers or {}), **own})
 
 
 def usage(num_prompt: int, num_new: int) -> dict[str, int]:

@@ -65,4 +65,5 @@ def serve(arguments: ServeArguments) -> None:
     host = f"[{address}]" if ":" in address else address
     logger.info("serving %s on http://%s:%d/v1", ", ".join(models.by_name), host, port)
     uvicorn.Server(config).run(sockets=[listener])
+    worker.close()  # uvicorn skips the end of the application after a second Ctrl-C
     logger.info("stopped")

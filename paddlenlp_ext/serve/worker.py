@@ -10,6 +10,8 @@ from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
+_LAST_STEP_S = 30.0
+"""Seconds that the last forward pass may take after all requests have ended or are cancelled."""
 
 
 class Worker:
@@ -52,13 +54,15 @@ class Worker:
             self._inbox += requests
             self._changed.notify()
 
-    def close(self, timeout: float | None = None) -> bool:
+    def close(self, timeout: float = _LAST_STEP_S) -> bool:
         """Finish all requests and end the thread; return False if it still runs after `timeout` seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout)
+        if self._thread.is_alive():
+            logger.warning("the engine still runs after %g seconds; its last answers are lost", timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

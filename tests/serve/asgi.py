@@ -15,12 +15,14 @@ class Reply:
     Attributes:
         status, headers: status and headers.
         parts: bodies of the messages, in the order in which they were sent.
+        defect: exception that the application raised after a response with status 500.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.parts: list[bytes] = []
+        self.defect: Exception | None = None
 
     @property
     def json(self) -> Any:
@@ -100,7 +102,12 @@ async def call(
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # the HTTP server logs it
+        if reply.status != 500:
+            raise
+        reply.defect = error
     return reply
 
 

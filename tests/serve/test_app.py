@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -227,6 +228,26 @@ def test_failing_model_is_an_error_and_the_server_goes_on(models, monkeypatch):
 
     failed, after = served(models, use)
     assert (failed.status, failed.json["error"]["code"], after.status) == (500, "model_error", 200)
+
+
+def test_defect_of_a_handler_is_an_error_in_the_form_of_all_others(models, monkeypatch):
+    monkeypatch.setattr("paddlenlp_ext.serve.app.parse_completion", lambda *_: 1 / 0)
+    reply = served(models, lambda app: call(app, COMPLETIONS, {"model": "base", "prompt": "a"}))
+    assert (reply.status, reply.json["error"]["code"]) == (500, "internal_error")
+    assert isinstance(reply.defect, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"messages": [{"role": "user", "content": "x" * 300}]}, "answer together is 256; shorten the prompt"),
+        ({"prompt": [5] * 250, "max_tokens": 7}, "250 tokens and max_tokens is 7; the limit .* is 256; reduce one"),
+    ],
+)
+def test_prompt_that_exceeds_the_context_is_an_error_with_the_numbers(models, body, message):
+    path = CHAT if "messages" in body else COMPLETIONS
+    error = served(models, lambda app: call(app, path, {"model": "base", **body})).json["error"]
+    assert error["code"] == "context_length_exceeded" and re.search(message, error["message"])
 
 
 def test_api_key_is_required_where_there_is_one(models):

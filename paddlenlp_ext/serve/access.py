@@ -1,0 +1,46 @@
+"""Access to the server: with an API key, or without one from this computer only."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.responses import error_response
+
+
+class AccessCheck:
+    """Middleware that checks the API key, and without one that the request was meant for this computer.
+
+    A web page can send requests to servers on its visitor's computer under a name of its own.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+        self._app, self._expected = app, None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope) if scope["type"] == "http" and scope["path"] != "/health" else None
+        await (self._app if error is None else error_response(error))(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if self._expected is None:
+            host = headers.get("host", "")
+            return None if _is_local(host) else ApiError(403, f"the host {host[:60]!r} is not local", "host_not_local")
+        if hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._expected):
+            return None
+        return ApiError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key")
+
+
+def _is_local(host: str) -> bool:
+    """Return whether the value of a Host header is this computer's own name or address."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
