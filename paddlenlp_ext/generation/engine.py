@@ -88,6 +88,7 @@ class Request:
         num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities at all.
         on_prompt: called once with the log-probabilities of the prompt's tokens from the second on; None: not computed.
         on_token: called with each new token; it returns True to end the request.
+        on_end_token: called with the log-probability of the end token; None: not computed.
         on_end: called once at the end with STOP or LENGTH, or with an error.
         is_cancelled: set by the caller, from any thread, to remove the request without a further call.
     """
@@ -98,6 +99,7 @@ class Request:
     on_token: Callable[[int, TokenLogprob | None], bool]
     on_end: Callable[[str | Exception], None]
     on_prompt: Callable[[list[TokenLogprob]], None] | None = None
+    on_end_token: Callable[[TokenLogprob], None] | None = None
     row: int = 0
     adjustments: Adjustments = field(default_factory=Adjustments)
     variant: str = ""
@@ -131,6 +133,8 @@ class _Row:
             adjusted_1V = request.adjustments.apply(logits_1V, generated)
             token = self.chooser.choose(adjusted_1V, [request.row], [self.tokens], [len(generated)])[0]
         if token in request.decoding.eos_token_ids:
+            if request.on_end_token is not None:
+                request.on_end_token(token_logprobs(logits_1V, [token], request.num_top or 0)[0])
             self.ended = STOP
             return
         self.tokens.append(token)

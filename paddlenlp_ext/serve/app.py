@@ -186,6 +186,8 @@ def _job(
     parsed: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
 ) -> engine.Request:
     """Return the engine's request for one answer."""
+    # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
+    lists_all_tokens = isinstance(parsed, CompletionRequest) and parsed.num_top is not None
     return engine.Request(
         prompt=prompt,
         max_new_tokens=limit,
@@ -194,8 +196,9 @@ def _job(
         adjustments=parsed.adjustments,
         variant=model.name,
         num_top=parsed.num_top,
-        on_prompt=choice.on_prompt if parsed.echo and parsed.num_top is not None else None,
+        on_prompt=choice.on_prompt if lists_all_tokens and parsed.echo else None,
         on_token=choice.on_token,
+        on_end_token=choice.on_end_token if lists_all_tokens else None,
         on_end=choice.on_end,
     )
 

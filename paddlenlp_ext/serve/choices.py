@@ -138,6 +138,10 @@ class Choice:
         self._send(Event(self._number, shown, () if logprob is None else (logprob,), num_tokens=1))
         return self._is_stopped
 
+    def on_end_token(self, logprob: TokenLogprob) -> None:
+        """Send the log-probability of the end token, which has no text and does not count as generated."""
+        self._send(Event(self._number, logprobs=(logprob,)))
+
     def on_end(self, reason: str | Exception) -> None:
         """Send the end of the answer."""
         if isinstance(reason, Exception):

@@ -14,7 +14,7 @@ import pytest
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.serve.app import Limits
 from tests.serve.asgi import call
-from tests.serve.tiny_server import served
+from tests.serve.tiny_server import END, served
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TEXTS = ("red apple", "Grün? 早く!", "x")
@@ -98,6 +98,24 @@ def test_completion_with_echo_returns_the_log_likelihood_of_a_direct_forward_pas
         c["logprobs"]["token_logprobs"][:-1] for c in choices
     ]
     assert only["usage"] == {"prompt_tokens": 8, "completion_tokens": 0, "total_tokens": 8}
+
+
+def test_completion_logprobs_have_an_entry_for_the_end_token(models):
+    """Score a prompt that the model ends: lm-evaluation-harness drops the last entry, that of the token after it."""
+    prompt = models.by_name["base"].tokenizer("Hello")["input_ids"]
+    body = {"model": "base", "prompt": prompt, "max_tokens": 1, "logprobs": 1, "echo": True, "logit_bias": {"256": 100}}
+    reply = answer(models, COMPLETIONS, body)
+    choice, usage = reply["choices"][0], reply["usage"]
+    assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == ("Hello", "stop", 0)
+    assert choice["logprobs"]["tokens"] == [*"Hello", END]
+    model = models.groups.prepare(models.groups.group_of("base"), ["base"])
+    with paddle.no_grad():
+        line = paddle.nn.functional.log_softmax(model(paddle.to_tensor([prompt]))[0, -1], axis=-1).numpy()
+    np.testing.assert_allclose(choice["logprobs"]["token_logprobs"][-1], line[256], rtol=1e-4)
+    events = served(models, lambda app: call(app, COMPLETIONS, {**body, "stream": True})).events
+    streamed = [event["choices"][0]["logprobs"] for event in events]
+    for name in ("tokens", "text_offset", "token_logprobs"):
+        assert [value for part in streamed for value in part[name]] == choice["logprobs"][name]
 
 
 def test_echo_precedes_the_answer_in_text_and_in_streams(models):
