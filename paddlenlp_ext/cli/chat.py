@@ -7,45 +7,39 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.generation.text_decoder import TextDecoder
 
 History = list[tuple[str, str]]
-_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to this
 
 
 class TextStream:
     """Write tokens as text as they arrive, complete characters only."""
 
-    def __init__(self, decode: Callable[[list[int]], str], output: TextIO) -> None:
-        self._decode, self._output = decode, output
-        self._tokens: list[int] = []
+    def __init__(self, decode: Callable[[Sequence[int]], str], output: TextIO) -> None:
+        self._decoder, self._output = TextDecoder(decode), output
         self._written = ""
 
     def put(self, token: int) -> None:
         """Write the text that `token` completes."""
-        self._tokens.append(token)
-        text = self._decode(self._tokens)
-        if text.endswith(_INCOMPLETE_CHARACTER) or not text.startswith(self._written):
-            return
-        self._write(text)
+        self._write(self._decoder.add(token))
 
     def close(self) -> str:
         """Write the remaining text and a line break; return the full text."""
-        text = self._decode(self._tokens)
-        self._write(text)
+        self._write(self._decoder.finish())
         self._output.write("\n")
         self._output.flush()
-        return text
+        return self._written
 
     def _write(self, text: str) -> None:
-        self._output.write(text[len(self._written) :])
+        self._output.write(text)
         self._output.flush()
-        self._written = text
+        self._written += text
 
 
 def chat(
     model: Decoder,
     encode_prompt: Callable[[str, Sequence[tuple[str, str]]], list[int]],
-    decode: Callable[[list[int]], str],
+    decode: Callable[[Sequence[int]], str],
     source: TextIO | None = None,
     output: TextIO | None = None,
     **options: Any,
@@ -75,8 +69,8 @@ def chat(
             continue
         stream = TextStream(decode, output)
         try:
-            prompt_ids = encode_prompt(question, history)
-            generate(model, [prompt_ids], on_token=lambda _, token, put=stream.put: put(token), **options)
+            prompts = [encode_prompt(question, history)]
+            generate(model, prompts, batch_size=1, on_token=lambda _, token, put=stream.put: put(token), **options)
         except KeyboardInterrupt:  # ends this answer, not the chat; the turn is dropped
             stream.close()
             continue

@@ -62,7 +62,7 @@ def predict(arguments: PredictorArguments) -> None:
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
     options = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids}
 
-    def decode(tokens: list[int]) -> str:
+    def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     if questions is not None and prompts is not None:
@@ -325,7 +325,7 @@ def answer_file(
     model: Decoder,
     questions: Sequence[Prompt],
     prompts: Sequence[list[int]],
-    decode: Callable[[list[int]], str],
+    decode: Callable[[Sequence[int]], str],
     arguments: PredictorArguments,
     options: dict[str, Any],
 ) -> None:

@@ -55,7 +55,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
 def predict_file(
     model: Decoder,
     rows: Sequence[PredictionRow],
-    decode: Callable[[list[int]], str],
+    decode: Callable[[Sequence[int]], str],
     output_file: str | os.PathLike[str],
     *,
     batch_size: int,

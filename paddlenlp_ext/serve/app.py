@@ -154,7 +154,7 @@ class Service:
             for row in range(parsed.num_answers):
                 # A chat answer is a text of its own, and its prompt ends with special tokens.
                 context = () if isinstance(parsed, ChatRequest) else prompt[-_CONTEXT_TOKENS:]
-                choice = Choice(len(answers.jobs), model.tokenizer, parsed.stops, answers.send, context)
+                choice = Choice(len(answers.jobs), model.decode, parsed.stops, answers.send, context)
                 answers.jobs.append(_job(parsed, model, choice, prompt, limit, row))
         self._worker.submit(answers.jobs)
         if parsed.stream:

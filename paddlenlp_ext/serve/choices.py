@@ -4,48 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paddlenlp_ext.generation.logprobs import TokenLogprob
-
-_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to this
-
-
-class TextDecoder:
-    """Convert tokens to text one by one, complete characters only.
-
-    A token is decoded together with the ones before it, because some tokenizers write spaces between tokens; only the
-    tokens since the last complete character are decoded again.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        context: last tokens of the text that is continued; empty at the beginning of a text.
-    """
-
-    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._tokens = list(context)
-        self._start, self._shown = 0, len(self._tokens)
-
-    def add(self, token: int) -> str:
-        """Return the text that `token` completes."""
-        self._tokens.append(token)
-        new = self._new_text()
-        if not new or new.endswith(_INCOMPLETE_CHARACTER):
-            return ""
-        self._start, self._shown = self._shown, len(self._tokens)
-        return new
-
-    def finish(self) -> str:
-        """Return the text of bytes that never became a character."""
-        new, self._shown = self._new_text(), len(self._tokens)
-        return new
-
-    def _new_text(self) -> str:
-        return self._decode(self._tokens[self._start :])[len(self._decode(self._tokens[self._start : self._shown])) :]
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+from paddlenlp_ext.generation.text_decoder import TextDecoder
 
 
 class StopTexts:
@@ -110,7 +71,7 @@ class Choice:
 
     Args:
         number: number of the answer.
-        tokenizer: tokenizer of the model.
+        decode: function from tokens to their text.
         stops: texts at which the answer ends.
         send: takes the events.
         context: last tokens of the text that is continued.
@@ -119,13 +80,13 @@ class Choice:
     def __init__(
         self,
         number: int,
-        tokenizer: Any,
+        decode: Callable[[Sequence[int]], str],
         stops: Sequence[str],
         send: Callable[[Event], None],
         context: Sequence[int] = (),
     ) -> None:
         self._number, self._send = number, send
-        self._decoder, self._stops = TextDecoder(tokenizer, context), StopTexts(stops)
+        self._decoder, self._stops = TextDecoder(decode, context), StopTexts(stops)
         self._is_stopped = False
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ def decode(tokens: list[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def run(lines: str) -> tuple[list[tuple[str, list[tuple[str, str]]]], list[tuple[str, str]], str]:
+def run(lines: str, **options: Any) -> tuple[list[tuple[str, list[tuple[str, str]]]], list[tuple[str, str]], str]:
     asked: list[tuple[str, list[tuple[str, str]]]] = []
 
     def encode_prompt(question, history):
@@ -24,7 +25,7 @@ def run(lines: str) -> tuple[list[tuple[str, list[tuple[str, str]]]], list[tuple
 
     output = io.StringIO()
     model = tiny_model("llama_grouped_heads")
-    history = chat(model, encode_prompt, decode, io.StringIO(lines), output, max_new_tokens=4)
+    history = chat(model, encode_prompt, decode, io.StringIO(lines), output, max_new_tokens=4, **options)
     return asked, history, output.getvalue()
 
 
@@ -34,6 +35,10 @@ def test_chat_passes_history_and_writes_only_answers():
     assert history == [("hello", answers[0]), ("and now", answers[1])]
     assert asked == [("hello", []), ("and now", [("hello", answers[0])])]
     assert written == f"{answers[0]}\n{answers[1]}\n"
+
+
+def test_chat_with_drafts_gives_the_same_answers():
+    assert run("hello\nand now\n", max_draft_tokens=3) == run("hello\nand now\n")
 
 
 def test_chat_reset_clears_history_and_exit_ends():
