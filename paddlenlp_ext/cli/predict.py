@@ -21,7 +21,6 @@ from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
 from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
 from paddlenlp_ext.data.types import InvalidRowError
-from paddlenlp_ext.generation.generate import Decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
@@ -49,14 +48,14 @@ def predict(arguments: PredictorArguments) -> None:
     if arguments.data_file is not None:
         check_output_file(arguments.output_file, arguments.data_file)
     base, adapter = find_model_and_adapter(arguments)
-    questions = read_prompts(arguments.data_file) if arguments.data_file else None
+    questions = None if arguments.data_file is None else read_prompts(arguments.data_file)
     tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
     template = choose_template(arguments, [adapter, base], tokenizer)
-    if questions is not None and arguments.system is not None:
-        questions = [question.with_system(arguments.system) for question in questions]
-    prompts = None if questions is None else encode_prompts(template, questions, arguments.src_length)
-    inputs = {} if prompts is None else run_inputs(arguments, base, adapter, prompts)
-    if prompts is not None:
+    rows: list[PredictionRow] = []
+    inputs: dict[str, Any] = {}
+    if questions is not None:
+        rows = prediction_rows(arguments, questions, template)
+        inputs = run_inputs(arguments, base, adapter, rows)
         IncompleteFile(arguments.output_file, inputs).check()
     model = load_model(arguments, base, adapter)
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
@@ -65,8 +64,10 @@ def predict(arguments: PredictorArguments) -> None:
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
-    if questions is not None and prompts is not None:
-        answer_file(model, questions, prompts, decode, arguments, {**options, "inputs": inputs})
+    if questions is not None:
+        options |= {"batch_size": arguments.batch_size, "inputs": inputs}
+        predict_file(model, rows, decode, arguments.output_file, **options)
+        logger.info("answers written to %s", arguments.output_file)
         return
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
@@ -140,6 +141,20 @@ def choose_template(
         raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; pass --chat_template FILE")
     logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)
     return load_template(option, tokenizer, options)
+
+
+def prediction_rows(
+    arguments: PredictorArguments, questions: Sequence[Prompt], template: ChatTemplate
+) -> list[PredictionRow]:
+    """Return the rows of a data file with the ids of their prompts; rows without a system prompt get `--system`.
+
+    Raises:
+        ValueError: see `encode_prompts`.
+    """
+    if arguments.system is not None:
+        questions = [question.with_system(arguments.system) for question in questions]
+    prompts = encode_prompts(template, questions, arguments.src_length)
+    return [PredictionRow(ids, each.src, each.tgt) for ids, each in zip(prompts, questions, strict=True)]
 
 
 def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_length: int) -> list[list[int]]:
@@ -302,9 +317,9 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
 
 
 def run_inputs(
-    arguments: PredictorArguments, base: str, adapter: str | None, prompts: Sequence[Sequence[int]]
+    arguments: PredictorArguments, base: str, adapter: str | None, rows: Sequence[PredictionRow]
 ) -> dict[str, Any]:
-    """Return the inputs that the answers to a data file depend on; an interrupted run continues if they are equal.
+    """Return the inputs that the output file depends on; an interrupted run continues if they are equal.
 
     Files of models are compared by name, size and time of change.
     """
@@ -315,22 +330,8 @@ def run_inputs(
         "files of the model": [files_state(folder) for folder in folders],
         "dtype": arguments.dtype,
         "mode": arguments.mode,
+        "model_prefix": arguments.model_prefix,
         "quant_type": arguments.quant_type,
-        "data_file, template or src_length": digest([list(prompt) for prompt in prompts]),
+        "data_file, template or src_length": digest([[[*row.prompt_ids], row.src, row.tgt] for row in rows]),
         **arguments.decoding_options(),
     }
-
-
-def answer_file(
-    model: Decoder,
-    questions: Sequence[Prompt],
-    prompts: Sequence[list[int]],
-    decode: Callable[[Sequence[int]], str],
-    arguments: PredictorArguments,
-    options: dict[str, Any],
-) -> None:
-    """Answer every question of the data file and write the answers to the output file."""
-    pairs = zip(questions, prompts, strict=True)
-    rows = [PredictionRow(prompt, question.src, question.tgt) for question, prompt in pairs]
-    predict_file(model, rows, decode, arguments.output_file, batch_size=arguments.batch_size, **options)
-    logger.info("answers written to %s", arguments.output_file)

@@ -14,6 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.cli.incomplete_file import IncompleteFile
 from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.utils.files import sole_writer
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
@@ -77,12 +78,11 @@ def predict_file(
         options: further arguments of `generate`.
 
     Raises:
-        ValueError: the lines of an interrupted run with other inputs are there.
+        ValueError: the lines of an interrupted run with other inputs are there, or another process writes the file.
     """
     draft = IncompleteFile(output_file, inputs)
-    draft.path.parent.mkdir(parents=True, exist_ok=True)
     part_size = batch_size * _BATCHES_PER_PART
-    with explained_errors(output_file):
+    with explained_errors(output_file), sole_writer(Path(output_file).expanduser()):
         done = draft.begin()
         with draft.path.open("a", encoding="utf-8") as lines, _progress(len(rows), done) as advance:
             for first in range(done, len(rows), part_size):

@@ -56,7 +56,7 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(target)
     check_no_active_run(target)
-    with explained_errors(target), _sole_writer(target):
+    with explained_errors(target), sole_writer(target):
         draft, old = sibling(target, "incomplete"), sibling(target, "replaced")
         restore_replaced(target)
         shutil.rmtree(draft, ignore_errors=True)
@@ -79,12 +79,16 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def _sole_writer(target: Path) -> Iterator[None]:
-    """Lock `.NAME.lock` beside a folder while it is written."""
+def sole_writer(target: Path) -> Iterator[None]:
+    """Lock `.NAME.lock` beside a file or folder while it is written.
+
+    Raises:
+        ValueError: another process writes it.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sibling(target, "lock"))
     if not lock.acquire():
-        raise ValueError(f"{target}: being written by {lock.holder()}; wait for its end, or choose another folder")
+        raise ValueError(f"{target}: being written by {lock.holder()}; wait for its end, or choose another path")
     try:
         yield
     finally:

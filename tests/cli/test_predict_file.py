@@ -10,6 +10,8 @@ import pytest
 from paddlenlp_ext.cli import predict_file as module
 from paddlenlp_ext.cli.predict_file import PredictionRow, predict_file
 from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.utils.files import sole_writer
+from tests.common.processes import another_process
 from tests.generation.tiny_models import random_prompts, tiny_model
 
 PROMPTS = random_prompts((5, 20, 1, 9, 3, 14, 2))
@@ -75,6 +77,16 @@ def test_predict_file_interrupted_run_continues_after_its_last_complete_line(tmp
     predict_file(model, ROWS, decode, output, batch_size=3, **INPUTS, **OPTIONS)
     assert output.read_text(encoding="utf-8") == expected
     assert len(decoded) == 5 + len(ROWS) - 4 and [path.name for path in tmp_path.iterdir()] == ["output.json"]
+
+
+def test_predict_file_that_another_process_writes_is_refused(tmp_path):
+    output = tmp_path / "output.json"
+    with (
+        another_process(sole_writer(output)) as writer,
+        pytest.raises(ValueError, match=rf"output.json: being written by process {writer} on "),
+    ):
+        predict_file(tiny_model("llama_grouped_heads"), ROWS, str, output, batch_size=2, **INPUTS, **OPTIONS)
+    assert not output.exists()
 
 
 def test_predict_file_without_terminal_logs_progress(tmp_path, monkeypatch, caplog):

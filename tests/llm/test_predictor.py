@@ -149,6 +149,11 @@ def test_predictor_interrupted_run_with_other_model_is_refused_before_loading(ba
     with pytest.raises(ValueError, match=r"other inputs \(max_new_tokens\)"):
         monkeypatch.setattr(predict, "load_model", None)
         answers(base, data_file, "--max_length", "9")
+    with pytest.raises(ValueError, match=r"other inputs \(data_file, template or src_length\)"):
+        written = data_file.read_text()
+        data_file.write_text(written.replace('"tgt": "4"', '"tgt": "5"'))
+        answers(base, data_file)
+    data_file.write_text(written)
     monkeypatch.undo()
     assert answers(base, data_file)[0]["output"] == "kept"
 
@@ -268,7 +273,11 @@ def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file,
     monkeypatch.setattr(predict.bf16, "unavailable_reason", lambda: reason)
     monkeypatch.setattr(predict.logger.parent, "propagate", True)
     loaded = []
-    monkeypatch.setattr(predict, "answer_file", lambda model, *_: loaded.append(next(iter(model.parameters())).dtype))
+
+    def note(model, *_, **__):
+        loaded.append(next(iter(model.parameters())).dtype)
+
+    monkeypatch.setattr(predict, "predict_file", note)
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
     predictor.main([*files, *LENGTHS, "--device", "gpu", "--dtype", "float16"])
     assert [str(value) for value in loaded] == [f"paddle.{dtype}"]
