@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.chat import chat
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.incomplete_file import IncompleteFile, digest, files_state
-from paddlenlp_ext.cli.predict_arguments import LoadArguments, ModelArguments, PredictorArguments
+from paddlenlp_ext.cli.predict_arguments import NO_VALUE, LoadArguments, ModelArguments, PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
 from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
@@ -209,7 +209,7 @@ def load_static(arguments: PredictorArguments, folder: str) -> StaticModel:
     exported = {"dtype": model.dtype_name, "quant_type": model.quant_type or ""}
     for name, value in exported.items():
         requested = getattr(arguments, name)
-        if requested is not None and requested.replace("None", "").replace("none", "") != value:
+        if requested is not None and ("" if requested in NO_VALUE else requested) != value:
             raise ValueError(
                 f"--{name} {requested or repr('')}: {folder} was exported with {value or 'none'}; leave it out"
             )

@@ -21,9 +21,10 @@ from paddlenlp_ext.utils.logging import get_logger
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
 _NGRAMS = "inference_with_reference"  # PaddleNLP's name of drafts that are n-grams of prompt and answer
-_NO_SPECULATION = ("None", "none", "")
-QUANT_TYPES = ("weight_only_int8", "weight_only_int4", "None", "none", "")
-"""Values of `quant_type`; the last three mean no rounding."""
+NO_VALUE = ("None", "none", "")
+"""Words of PaddleNLP's command lines for an argument that is not set."""
+QUANT_TYPES = ("weight_only_int8", "weight_only_int4", *NO_VALUE)
+"""Values of `quant_type`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class PredictorArguments(ModelArguments):
     )
     speculate_method: str | None = option(
         None,
-        choices=(_NGRAMS, *_NO_SPECULATION),
+        choices=(_NGRAMS, *NO_VALUE),
         help=f"{_NGRAMS}: verify tokens copied from prompt and answer, several in one pass; needs batch_size 1",
     )
     speculate_max_draft_token_num: int = option(1, minimum=1, help="maximum tokens that one pass verifies")
@@ -147,7 +148,7 @@ _NEUTRAL_VALUES: dict[str, Any] = {
 
 def _compat_key(name: str, neutral: Any) -> CompatKey:
     if neutral is None:
-        return CompatKey(name, (None, "None", "none", ""), "leave it out", str)
+        return CompatKey(name, (None, *NO_VALUE), "leave it out", str)
     return CompatKey(name, (neutral,), f"leave it at {str(neutral).lower()}", type(neutral))
 
 
@@ -195,12 +196,20 @@ def _check(arguments: PredictorArguments) -> None:
     if arguments.mode == "static":
         _check_static(arguments)
     arguments.decoding_options()
+    if arguments.speculate_method != _NGRAMS:
+        _note_unused_speculation(arguments)
     total = arguments.src_length + arguments.max_length
     if total > arguments.total_max_length:
         raise ValueError(
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, "
             f"more than --total_max_length {arguments.total_max_length}; lower one of the first two or raise the third"
         )
+
+
+def _note_unused_speculation(arguments: PredictorArguments) -> None:
+    for name in ("speculate_max_draft_token_num", "speculate_max_ngram_size"):
+        if getattr(arguments, name) != 1:
+            get_logger().warning("--%s has no effect without --speculate_method %s", name, _NGRAMS)
 
 
 def _check_static(arguments: PredictorArguments) -> None:
@@ -211,5 +220,5 @@ def _check_static(arguments: PredictorArguments) -> None:
         "speculate_method": "needs the logits of several positions, and the program computes those of the last one",
     }
     for name, reason in reasons.items():
-        if getattr(arguments, name) not in (None, *_NO_SPECULATION):
+        if getattr(arguments, name) not in (None, *NO_VALUE):
             raise ValueError(f"--mode static: --{name} {reason}")

@@ -55,6 +55,11 @@ class DecodingOptions:
                 f"decode_strategy {self.decode_strategy} with num_beams {self.num_beams}: beam_search needs 2 or more "
                 "beams, and other strategies have 1; change one of the two"
             )
+        if not searches_beams and self.length_penalty != 1.0:
+            raise ValueError(
+                f"length_penalty {self.length_penalty} has no effect with decode_strategy {self.decode_strategy}; "
+                "leave it at 1, or use beam_search"
+            )
         if searches_beams and self.max_draft_tokens:
             raise ValueError("beam_search cannot verify drafts; set max_draft_tokens to 0, or use another strategy")
 

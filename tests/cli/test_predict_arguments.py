@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.cli.predict_arguments import _NEUTRAL_VALUES, parse_arguments
+from paddlenlp_ext.utils.logging import get_logger
 
 SPECULATE = ["--speculate_method", "inference_with_reference"]
 MODEL = ["--model_name_or_path", "m"]
@@ -35,6 +36,14 @@ def test_parse_arguments_of_decoding_reach_generate():
     drafts = parse_arguments([*MODEL, *SPECULATE, *sizes]).decoding_options()
     assert (drafts["max_draft_tokens"], drafts["max_ngram_size"]) == (5, 2)
     assert "max_draft_tokens" not in parse_arguments([*MODEL, "--speculate_method", "None"]).decoding_options()
+
+
+def test_parse_arguments_of_drafts_without_their_method_warn(caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    parse_arguments([*MODEL, *SPECULATE, "--speculate_max_ngram_size", "2"])
+    assert not caplog.records
+    parse_arguments([*MODEL, "--speculate_max_ngram_size", "2"])
+    assert "--speculate_max_ngram_size has no effect without --speculate_method" in caplog.text
 
 
 def test_parse_arguments_in_several_processes_raises(monkeypatch):
