@@ -143,17 +143,17 @@ def _join_adapters(argv: Sequence[str]) -> list[str]:
     """Return the arguments with all words after `--lora_path` as one list in JSON."""
     rest: list[str] = []
     entries: list[str] = []
-    follows = False
+    is_given = follows = False
     for word in argv:
         if word.startswith("--"):
             key, equals, value = word.partition("=")
             follows = key.replace("-", "_").lstrip("_") == _ADAPTERS.lstrip("-")
-            if follows and equals:
-                entries.append(value)
-            if follows:
-                continue
+            is_given |= follows
+            entries += [value] if follows and equals else []
+            rest += [] if follows else [word]
         elif follows:
             entries.append(word)
-            continue
-        rest.append(word)
-    return [*rest, _ADAPTERS, json.dumps(entries)] if entries else rest
+        else:
+            rest.append(word)
+    values = [json.dumps(entries)] if entries else []
+    return [*rest, _ADAPTERS, *values] if is_given else rest

@@ -82,7 +82,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
         ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters need different bases.
     """
     base, own_adapter = find_model_and_adapter(arguments)
-    folders = arguments.adapters or ({} if own_adapter is None else {Path(own_adapter).name: own_adapter})
+    folders = arguments.adapters or ({} if own_adapter is None else {Path(own_adapter).resolve().name: own_adapter})
     found = {name: find_source(base, folder) for name, folder in folders.items()}
     _check_same_base({name: (source, options) for name, (source, _, options) in found.items()})
     source, _, options = next(iter(found.values()), find_source(base, None))
