@@ -1,4 +1,4 @@
-"""End of connections: clients that leave, and streams that are not read in time."""
+"""End of connections: clients that leave, that send no request in time, or that do not read their stream."""
 
 from __future__ import annotations
 
@@ -8,14 +8,54 @@ from contextlib import aclosing
 from typing import Any
 
 import anyio
+import h11
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
 STATUS_CLIENT_CLOSED = 499  # no client reads this status
+
+
+class TimedConnection(H11Protocol):
+    """HTTP connection that is closed if it waits longer than `timeout` seconds for the headers of a request.
+
+    uvicorn limits this time between two requests only, and not once a part of the second one has arrived.
+    """
+
+    def __init__(self, *arguments: Any, timeout: float, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting for a request."""
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def handle_events(self) -> None:
+        """Handle what has arrived; stop waiting when the headers are complete, and wait again after the response."""
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._timer is None:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._timer = self.loop.call_later(self._timeout, self.timeout_keep_alive_handler)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class EventStream(Response):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
 from paddlenlp_ext.serve.arguments import ServeArguments
 from paddlenlp_ext.utils.extras import import_extra
@@ -24,6 +25,7 @@ def serve(arguments: ServeArguments) -> None:
     # Imported here: they need the extra, and Paddle.
     from paddlenlp_ext.generation.engine import Engine
     from paddlenlp_ext.serve.app import Limits, make_app
+    from paddlenlp_ext.serve.connection import TimedConnection
     from paddlenlp_ext.serve.models import load_models
     from paddlenlp_ext.serve.worker import Worker
 
@@ -31,7 +33,7 @@ def serve(arguments: ServeArguments) -> None:
         "",
         host=arguments.host,
         port=arguments.port,
-        http="h11",
+        http=partial(TimedConnection, timeout=arguments.transfer_timeout),
         loop="asyncio",
         ws="none",
         log_level="warning",
