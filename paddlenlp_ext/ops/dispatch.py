@@ -18,7 +18,10 @@ references, whose operators are all Paddle's own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import paddle
@@ -36,7 +39,27 @@ class NotApplicable(str):
     """Expected reason: the backend is meant for another device or dtype, so there is nothing to fix."""
 
 
+_OLDEST_WITH_FLASH_ATTENTION = (8, 0)
 _logged_reasons: set[str] = set()
+_ops: weakref.WeakSet[DispatchedOp] = weakref.WeakSet()
+
+
+def dispatched_ops() -> list[DispatchedOp]:
+    """Return the ops of all modules that were imported, ordered by name."""
+    return sorted(_ops, key=lambda op: op.name)
+
+
+@dataclass
+class Restriction:
+    """Outcome of `DispatchedOp.restricted_to`.
+
+    Attributes:
+        chosen: whether the backend was chosen.
+        unavailable_reason: reason why it was not, for the last tensor on which it is unavailable; None: none was given.
+    """
+
+    chosen: bool = False
+    unavailable_reason: str | None = None
 
 
 class DispatchedOp:
@@ -44,8 +67,38 @@ class DispatchedOp:
 
     def __init__(self, name: str, *, reference: Implementation, **backends: tuple[Implementation, Condition]) -> None:
         self.name = name
-        self._backends = {**backends, "reference": (reference, anywhere)}
+        self._backends: dict[str, tuple[Implementation, Condition]] = {**backends, "reference": (reference, anywhere)}
         self._chosen: dict[tuple[str, paddle.dtype, str | None], Implementation] = {}
+        _ops.add(self)
+
+    @property
+    def backends(self) -> list[str]:
+        """Names of the backends, best first."""
+        return list(self._backends)
+
+    def explain(self, x: paddle.Tensor) -> tuple[str, dict[str, str]]:
+        """Return the best available backend for tensors like `x`, and the reason why each better one is unavailable."""
+        return self._pick(x, None)
+
+    @contextmanager
+    def restricted_to(self, backend: str) -> Iterator[Restriction]:
+        """Choose this backend within the block, or the reference where it is unavailable; nothing is logged at INFO."""
+        restriction = Restriction()
+        implementation, condition = self._backends[backend]
+
+        def watched(x: paddle.Tensor) -> str | None:
+            reason = condition(x)
+            restriction.chosen |= reason is None
+            restriction.unavailable_reason = reason or restriction.unavailable_reason
+            return None if reason is None else NotApplicable(reason)
+
+        saved = self._backends, self._chosen
+        reference = {} if backend == "reference" else {"reference": saved[0]["reference"]}
+        self._backends, self._chosen = {backend: (implementation, watched), **reference}, {}
+        try:
+            yield restriction
+        finally:
+            self._backends, self._chosen = saved
 
     def choose(self, x: paddle.Tensor, requested: str | None = None) -> Implementation:
         """Return the requested backend, or the best available one, for tensors with the device and dtype of `x`.
@@ -93,6 +146,26 @@ class DispatchedOp:
         get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
 
 
+@dataclass(frozen=True)
+class AbsentGpu:
+    """Place of a GPU that this machine lacks, for `DispatchedOp.explain`."""
+
+    compute_capability: tuple[int, int]
+
+    def is_cpu_place(self) -> bool:
+        return False
+
+    def is_gpu_place(self) -> bool:
+        return True
+
+
+def compute_capability(x: paddle.Tensor) -> tuple[int, int]:
+    """Return the compute capability, such as (9, 0), of the GPU that holds a tensor."""
+    if isinstance(x.place, AbsentGpu):
+        return x.place.compute_capability
+    return paddle.device.cuda.get_device_capability(x.place.gpu_device_id())
+
+
 def is_on_cpu(x: paddle.Tensor) -> bool:
     """Return whether a tensor is on the CPU; a tensor of a static graph is on the current device."""
     return paddle.get_device() == "cpu" if is_symbolic(x) else x.place.is_cpu_place()
@@ -118,7 +191,16 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
-    """Return None for bfloat16 or float16 on a GPU, as flash-attention kernels require; otherwise the reason."""
+    """Return None for bfloat16 or float16 on a GPU; otherwise the reason."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
     return None if x.dtype in (paddle.bfloat16, paddle.float16) else f"it needs half precision, not {x.dtype.name}"
+
+
+def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
+    """Return None for half precision on a GPU that Paddle's flash-attention kernels support; otherwise the reason."""
+    reason = on_gpu_in_half_precision(x)
+    if reason is None and compute_capability(x) < _OLDEST_WITH_FLASH_ATTENTION:
+        major, minor = compute_capability(x)
+        return f"flash attention needs compute capability 8.0 or later, and this GPU has {major}.{minor}"
+    return reason

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32, on_gpu_in_half_precision
+from paddlenlp_ext.ops.attention import attention_op
+from paddlenlp_ext.ops.dispatch import (
+    AbsentGpu,
+    DispatchedOp,
+    dispatched_ops,
+    on_cpu_in_fp32,
+    on_gpu_in_half_precision,
+)
+from paddlenlp_ext.ops.quantized.linear import linear_op
 
 
 def make_op() -> DispatchedOp:
@@ -61,3 +70,37 @@ def test_choose_with_fixable_reason_logs_once_at_info(monkeypatch: pytest.Monkey
         op.choose(x)
     assert [level for level, _ in lines] == [logging.INFO, logging.DEBUG]
     assert lines[0][1].endswith(f"reference (not better: {__file__} is missing)")
+
+
+def test_restricted_to_chooses_one_backend_and_tells_where_it_cannot_run():
+    op, x = make_op(), paddle.zeros([1])
+    assert op.choose(x)(x)[0] == "cpu"
+    with op.restricted_to("reference") as used:
+        assert not used.chosen
+        assert op.choose(x)(x)[0] == "reference" and used.chosen and used.unavailable_reason is None
+    with op.restricted_to("gpu") as used:
+        assert op.choose(x)(x)[0] == "reference" and not used.chosen and "needs a GPU" in used.unavailable_reason
+    assert op.choose(x)(x)[0] == "cpu"
+
+
+def test_dispatched_ops_lists_ops_by_name():
+    op = make_op()
+    names = [each.name for each in dispatched_ops()]
+    assert op in dispatched_ops() and names == sorted(names) and "attention" in names
+
+
+@pytest.mark.parametrize(
+    ("op", "capability", "backend", "reason"),
+    [
+        (attention_op, (8, 0), "flashmask", None),
+        (attention_op, (7, 5), "blocks", "needs compute capability 8.0 or later, and this GPU has 7.5"),
+        (linear_op("weight_only_int8"), (7, 5), "weight_only", None),
+        (linear_op("weight_only_int8"), (12, 0), "reference", "does not support GPUs of compute capability 12.0"),
+    ],
+)
+def test_explain_on_an_absent_gpu_follows_its_compute_capability(op, capability, backend, reason):
+    x = SimpleNamespace(place=AbsentGpu(capability), dtype=paddle.float16)
+    name, rejected = op.explain(x)
+    assert name == backend
+    if reason is not None:
+        assert any(reason in each for each in rejected.values())

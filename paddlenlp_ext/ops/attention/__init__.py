@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_in_half_precision
+from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_with_flash_attention
 
 __all__ = [
     "AttentionLayout",
@@ -76,14 +76,14 @@ def attention_reference(
 
 def _plain_scores_only(x: paddle.Tensor) -> str:
     """Return why FlashMask cannot compute attention with `ScoreOptions` other than the defaults."""
-    return on_gpu_in_half_precision(x) or (
+    return on_gpu_with_flash_attention(x) or (
         "FlashMask's kernel only scales and masks the scores: it has no soft-cap, linear biases (ALiBi) or sinks"
     )
 
 
 attention_op = DispatchedOp(
     "attention",
-    flashmask=(flashmask_attention, on_gpu_in_half_precision),
+    flashmask=(flashmask_attention, on_gpu_with_flash_attention),
     native=(attention_cpp, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,

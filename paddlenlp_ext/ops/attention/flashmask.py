@@ -1,12 +1,17 @@
-"""Attention by Paddle's FlashMask kernel (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
+"""Attention by Paddle's FlashMask kernels (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
-Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense mask, and checks the call
-against the documented signature.
+Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense mask, and tests/ops/gpu passes
+the calls through Paddle's inference of shapes. Paddle has two kernels behind one function:
 
-The kernel does not support a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
+    version   GPUs                                scale                   based on
+    2         compute capability 8 and later      1 / sqrt(H)             FlashAttention 2
+    3         compute capability 9 (Hopper)       an argument             FlashAttention 3
+
+The kernels do not support a prefix, so a copy of the prefix is inserted before every document, as its first tokens.
 This adds P positions per document; the other backends read a single copy. Documents that continue a parent read its
 keys in place. With a prefix, or with a window (whose masks are not one range of queries per key), they get a copy too.
-The kernel has one head dimension: narrower values are padded with zeros, and the padding's results are cut off.
+The kernels have one head dimension, a multiple of 8: narrower tensors are padded with zeros, and the padding's results
+are cut off.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, E positions with the copies, P prefix positions, X heads,
 H head dimension.
@@ -14,7 +19,9 @@ H head dimension.
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +30,11 @@ import paddle
 import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+
+_VERSION_FLAG, _DETERMINISTIC_FLAG = "FLAGS_flash_attn_version", "FLAGS_cudnn_deterministic"
+_HOPPER = 9
+_HEAD_DIM_MULTIPLE = 8
+_MAX_DETERMINISTIC_HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
@@ -90,17 +102,59 @@ def flashmask_attention(
         shape = [*q_BSNH.shape[:3], v_BSKH.shape[3]]
         return prefixed.gather(flashmask_attention(q, k, v, prefixed.layout, scale), shape)
     rows_B1S1 = layout.cached("flashmask", lambda: paddle.to_tensor(start_rows(layout), place=q_BSNH.place))
-    kernel_scale = q_BSNH.shape[-1] ** -0.5  # FlashAttention 2's kernel has no other scale: multiply the queries
-    if not math.isclose(scale, kernel_scale):
-        q_BSNH = q_BSNH * (scale / kernel_scale)
-    head_dim, value_dim = q_BSNH.shape[3], v_BSKH.shape[3]
-    assert value_dim <= head_dim, f"values of {value_dim} channels, keys of {head_dim}"
-    if value_dim < head_dim:
-        padding = paddle.zeros([*v_BSKH.shape[:3], head_dim - value_dim], v_BSKH.dtype)
-        v_BSKH = paddle.concat([v_BSKH, padding], axis=-1)
-    out_BSNH = F.flashmask_attention(q_BSNH, k_BSKH, v_BSKH, startend_row_indices=rows_B1S1, causal=True)
-    assert isinstance(out_BSNH, paddle.Tensor), "the kernel returns a list only if the softmax is requested"
+    value_dim = v_BSKH.shape[3]
+    head_dim = -(-max(q_BSNH.shape[3], value_dim) // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
+    q_BSNH, k_BSKH, v_BSKH = (_padded(x, head_dim) for x in (q_BSNH, k_BSKH, v_BSKH))
+    out_BSNH = _run_kernel(q_BSNH, k_BSKH, v_BSKH, rows_B1S1, scale)
     return out_BSNH[..., :value_dim] if value_dim < head_dim else out_BSNH
+
+
+def _padded(x_BSXH: paddle.Tensor, head_dim: int) -> paddle.Tensor:
+    """Append channels of zeros, which change no score."""
+    missing = head_dim - x_BSXH.shape[3]
+    if missing == 0:
+        return x_BSXH
+    return paddle.concat([x_BSXH, paddle.zeros([*x_BSXH.shape[:3], missing], x_BSXH.dtype)], axis=-1)
+
+
+def _run_kernel(
+    q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, rows_B1S1: paddle.Tensor, scale: float
+) -> paddle.Tensor:
+    """Call Paddle's function with the scale as the kernel that it selects requires."""
+    head_dim = q_BSNH.shape[-1]
+    takes_scale = kernel_version(head_dim) >= 3
+    if not takes_scale and not math.isclose(scale, head_dim**-0.5):
+        q_BSNH = q_BSNH * (scale * head_dim**0.5)
+    out_BSNH = F.flashmask_attention(
+        q_BSNH,
+        k_BSKH,
+        v_BSKH,
+        startend_row_indices=rows_B1S1,
+        causal=True,
+        softmax_scale=scale if takes_scale else None,
+    )
+    assert not isinstance(out_BSNH, list), "the kernel returns a list only if the softmax is requested"
+    return out_BSNH
+
+
+def kernel_version(head_dim: int) -> int:
+    """Return the version of the kernel that Paddle's function selects.
+
+    Paddle takes version 2 for large heads if results must be deterministic: the backward pass of version 3 is not.
+    """
+    _select_version()
+    flags = paddle.get_flags([_VERSION_FLAG, _DETERMINISTIC_FLAG])
+    if flags[_DETERMINISTIC_FLAG] and head_dim > _MAX_DETERMINISTIC_HEAD_DIM:
+        return 2
+    return int(flags[_VERSION_FLAG])
+
+
+@functools.cache
+def _select_version() -> None:
+    """Set Paddle's flag for this GPU, once; a flag in the environment takes precedence."""
+    if _VERSION_FLAG not in os.environ:
+        major, _ = paddle.device.cuda.get_device_capability()
+        paddle.set_flags({_VERSION_FLAG: 3 if major == _HOPPER else 2})
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:

@@ -26,7 +26,7 @@ from paddle.nn import quant
 
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_gpu_in_half_precision
+from paddlenlp_ext.ops.dispatch import DispatchedOp, compute_capability, on_gpu_in_half_precision
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_in_4_bits, product_triton, supports_product
@@ -34,7 +34,8 @@ from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
-
+_KERNEL_GPUS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 2), (10, 0))
+"""Compute capabilities for which `paddle.nn.quant` has kernels."""
 
 KernelGroup = Literal[-1, 64, 128]
 KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
@@ -160,6 +161,14 @@ def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
     return weight_only_linear(x, weight) if fits_kernel(weight) else linear_reference(x, weight)
 
 
+def _on_gpu_with_kernel(x: paddle.Tensor) -> str | None:
+    reason = on_gpu_in_half_precision(x)
+    if reason is None and compute_capability(x) not in _KERNEL_GPUS:
+        major, minor = compute_capability(x)
+        return f"Paddle's kernel does not support GPUs of compute capability {major}.{minor}"
+    return reason
+
+
 _CPP = (quantized_linear_cpp, library.usable)
 _FOUR_BIT = DispatchedOp(
     "quantized linear (nf4, fp4)",
@@ -169,7 +178,7 @@ _FOUR_BIT = DispatchedOp(
 )
 _INTEGER = DispatchedOp(
     "quantized linear (int8, int4)",
-    weight_only=(linear_weight_only, on_gpu_in_half_precision),
+    weight_only=(linear_weight_only, _on_gpu_with_kernel),
     native=_CPP,
     reference=linear_reference,
 )

@@ -8,6 +8,7 @@ import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, blockwise, flashmask
 from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.gpu import pretend_gpu
 
 LAYOUTS = {
     "one document": ([[50]], None),
@@ -90,13 +91,14 @@ def test_flashmask_attention_with_prefix_copies_it_before_every_document(documen
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)
     layouts = []
 
-    def kernel(q, k, v, startend_row_indices, causal):
-        return attention_reference(q, k, v, layouts[-1], H**-0.5)
+    def kernel(q, k, v, startend_row_indices, causal, softmax_scale):
+        return attention_reference(q, k, v, layouts[-1], q.shape[-1] ** -0.5)
 
     def record(longer: AttentionLayout) -> np.ndarray:
         layouts.append(longer)
         return np.zeros(1, np.int32)
 
+    pretend_gpu(monkeypatch)
     monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
     monkeypatch.setattr(flashmask, "start_rows", record)
     actual = flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))

@@ -11,6 +11,7 @@ import pytest
 from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, flashmask
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.common.gpu import pretend_gpu
 from tests.common.marks import needs_cpp
 
 DOCUMENTS = {
@@ -121,10 +122,11 @@ def test_flashmask_attention_of_branches_with_window_copies_the_parents(lengths,
         layouts.append(longer)
         return np.zeros(1, np.int32)
 
-    def kernel(q, k, v, startend_row_indices, causal):
-        return attention_reference(q, k, v, layouts[-1], H**-0.5)
+    def kernel(q, k, v, startend_row_indices, causal, softmax_scale):
+        return attention_reference(q, k, v, layouts[-1], q.shape[-1] ** -0.5)
 
     monkeypatch.setattr(flashmask, "start_rows", record)
+    pretend_gpu(monkeypatch)
     monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
     q, k, v, *before = map(paddle.to_tensor, arrays)
     actual = flashmask.flashmask_attention(q, k, v, layout, 0.3, tuple(before) or None)
