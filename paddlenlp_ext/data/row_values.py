@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, read_document
 
 FieldPath = tuple[str | int, ...]
 """Keys and indices that lead from a row to one of its parts."""
@@ -74,12 +74,15 @@ def read_json(value: Any, path: FieldPath) -> Any:
     """Return a JSON value that may also be written as a string of JSON.
 
     Raises:
-        InvalidRowError: the string is not JSON, or a string in the value has an unpaired surrogate.
+        InvalidRowError: the string is not JSON or an object in it has a key twice, or a string in the value has an
+            unpaired surrogate.
     """
     if isinstance(value, str):
         try:
-            value = json.loads(read_text(value, path))
-        except (ValueError, RecursionError) as error:
+            value = read_document(read_text(value, path))
+        except JsonError as error:
+            if error.reason == DUPLICATE:
+                raise InvalidRowError(DUPLICATE, f"{dotted(path)}: {error}", path) from error
             raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is a string, but not JSON: {error}", path) from error
     remaining = [value]
     while remaining:

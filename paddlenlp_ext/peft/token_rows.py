@@ -15,7 +15,6 @@ Shapes: V vocabulary, U this rank's rows of it, D hidden, K trained tokens.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 
@@ -31,6 +30,7 @@ from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.layers import WeightAdapter, has_values
 from paddlenlp_ext.sharding_spec import shard_of
+from paddlenlp_ext.utils.json_reader import JsonError, read_document
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens", "lm_head")
 """Layers that have a row for each token of the vocabulary."""
@@ -71,8 +71,8 @@ def token_indices(value: object) -> TokenIndices | None:
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = read_document(value)
+        except JsonError as error:
             raise ValueError(f"{_KEY}: {value!r} is not JSON: {error}") from None
     if isinstance(value, Mapping):
         return {str(table): token_ids(ids, f"{_KEY}: {table}") for table, ids in value.items()} or None

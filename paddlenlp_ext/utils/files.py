@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, Location, decode_utf8, read_document
 from paddlenlp_ext.utils.locks import FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
@@ -22,16 +23,18 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: the file is missing, not UTF-8, not JSON, larger than `MAX_JSON_BYTES`, nested too deeply, or not an
-            object.
+            object; or an object in it has a key twice.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; it is damaged or no file of a model")
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ValueError(f"larger than {MAX_JSON_BYTES >> 20} MiB")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: also of a number with thousands of digits
-        raise ValueError(f"{path}: damaged, not JSON ({error})") from error
+        content = read_document(decode_utf8(path.read_bytes()))
+    except JsonError as error:
+        if error.reason == DUPLICATE:
+            raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{error.location(Location(str(path), 1, 1))}: damaged, not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content

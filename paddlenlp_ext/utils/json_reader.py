@@ -111,6 +111,18 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
         raise JsonError(str(error), text, offset, error.reason, end) from None
 
 
+def read_document(text: str) -> Any:
+    """Return the value that is all of a text; NaN and infinities, which programs in Python write, are accepted.
+
+    Raises:
+        JsonError: see `read_value`; or more text follows the value.
+    """
+    value, end = read_value(text, skip_space(text, 0), allow_nan=True)
+    if (end := skip_space(text, end)) < len(text):
+        raise JsonError("more text after the value", text, end)
+    return value
+
+
 def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int]:
     try:
         return decoder.raw_decode(text, offset)

@@ -7,7 +7,10 @@ import json
 import pytest
 
 from paddlenlp_ext.data.row_fields import EMPTY
+from paddlenlp_ext.data.row_values import read_json
 from paddlenlp_ext.data.sources import open_reader
+from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.utils.json_reader import DUPLICATE
 from tests.data.test_dataset import SAME_ROW
 from tests.stress.fuzz_rows import tiny_encoder
 from tests.stress.wrong_values import places, replaced, value_at
@@ -36,3 +39,9 @@ def test_row_with_a_value_of_another_type_is_dropped(name, tmp_path):
             _, stats = encoder.encode_and_count(open_reader(file).rows())
             assert sum(stats.dropped.values()) == 1, (path, wrong)
             assert all(str(file) in str(example) for example in stats.examples)
+
+
+def test_read_json_of_a_key_twice_raises_with_the_key():
+    with pytest.raises(InvalidRowError, match=r"^tools: the key 'name' is written twice in one object") as raised:
+        read_json('[{"name": "a", "name": "b"}]', ("tools",))
+    assert raised.value.reason == DUPLICATE

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.templates.base import ChatTemplate, PlainTemplate, TemplateOptions
+from paddlenlp_ext.utils.json_reader import JsonError, Location, read_document
 
 __all__ = ["ChatTemplate", "TemplateOptions", "load_template"]
 
@@ -55,11 +55,9 @@ def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatT
     if path.suffix != ".json":
         return JinjaTemplate(text, tokenizer, options)
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}:{error.colno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from error
+        content = read_document(text)
+    except JsonError as error:
+        raise ValueError(f"{error.location(Location(str(path), 1, 1))}: {error}") from error
     if is_paddlenlp_template(content):
         return PaddleNLPTemplate(content, path, text, tokenizer)
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
