@@ -14,7 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.cli.incomplete_file import IncompleteFile
 from paddlenlp_ext.generation.generate import Decoder, generate
-from paddlenlp_ext.utils.files import sole_writer
+from paddlenlp_ext.utils.files import check_writable, sole_writer
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
@@ -48,9 +48,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
     if output.is_dir():
         raise ValueError(f"--output_file {output_file} is a directory; name a file in it")
     check_no_active_run(output)
-    folder = next(path for path in output.absolute().parents if path.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_file {output_file}: {folder} is not a writable directory; choose another path")
+    check_writable(output.parent, f"--output_file {output_file}")
 
 
 def predict_file(

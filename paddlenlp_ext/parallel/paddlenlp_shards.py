@@ -30,7 +30,7 @@ from paddlenlp_ext.parallel.shard_parameters import AXES
 from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
-from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.files import check_writable, read_json_object
 from paddlenlp_ext.utils.locks import check_no_active_run
 
 _FORMATS = ("float32", "float16", "bfloat16")
@@ -56,9 +56,12 @@ def merge_saved_shards(
         output: folder for the model; None: `folder` itself.
 
     Raises:
-        ValueError: files are missing or hold other tensors than config.json describes, or both degrees are at most 1.
+        ValueError: files are missing or hold other tensors than config.json describes, both degrees are at most 1, or
+            `output` cannot be written or belongs to an active run.
     """
-    check_no_active_run(output or folder)
+    output = output or folder
+    check_no_active_run(output)
+    check_writable(output, str(output))
     files = shard_files(folder, tensor_degree, pipeline_degree)
     content = _hf_config(folder)
     dtype = str(content.get("torch_dtype") or "float32")
@@ -75,7 +78,6 @@ def merge_saved_shards(
         value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
         num_joined += joined
         tensors[name] = LazyTensor(value.shape, dtype, functools.partial(cast, value, "float32", dtype))
-    output = output or folder
     model.save_pretrained(str(output), tensors=tensors)
     if output.resolve() != folder.resolve():
         copy_tokenizer(folder, output)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.utils.distributed_env import is_main_rank
-from paddlenlp_ext.utils.files import restore_replaced, write_json
+from paddlenlp_ext.utils.files import check_writable, restore_replaced, write_json
 from paddlenlp_ext.utils.locks import run_lock
 
 STATE_FILE = "trainer_state.json"
@@ -139,19 +138,10 @@ def _checked_place(config: RunConfig) -> Path:
     if config.train.output_dir is None:
         raise ValueError("output_dir is not set; name a folder for the run")
     output_dir, model_path = Path(config.train.output_dir), config.model.model_name_or_path
-    _check_writable(output_dir)
+    check_writable(output_dir, f"output_dir {output_dir}")
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
         raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
     return output_dir
-
-
-def _check_writable(output_dir: Path) -> None:
-    """Check that the folder exists or can be created, and is writable."""
-    existing = next(path for path in (output_dir, *output_dir.absolute().parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        raise ValueError(f"output_dir {output_dir}: {existing} is not a directory; choose another path")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"output_dir {output_dir}: {existing} is not writable; choose another path")
 
 
 def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | None]) -> None:

@@ -45,6 +45,23 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def check_writable(folder: Path, place: str) -> None:
+    """Check that a folder exists or can be created, and that files can be created in it.
+
+    Args:
+        folder: the folder.
+        place: beginning of the error message.
+
+    Raises:
+        ValueError: a part of the path is not a directory, or the folder is not writable.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ValueError(f"{place}: {existing} is not a directory; choose another path")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"{place}: {existing} is not writable; choose another path")
+
+
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a sibling folder to fill, which is flushed to the disk and renamed to `target` when the block succeeds.
@@ -55,7 +72,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
-        ValueError: another process is writing the same folder, or a run is active there.
+        ValueError: another process is writing the same folder, a run is active there, or a part of the path is not a
+            directory.
     """
     target = Path(target)
     check_no_active_run(target)
@@ -86,8 +104,9 @@ def sole_writer(target: Path) -> Iterator[None]:
     """Lock `.NAME.lock` beside a file or folder while it is written.
 
     Raises:
-        ValueError: another process writes it.
+        ValueError: another process writes it, or a part of the path is not a directory.
     """
+    check_writable(target.parent, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sibling(target, "lock"))
     if not lock.acquire():

@@ -294,7 +294,7 @@ def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file,
         (["--data_file", "absent.json"], "'absent.json' is not a file"),
         (["--output_file", "ROWS"], "is the data file itself"),
         (["--output_file", "FOLDER"], "is a directory"),
-        (["--output_file", "ROWS/output.json"], "data.json is not a writable directory"),
+        (["--output_file", "ROWS/output.json"], "data.json is not a directory"),
     ],
 )
 def test_predictor_invalid_argument_raises(base, data_file, words, message):

@@ -136,3 +136,14 @@ def test_read_json_object_of_another_content_raises_with_the_place(content, mess
 def test_read_json_object_accepts_what_python_writes(tmp_path):
     (tmp_path / "x.json").write_text(' {"a": Infinity, "b": {"a": 1}, "c": [{"a": 1}, {"a": 2}]}\n')
     assert files.read_json_object(tmp_path / "x.json") == {"a": float("inf"), "b": {"a": 1}, "c": [{"a": 1}, {"a": 2}]}
+
+
+@pytest.mark.parametrize("below", ["file", "file/below/run", "link/run"])
+def test_atomic_folder_below_a_file_raises_with_the_file(below, tmp_path):
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    name = below.partition("/")[0]
+    message = f"^{tmp_path}/{below}/x: {tmp_path}/{name} is not a directory; choose another path$"
+    with pytest.raises(ValueError, match=message), atomic_folder(tmp_path / below / "x"):
+        pass
+    assert (tmp_path / "file").read_text() == "content"

@@ -45,7 +45,7 @@ from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.model import matrices_by_layer
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.weight_source import QuantizedWeights
-from paddlenlp_ext.utils.files import atomic_folder
+from paddlenlp_ext.utils.files import atomic_folder, check_writable
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -236,12 +236,13 @@ def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str
 
 
 def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Check that writing to `output` replaces no input, no active run, and nothing that `overwrite` does not allow.
+    """Check that `output` can be written, and replaces no input, active run, or model without `overwrite`.
 
     Raises:
-        ValueError: it would.
+        ValueError: the folder cannot be written, or would replace one of them.
     """
     check_no_active_run(output)
+    check_writable(output.parent, str(output))
     resolved = output.resolve()
     for path in inputs:
         if resolved == path.resolve() or resolved in path.resolve().parents:
