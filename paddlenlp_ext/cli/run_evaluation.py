@@ -31,6 +31,8 @@ from paddlenlp_ext.evaluation.report import Evaluation, print_tables, write_repo
 from paddlenlp_ext.evaluation.task import Measured, Task
 from paddlenlp_ext.evaluation.tasks import open_tasks
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.utils.files import check_writable
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.evaluation")
@@ -50,11 +52,12 @@ def run_evaluation(arguments: EvaluationArguments, options: Sequence[TaskOptions
     """Measure all models on all tasks, print the tables and write the report.
 
     Raises:
-        ValueError: a model, adapter, template, task or row cannot be used; rows are read before a model is loaded.
+        ValueError: a model, adapter, template, task or row cannot be used, or output_dir cannot be written; rows are
+            read before a model is loaded.
     """
     folder = Path(arguments.output_dir).expanduser()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output_dir {folder} is not a directory; choose another path")
+    check_no_active_run(folder)
+    check_writable(folder, f"--output_dir {folder}")
     base, adapter = find_model_and_adapter(arguments)
     candidates, tasks = find_candidates(arguments, base, adapter), open_tasks(options)
     measured = {each.label: measure(each, tasks, arguments, [adapter, base]) for each in candidates}

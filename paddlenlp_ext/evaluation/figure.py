@@ -9,7 +9,7 @@ from typing import Any
 
 from paddlenlp_ext.evaluation.report import Line
 from paddlenlp_ext.evaluation.scores import LOWER_IS_BETTER
-from paddlenlp_ext.utils.storage_errors import explained_errors
+from paddlenlp_ext.utils.files import atomic_file
 
 _COLORS = ("#6b7280", "#08519c", "#238b45", "#d94801", "#6a51a3")
 _PER_ROW = 3
@@ -29,8 +29,8 @@ def plot_scores(lines: Sequence[Line], models: Sequence[str], path: Path) -> Non
     for number, line in enumerate(lines):
         axes = figure.add_subplot(rows, columns, number + 1)
         _plot_line(axes, line, models)
-    with explained_errors(path):
-        figure.savefig(path)
+    with atomic_file(path) as draft:
+        figure.savefig(draft, format="png")
 
 
 def _plot_line(axes: Any, line: Line, models: Sequence[str]) -> None:

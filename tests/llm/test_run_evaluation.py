@@ -13,7 +13,9 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.utils.locks import run_lock
 from tests.common.models import write_tiny_data, write_tiny_model
+from tests.common.processes import another_process
 from tests.common.scripts import LLM, load_script
 
 script = load_script(LLM / "run_evaluation.py")
@@ -107,6 +109,11 @@ def test_run_evaluation_compares_with_other_models(folder, tmp_path):
     (line,) = json.loads((tmp_path / "results.json").read_text())["results"]
     assert line["models"]["base"]["value"] == line["models"]["copy"]["value"]
     assert line["models"]["copy"]["difference"]["p_value"] == 1.0
+
+
+def test_run_evaluation_into_the_folder_of_an_active_run_raises(folder, tmp_path):
+    with another_process(run_lock(tmp_path)), pytest.raises(ValueError, match="in use by a run"):
+        run(folder, "--tasks", folder / "loss.json", "--output_dir", tmp_path)
 
 
 @pytest.mark.parametrize(
