@@ -12,7 +12,8 @@ from paddlenlp_ext.checkpoint.gguf.writer import OUTTYPES
 from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
-from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.utils.files import check_writable, write_text
+from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
@@ -68,9 +69,9 @@ def run_export(arguments: ExportGgufArguments) -> str:
     from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 
     require_gguf()
-    output = check_output_file(arguments)
-    choose_device_or_cpu(arguments.device or "auto")
     base, adapter = find_model_and_adapter(arguments)
+    output = check_output_file(arguments, base)
+    choose_device_or_cpu(arguments.device or "auto")
     folders = [adapter, base]
     if arguments.adapter_only:
         return _export_adapter(arguments, output, base, adapter)
@@ -87,23 +88,30 @@ def run_export(arguments: ExportGgufArguments) -> str:
             return _export(arguments, output, merged, folders)
 
 
-def check_output_file(arguments: ExportGgufArguments) -> Path:
-    """Return the path of the file to write.
+def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
+    """Return the path of the file to write; `base` is the model without an adapter.
 
     Raises:
-        ValueError: it does not end in .gguf, is not in a directory, or exists and is not to be replaced.
+        ValueError: it does not end in .gguf, cannot be written, belongs to an active run, or it or its Modelfile exists
+            and is not to be replaced.
     """
     output = Path(arguments.output_file).expanduser()
     if output.suffix != ".gguf":
         raise ValueError(f"output_file {output}: must end in .gguf")
-    parent = next(path for path in output.parents if path.exists())
-    if not parent.is_dir():
-        raise ValueError(f"output_file {output}: {parent} is not a directory; choose another path")
-    if output.exists() and not arguments.overwrite:
-        raise ValueError(f"output_file {output} already exists; choose another name, or pass --overwrite true")
-    if output.is_file() and output.resolve() == Path(arguments.model_name_or_path).expanduser().resolve():
+    check_no_active_run(output)
+    check_writable(output.parent, f"output_file {output}")
+    written = (output,) if arguments.adapter_only else (output, modelfile_of(output))
+    existing = next((path for path in written if path.exists()), None)
+    if existing is not None and not (existing.is_file() and arguments.overwrite):
+        raise ValueError(f"output_file {output}: {existing} exists; choose another name, or pass --overwrite true")
+    if output.is_file() and output.resolve() == Path(base).expanduser().resolve():
         raise ValueError(f"output_file {output}: writing there would replace the model; choose another name")
     return output
+
+
+def modelfile_of(output: Path) -> Path:
+    """Return the path of the Modelfile of a .gguf file."""
+    return output.with_suffix(".Modelfile")
 
 
 def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
@@ -128,7 +136,7 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
     export_gguf(output, config, tensors, tokenizer, ends, outtype, name)
     stop_texts = [str(text) for text in tokenizer.convert_ids_to_tokens(ends)]
     pieces = _pieces(tokenizer, template)
-    beside = output.with_suffix(".Modelfile")
+    beside = modelfile_of(output)
     write_text(beside, modelfile(output.name, pieces, stop_texts, generation))
     size = output.stat().st_size / 1e6
     return f"{output}: {len(tensors)} tensors in {outtype}, {size:.0f} MB, read back and compared; {beside}"
@@ -138,8 +146,11 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     """Write the adapter alone.
 
     Raises:
-        ValueError: there is no adapter, or another type than f32 is requested; see `export_gguf_adapter`.
+        ValueError: there is no adapter, another type than f32 is requested, or the adapter changes the config of its
+            base; see `export_gguf_adapter`.
     """
+    from paddlenlp_ext.checkpoint.hub import resolve_model
+    from paddlenlp_ext.checkpoint.model_config import read_model_config
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
     from paddlenlp_ext.models.gguf import architecture_for
     from paddlenlp_ext.peft.gguf import export_gguf_adapter
@@ -150,11 +161,21 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
         raise ValueError("adapter_only: pass --lora_path ADAPTER")
     if arguments.outtype not in (None, "f32"):
         raise ValueError(f"adapter_only: an adapter is written in f32, not {arguments.outtype}; leave out --outtype")
-    model = AutoModelForCausalLM.from_pretrained(base)
-    adapted = PeftModel.from_files(model, read_adapter(adapter, arguments.allow_pickle))
+    stored = read_adapter(adapter, arguments.allow_pickle)
+    if overrides := stored.base_overrides(read_model_config(resolve_model(base))):
+        raise ValueError(
+            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than the base has, which the "
+            "base's GGUF file cannot follow; leave out --adapter_only to merge the adapter"
+        )
+    if stored.quantization is not None:
+        logger.warning(
+            "%s was trained over %s weights; over a file in another type its answers differ somewhat",
+            *(adapter, stored.quantization.describe()),
+        )
+    adapted = PeftModel.from_files(AutoModelForCausalLM.from_pretrained(base), stored)
     with explained_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-    count = export_gguf_adapter(output, adapted, architecture_for(model.config), Path(adapter).name)
+    count = export_gguf_adapter(output, adapted, architecture_for(adapted.base_model.config), Path(adapter).name)
     return f"{output}: adapter of {count} matrices for {base}, read back and compared"
 
 

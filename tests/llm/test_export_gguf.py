@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -14,8 +16,10 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.utils.locks import run_lock
 from paddlenlp_ext.utils.process import run_command
 from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
+from tests.common.processes import another_process
 from tests.common.scripts import LLM, load_script
 
 IDS = np.random.default_rng(0).integers(0, 96, (2, 12))
@@ -84,7 +88,7 @@ def test_export_gguf_writes_the_given_chat_template(script, base, tmp_path):
     ("arguments", "message"),
     [
         (("--output_file", "out.bin"), "output_file out.bin: must end in .gguf"),
-        (("--output_file", "BASE"), "already exists; choose another name, or pass --overwrite true"),
+        (("--output_file", "BASE"), "base.gguf exists; choose another name, or pass --overwrite true"),
         (("--output_file", "BASE", "--overwrite", "true"), "writing there would replace the model"),
         (("--output_file", "a.gguf", "--outtype", "q4_k"), '"q4_k" is not one of: f32, f16, bf16, q8_0, q4_0, q4_1'),
         (("--output_file", "BASE/a.gguf"), "base.gguf is not a directory; choose another path"),
@@ -95,6 +99,33 @@ def test_export_gguf_invalid_argument_is_a_one_line_error(script, base, argument
     assert run(script, "--model_name_or_path", base, *words) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_export_gguf_replaces_no_modelfile_and_writes_into_no_active_run(script, base, tmp_path, capsys):
+    out, arguments = tmp_path / "out.gguf", ("--model_name_or_path", base, "--output_file", tmp_path / "out.gguf")
+    (tmp_path / "out.Modelfile").write_text("mine")
+    assert run(script, *arguments) == 2
+    assert f"output_file {out}: {tmp_path}/out.Modelfile exists; choose another name" in capsys.readouterr().err
+    with another_process(run_lock(tmp_path)):
+        assert run(script, *arguments, "--overwrite", "true") == 2
+    assert f"{tmp_path}: in use by a run" in capsys.readouterr().err
+    assert (tmp_path / "out.Modelfile").read_text() == "mine" and not out.exists()
+
+
+def test_export_gguf_does_not_replace_the_base_that_an_adapter_names(script, base, adapter, capsys):
+    before = base.read_bytes()
+    assert run(script, "--model_name_or_path", adapter, "--output_file", base, "--overwrite", "true") == 2
+    assert "writing there would replace the model" in capsys.readouterr().err
+    assert base.read_bytes() == before
+
+
+def test_export_gguf_adapter_only_over_a_base_with_another_config_raises(script, base, adapter, tmp_path, capsys):
+    shutil.copytree(adapter, tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "base_config_overrides": {"rope_theta": 5e5}}))
+    arguments = ("--model_name_or_path", base, "--lora_path", tmp_path / "adapter", "--adapter_only", "true")
+    assert run(script, *arguments, "--output_file", tmp_path / "a.gguf") == 2
+    assert "was trained with another rope_theta than the base has" in capsys.readouterr().err
 
 
 def test_export_gguf_on_a_full_disk_names_the_file_and_leaves_nothing(script, base, tmp_path, capsys, monkeypatch):
