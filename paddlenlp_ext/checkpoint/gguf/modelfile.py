@@ -106,8 +106,8 @@ def modelfile(
     if pieces is not None:
         lines.append(f'TEMPLATE """{pieces.go_template()}"""')
     lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in end_tokens]
-    if generation.get("do_sample") is False:
-        generation = {"temperature": 0}
+    if generation.get("do_sample") is False:  # greedy: a penalty still applies, and nothing else
+        generation = {"temperature": 0, "repetition_penalty": generation.get("repetition_penalty")}
     lines += [
         f"PARAMETER {name} {generation[key]}" for key, name in _PARAMETERS.items() if generation.get(key) is not None
     ]

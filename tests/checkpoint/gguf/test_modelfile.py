@@ -56,6 +56,8 @@ def test_modelfile_has_template_and_stop_tokens():
     )
 
 
-def test_modelfile_without_sampling_has_temperature_0():
-    text = modelfile("m.gguf", None, [], {"do_sample": False, "temperature": 0.7})
-    assert text == "FROM ./m.gguf\nPARAMETER temperature 0\n"
+def test_modelfile_without_sampling_has_temperature_0_and_the_repetition_penalty():
+    generation = {"do_sample": False, "temperature": 0.7, "top_k": 20}
+    assert modelfile("m.gguf", None, [], generation) == "FROM ./m.gguf\nPARAMETER temperature 0\n"
+    text = modelfile("m.gguf", None, [], {**generation, "repetition_penalty": 1.1})
+    assert text == "FROM ./m.gguf\nPARAMETER temperature 0\nPARAMETER repeat_penalty 1.1\n"
