@@ -19,6 +19,7 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.model import quantized_layers
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
 from paddlenlp_ext.quantization.storage import read_stored, stored_layers
 from tests.common.golden import ArrayWeights
 from tests.golden import DATA
@@ -95,6 +96,22 @@ def test_packed_weights_read_and_written_again_are_the_same_to_the_bit(options: 
     again = pack_tensors(plain, layout, "float32")
     assert again.keys() == stored.keys()
     assert all(np.array_equal(as_lazy(again[name]).read(), stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gptq_layout_of_groups_without_negative_weights_keeps_their_values(bits: int):
+    """Zero points are stored minus 1, so the lowest code cannot be one."""
+    integers = IntegerFormat(bits=bits, group_size=GROUP, symmetric=False)
+    weight = np.abs(np.random.default_rng(0).standard_normal((OUT, IN))).astype(np.float32)
+    weight[1], weight[2] = 0, -weight[2]
+    rounded = round_to_nearest(weight, integers)
+    middle = 1 << (bits - 1)
+    codes, zeros = ((each.astype(np.int16) + middle).astype(np.uint8) for each in (rounded.codes, rounded.zeros))
+    layout = layout_of({**GPTQ, "bits": bits, "desc_act": False})
+    source = PackedWeights(ArrayWeights(layout.tensors("a", IntegerMatrix(codes, rounded.scales, zeros))), layout)
+    found = dequantize(read_stored("a", stored_layers(source)["a"], source)).numpy()
+    np.testing.assert_allclose(found, rounded.dequantized(), atol=1e-6)
+    assert (np.abs(found - weight) <= 0.501 * rounded.scales.repeat(GROUP, axis=1)).all()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,10 +3,13 @@
     code = clip(round(w / scale) + zero, -2^(bits - 1), 2^(bits - 1) - 1)        w ~ (code - zero) scale
 
     symmetric      scale = max|group| / (2^(bits - 1) - 1)                       zero = 0
-    asymmetric     scale = (max(group, 0) - min(group, 0)) / (2^bits - 1)
-                   zero = round(-min(group, 0) / scale) - 2^(bits - 1)
+    asymmetric     high = max(group, 0), low = min(group, 0, -high / (2^bits - 2))
+                   scale = (high - low) / (2^bits - 1)
+                   zero = round(-low / scale) - 2^(bits - 1)
 
-Scales are rounded to their format in the file before a code is chosen. Arrays are NumPy's, in float32.
+A group without negative weights leaves its lowest code unused: GPTQ's files hold zero points minus 1, and programs
+disagree on how to read the result for the lowest one. Scales are rounded to their format in the file before a code is
+chosen. Arrays are NumPy's, in float32.
 
 Shapes: O outputs, I inputs, G groups of a row, K inputs of a group.
 """
@@ -67,13 +70,14 @@ class IntegerFormat:
         least = -(1 << (self.bits - 1))
         if self.symmetric:
             scales = np.abs(values_OGK).max(axis=-1) * shrink / -(least + 1)
-            low = np.zeros_like(scales)
         else:
-            low = np.minimum(values_OGK.min(axis=-1), 0) * shrink
-            scales = (np.maximum(values_OGK.max(axis=-1), 0) * shrink - low) / (2 * -least - 1)
+            high = np.maximum(values_OGK.max(axis=-1), 0) * shrink
+            low = np.minimum(values_OGK.min(axis=-1) * shrink, high / (2 * least + 2))
+            scales = (high - low) / (-2 * least - 1)
         scales = _rounded(scales.astype(np.float32), self.scale_dtype)
-        zeros = np.zeros_like(scales) if self.symmetric else np.clip(np.rint(-low / scales) + least, least, -least - 1)
-        return scales, zeros
+        if self.symmetric:
+            return scales, np.zeros_like(scales)
+        return scales, np.clip(np.rint(-low / scales) + least, least + 1, -least - 1)
 
     def codes(self, values: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
         """Return the nearest codes, float32; scales and zero points are broadcast."""
