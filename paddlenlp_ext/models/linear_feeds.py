@@ -9,7 +9,7 @@
 | up | down | feed-forward blocks, shared experts |
 
 A post-norm layer has no norm before its linear layers, and the norm before experts also feeds the router; neither takes
-scales. Up and down of experts are scaled per expert (quantization/ptq/experts.py).
+scales. Up and down of experts are scaled per expert (quantization/ptq/decoder_layer.py).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.model import quantizable_layers
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.decoder_layer import quantize_decoder_layer
-from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions, naming
 from paddlenlp_ext.utils.module_patterns import matching
 
 _ALWAYS_SKIPPED = ".shared_expert_gate"
@@ -54,7 +54,8 @@ def quantize_after_training(
         report: receives a line about each decoder layer.
 
     Raises:
-        ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, or see `quantize_matrix`.
+        ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
+            divide the inputs of a layer, or see `quantize_matrix`.
     """
     if source.stored_quantization is not None:
         raise ValueError(
@@ -63,8 +64,12 @@ def quantize_after_training(
         )
     model, weights = build_skeleton(source), source.open_weights()
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    names = [name for name in quantizable_layers(model) if not name.endswith(_ALWAYS_SKIPPED)]
-    skipped = {name for pattern in options.skipped for name in matching(pattern, names, "skip_list_names")}
+    layers = {name: each for name, each in quantizable_layers(model).items() if not name.endswith(_ALWAYS_SKIPPED)}
+    skipped = {name for pattern in options.skipped for name in matching(pattern, layers, "skip_list_names")}
+    names = [name for name in layers if name not in skipped]
+    for name in names:
+        with naming(name):
+            options.integers.group_of(layers[name].weight.shape[-1])
     decoder, errors = model.model, ErrorTotals()
     load = partial(_load, dict(model.named_parameters()), weights)
     load(lambda name: not name.startswith("model.layers."))
@@ -72,8 +77,7 @@ def quantize_after_training(
     for index, layer in enumerate(decoder.layers):
         prefix = f"model.layers.{index}."
         load(lambda name, prefix=prefix: name.startswith(prefix))
-        chosen = {name.removeprefix(prefix): name for name in names if name.startswith(prefix) and name not in skipped}
-
+        chosen = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
         run = partial(_run, layer, states)
         quantize_decoder_layer(layer, chosen, linear_feeds(layer), run, options, errors)
         states = [(layer(x_BSD, inputs), inputs) for x_BSD, inputs in states]

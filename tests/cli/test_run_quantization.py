@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,16 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM, finetune, merge_adapter
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.cli.run_quantization import run_quantization
+from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.cli import run_quantization as cli
+from paddlenlp_ext.cli.run_quantization import options_of_section, run_quantization
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.errors import ConfigError
+from paddlenlp_ext.config.ptq import PTQConfig
 from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
 from paddlenlp_ext.quantization.model import quantized_layers
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
 from tests.common.models import write_tiny_data, write_tiny_model
 
 IDS = paddle.to_tensor([[5, 9, 3, 11]])
@@ -61,6 +67,36 @@ def test_run_quantization_writes_a_model_that_loads(folder, tmp_path, capsys, me
     assert 0 < np.abs(logits(output) - logits(folder / "model")).mean() < 0.5 * np.abs(logits(folder / "model")).mean()
     with pytest.raises(ValueError, match="already exists"):
         run_quantization(arguments(folder, output, "--do_ptq"))
+
+
+def test_run_quantization_reads_the_batches_of_its_keys(folder, tmp_path, monkeypatch):
+    class ReachedError(Exception):
+        pass
+
+    def record(source, options, batches, report):
+        raise ReachedError(batches)
+
+    monkeypatch.setattr(cli, "quantize_after_training", record)
+    words = ["--do_gptq", "--gptq_step", "2", "--per_device_train_batch_size", "3"]
+    with pytest.raises(ReachedError) as stopped:
+        run_quantization(arguments(folder, tmp_path / "out", *words))
+    (batches,) = stopped.value.args
+    assert [len(batch) for batch in batches] == [3, 3]
+
+
+def test_options_of_section_follow_its_keys():
+    keys = {"quant_type": "weight_only_int8", "group_size": 64, "sym": False, "weight_layout": "gptq"}
+    section = PTQConfig(
+        do_gptq=True, desc_act=True, gptq_damping=0.05, auto_clip=False, skip_list_names=["o_proj"], **keys
+    )
+    integers = IntegerFormat(bits=8, group_size=64, symmetric=False)
+    options = PostTrainingOptions(
+        method="gptq", integers=integers, act_order=True, damping=0.05, clips=False, skipped=("o_proj",)
+    )
+    layout = LAYOUTS["gptq"](bits=8, group_size=64, symmetric=False)
+    assert options_of_section(section) == (options, layout)
+    by_row, layout = options_of_section(replace(section, weight_quant_method="abs_max_channel_wise"))
+    assert by_row.integers.group_size is None and layout.group_size is None
 
 
 def test_adapter_over_a_model_in_a_packed_layout_trains_and_merges(folder, tmp_path):

@@ -84,6 +84,44 @@ def test_quantize_after_training_lowers_the_errors_and_saves_the_model(tmp_path:
     np.testing.assert_allclose(logits(again), logits(model), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        ("llama_grouped_heads", "gptq"),
+        ("gemma3_sandwich", "awq"),
+        ("mixtral_experts", "awq"),
+        ("gpt_oss_sinks", "awq"),
+        ("deepseek_v2_experts", "awq"),
+    ],
+)
+def test_quantize_after_training_in_8_bits_keeps_the_logits(tmp_path: Path, family: str, method: str):
+    source = saved(family, tmp_path)
+    expected = logits(AutoModelForCausalLM.from_pretrained(tmp_path))
+    options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=8, symmetric=False))
+    found = logits(quantize_after_training(source, options, BATCHES))
+    assert np.abs(found - expected).mean() < 0.04 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq"])
+@pytest.mark.parametrize(("skipped", "other"), [("gate_up_proj", "down_proj"), ("down_proj", "gate_up_proj")])
+def test_quantize_after_training_skips_one_of_the_layers_of_experts(tmp_path, method, skipped, other):
+    source = saved("mixtral_experts", tmp_path)
+    expected = logits(AutoModelForCausalLM.from_pretrained(tmp_path))
+    options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=8), skipped=(skipped, ".*self_attn.*"))
+    model = quantize_after_training(source, options, BATCHES)
+    assert {name.rpartition(".")[2] for name in quantized_layers(model)} == {other}
+    assert len(quantized_layers(model)) == 2
+    assert np.abs(logits(model) - expected).mean() < 0.04 * np.abs(expected).mean()
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq"])
+def test_quantize_after_training_group_that_does_not_divide_the_inputs_raises_with_the_layer(tmp_path, method):
+    source = saved("llama_grouped_heads", tmp_path)
+    options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=4, group_size=32))
+    with pytest.raises(ValueError, match=r"^model\.layers\.0\.mlp\.down_proj: group_size=32 does not divide the 48"):
+        quantize_after_training(source, options, [])
+
+
 def test_quantize_after_training_skips_layers(tmp_path: Path):
     source = saved("llama_grouped_heads", tmp_path)
     options = PostTrainingOptions(method="rtn", integers=IntegerFormat(bits=8), skipped=("o_proj",))

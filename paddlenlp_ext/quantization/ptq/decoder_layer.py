@@ -11,6 +11,7 @@ Shapes: G experts, P parts of an expert's matrix, O outputs, I inputs, F inner f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.ptq.awq import search_scales
 from paddlenlp_ext.quantization.ptq.feeds import Feed, move_scales
-from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions, quantize_matrix
+from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions, naming, quantize_matrix
 from paddlenlp_ext.quantization.ptq.statistics import InputStatistics, record_expert_inputs, record_inputs
 
 _STATISTICS_BYTES = 1 << 30
@@ -63,11 +64,15 @@ def quantize_decoder_layer(
     if options.method == "awq":
         for feed in feeds:
             if set(feed.consumers) <= linears.keys():
-                _scale_feed(layer, feed, statistics, options)
-    for name in names:
-        block, _, own = name.rpartition(".")
-        if name not in linears and own == "gate_up_proj":  # down_proj with it
-            _quantize_experts(layer_at(layer, block), names[name], run, options, errors)
+                with naming(names[feed.consumers[0]]):
+                    _scale_feed(layer, feed, statistics, options)
+    experts: dict[str, dict[str, str]] = {}
+    for name, in_model in names.items():
+        if name not in linears:
+            block, _, part = name.rpartition(".")
+            experts.setdefault(block, {})[part] = in_model
+    for block, parts in experts.items():
+        _quantize_experts(layer_at(layer, block), parts, run, options, errors)
     for name, linear in linears.items():
         weight = linear.weight_value().numpy()
         packed = quantize_matrix(names[name], weight, statistics.get(name), options, errors)
@@ -90,47 +95,49 @@ def _scale_feed(
 
 
 def _quantize_experts(
-    experts: Experts, name: str, run: Callable[[], None], options: PostTrainingOptions, errors: ErrorTotals
+    experts: Experts,
+    names: Mapping[str, str],
+    run: Callable[[], None],
+    options: PostTrainingOptions,
+    errors: ErrorTotals,
 ) -> None:
-    """Quantize both layers of all experts; `name` is that of gate and up in the model."""
-    stacks = {"gate_up_proj": experts.gate_up_proj, "down_proj": experts.down_proj}
+    """Quantize layers of all experts: `gate_up_proj`, `down_proj` or both -> name in the model."""
+    stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
     num_experts, step = experts.num_local, max(1, _STATISTICS_BYTES // moments)
     packed: dict[str, list[list[QuantizedWeight]]] = {part: [] for part in stacks}
     for first in range(0, num_experts, step):
         end = min(first + step, num_experts)
-        both: list[list[InputStatistics | None]] = [[None] * (end - first)] * 2
+        inputs: dict[str, list[InputStatistics]] = {}
         if options.needs_rows:
-            with (
-                record_expert_inputs(experts.gate_up_proj, first, end) as outer_inputs,
-                record_expert_inputs(experts.down_proj, first, end) as inner_inputs,
-            ):
+            with ExitStack() as recording:
+                for part, stack in stacks.items():
+                    inputs[part] = recording.enter_context(record_expert_inputs(stack, first, end))
                 run()
-            both = [list(outer_inputs), list(inner_inputs)]
         for expert in range(first, end):
             matrices = {part: stack.weight[expert].astype("float32").numpy() for part, stack in stacks.items()}
-            own = {part: inputs[expert - first] for part, inputs in zip(stacks, both, strict=True)}
-            inner = own["down_proj"]
-            can_scale = options.method == "awq" and not isinstance(experts.gate, ClampedGate)
+            own = {part: each[expert - first] for part, each in inputs.items()}
+            inner = own.get("down_proj")
+            can_scale = options.method == "awq" and len(stacks) == 2 and not isinstance(experts.gate, ClampedGate)
             if can_scale and inner is not None and inner.rows:
-                own["down_proj"] = _scale_expert(experts, expert, matrices, inner, options)
+                with naming(f"{names['down_proj']}, expert {expert}"):
+                    own["down_proj"] = _scale_expert(matrices, inner, options)
             for part, weight in matrices.items():
                 parts = np.split(weight, stacks[part].parts)
-                title = f"{name.rpartition('.')[0]}.{part}, expert {expert}"
-                packed[part].append([quantize_matrix(title, each, own[part], options, errors) for each in parts])
+                title = f"{names[part]}, expert {expert}"
+                packed[part].append([quantize_matrix(title, each, own.get(part), options, errors) for each in parts])
     for part, stack in stacks.items():
         setattr(experts, part, QuantizedGroupedLinear(stack_weights(packed[part]), stack.compute_dtype))
 
 
 def _scale_expert(
-    experts: Experts,
-    expert: int,
-    matrices: dict[str, np.ndarray],
-    inputs: InputStatistics,
-    options: PostTrainingOptions,
+    matrices: dict[str, np.ndarray], inputs: InputStatistics, options: PostTrainingOptions
 ) -> InputStatistics:
-    """Move scales from the inputs of an expert's down to its up; return the statistics of the scaled inputs."""
+    """Move scales from the inputs of an expert's down to its up; return the statistics of the scaled inputs.
+
+    Experts with biases have clamped gates, through which scales cannot move.
+    """
     down = matrices["down_proj"]
     inner = down.shape[1]
     scales = search_scales(down, inputs.hessian, inputs.magnitudes, options.integers, np.arange(inner))
@@ -138,7 +145,4 @@ def _scale_expert(
     matrices["gate_up_proj"] = np.concatenate(
         [matrices["gate_up_proj"][:inner], matrices["gate_up_proj"][inner:] / scales[:, None]]
     )
-    bias = experts.gate_up_proj_bias
-    if bias is not None:
-        bias[expert, inner:] = bias[expert, inner:] / paddle.to_tensor(scales).astype(bias.dtype)
     return inputs.divided(scales)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +41,15 @@ class PostTrainingOptions:
     def needs_rows(self) -> bool:
         """True if the method reads calibration rows."""
         return self.method != "rtn"
+
+
+@contextmanager
+def naming(layer: str) -> Iterator[None]:
+    """Return a context in which errors begin with the name of a layer."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from error
 
 
 class ErrorTotals:
@@ -79,7 +90,7 @@ def quantize_matrix(
         ValueError: see `IntegerFormat` and `gptq`.
     """
     integers = options.integers
-    try:
+    with naming(name):
         if inputs is None or inputs.rows == 0 or options.method == "rtn":
             return round_to_nearest(weight_OI, integers).packed(integers)
         hessian_II = inputs.hessian
@@ -89,7 +100,5 @@ def quantize_matrix(
         else:
             shrink_OG = search_clipping(weight_OI, hessian_II, integers) if options.clips else 1.0
             rounded = round_to_nearest(weight_OI, integers, shrink_OG)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
     errors.add(weight_OI, rounded.dequantized(), hessian_II, integers)
     return rounded.packed(integers)
