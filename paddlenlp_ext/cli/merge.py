@@ -74,7 +74,7 @@ def merge_arguments(
     values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)
-    if "adapter_path" not in values and "model_name_or_path" not in values:
+    if values.get("adapter_path") is None and values.get("model_name_or_path") is None:
         raise ValueError(f"nothing to merge: pass {adapter_argument} ADAPTER")
     return MergeArguments(**values)
 

@@ -271,6 +271,7 @@ def test_merge_lora_params_user_error_is_one_line(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
     assert "nothing to merge: pass --lora_path ADAPTER" in error_of(script, capsys, out)
+    assert "nothing to merge: pass --lora_path ADAPTER" in error_of(script, capsys, out, "--model_name_or_path", "")
     assert "device 'tpu' is not available" in error_of(script, capsys, out, *named, adapter, "--device", "tpu")
     assert "unknown key 'lora_pth'; did you mean 'lora_path'?" in error_of(
         script, capsys, out, *named, adapter, "--lora_pth", "x"
