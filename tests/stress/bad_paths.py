@@ -26,10 +26,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import paddle
+import uvicorn
 
 import paddlenlp_ext
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
+from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.methods.reft import ReFTConfig
+from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import TINY_LLAMA
@@ -41,7 +45,14 @@ ROWS = [{"src": "a b", "tgt": "c d"}, {"src": "b", "tgt": "a"}]
 PAIRS = [{"prompt": "a b", "chosen": "b", "rejected": "c d"}, {"prompt": "b", "chosen": "a", "rejected": "d"}]
 SHORT = {"src_length": "200", "max_length": "2", "batch_size": "2"}
 TRAINING = {"max_steps": "1", "do_train": "true", "device": "cpu", "disable_tqdm": "true", "max_length": "64"}
+ADAPTERS = {
+    "adapter": LoRAConfig(rank=2),
+    "vera": VeRAConfig(rank=4),
+    "lokr": LoKrConfig(rank=2),
+    "reft": ReFTConfig(rank=2),
+}
 Keys = Mapping[str, str]
+"""Arguments of a program by name; that of the name "" has no name on the command line."""
 
 
 def programs(folder: Path) -> dict[str, tuple[str, Keys]]:
@@ -53,47 +64,85 @@ def programs(folder: Path) -> dict[str, tuple[str, Keys]]:
     pairs = {**train, "train_dataset_path": f"{folder}/pairs.jsonl", "output_dir": f"{folder}/own/out"}
     pairs = {"max_seq_len" if key == "max_length" else key: value for key, value in pairs.items()}
     merged = {"model_name_or_path": model, "output_path": f"{folder}/own/merged"}
+    evaluated = {"model_name_or_path": model, "output_dir": f"{folder}/own/scores", "max_length": "64"}
     return {
-        "predictor.py": ("predict.predictor", {**predict, "output_file": f"{folder}/own/out.json"}),
-        "chat": ("predict.predictor", {"model_name_or_path": model, "chat_template": f"{folder}/chat.jinja", **SHORT}),
+        "predictor.py": ("llm.predict.predictor", {**predict, "output_file": f"{folder}/own/out.json"}),
+        "reft_predictor.py": (
+            "llm.predict.reft_predictor",
+            {"model_name_or_path": model, "reft_path": f"{folder}/reft", "data_file": rows}
+            | {"output_file": f"{folder}/own/out.json", "src_length": "200", "max_length": "202"},
+        ),
+        "export_model.py": (
+            "llm.predict.export_model",
+            {"model_name_or_path": model, "lora_path": adapter, "output_path": f"{folder}/own/exported"},
+        ),
+        "export_gguf.py": (
+            "llm.export_gguf",
+            {"model_name_or_path": model, "lora_path": adapter, "output_file": f"{folder}/own/out.gguf"}
+            | {"chat_template": f"{folder}/chat.jinja"},
+        ),
+        "run_quantization.py": (
+            "llm.run_quantization",
+            {"model_name_or_path": model, "dataset_name_or_path": f"{folder}/set", "output_dir": f"{folder}/own/packed"}
+            | {"do_gptq": "true", "group_size": "16", "max_length": "64", "data_cache_dir": f"{folder}/own/cache"},
+        ),
+        "run_evaluation.py": (
+            "llm.run_evaluation",
+            {**evaluated, "lora_path": adapter, "task": "perplexity", "data_file": rows},
+        ),
+        "run_evaluation.py --tasks": ("llm.run_evaluation", {**evaluated, "tasks": f"{folder}/task.json"}),
+        "serve": (
+            "paddlenlp_ext.serve.__main__",
+            {"model_name_or_path": model, "lora_path": adapter, "api_key_file": f"{folder}/question"}
+            | {"chat_template": f"{folder}/chat.jinja", "port": "0"},
+        ),
+        "chat": (
+            "llm.predict.predictor",
+            {"model_name_or_path": model, "chat_template": f"{folder}/chat.jinja", **SHORT},
+        ),
         "reward_predictor.py": (
-            "predict.reward_predictor",
+            "llm.predict.reward_predictor",
             {"model_name_or_path": f"{folder}/reward", "data_file": f"{folder}/pairs.jsonl"}
             | {"output_file": f"{folder}/own/out.json", "chat_template": "none"},
         ),
-        "merge_lora_params.py": ("merge_lora_params", {**merged, "lora_path": adapter}),
-        "copy": ("merge_lora_params", merged),
+        "merge_lora_params.py": ("llm.merge_lora_params", {**merged, "lora_path": adapter}),
+        "merge_peft_params.py": ("llm.merge_peft_params", {**merged, "peft_path": adapter}),
+        "merge_vera_params.py": ("llm.merge_vera_params", {**merged, "vera_path": f"{folder}/vera"}),
+        "merge_lokr_params.py": ("llm.merge_lokr_params", {**merged, "lokr_path": f"{folder}/lokr"}),
+        "copy": ("llm.merge_lora_params", merged),
         "merge_tp_and_pp_params.py": (
-            "merge_tp_and_pp_params",
+            "llm.merge_tp_and_pp_params",
             {**merged, "tp": "2", "pp": "1", "allow_pickle": "true"},
         ),
-        "run_finetune.py --audit_only": ("run_finetune", {**sft, "audit_only": "true"}),
-        "run_finetune.py": ("run_finetune", sft),
-        "finetune_generation.py": ("finetune_generation", sft),
-        "run_dpo.py": ("run_dpo", pairs),
-        "run_reward.py": ("run_reward", pairs | {"chat_template": "none"}),
+        "run_finetune.py --audit_only": ("llm.run_finetune", {**sft, "audit_only": "true"}),
+        "run_finetune.py": ("llm.run_finetune", sft),
+        "run_finetune.py FILE": ("llm.run_finetune", {"": f"{folder}/run.json", "output_dir": f"{folder}/own/out"}),
+        "finetune_generation.py": ("llm.finetune_generation", sft),
+        "run_dpo.py": ("llm.run_dpo", pairs),
+        "run_reward.py": ("llm.run_reward", pairs | {"chat_template": "none"}),
     }
 
 
 def bad_paths(folder: Path, good: str) -> dict[str, str]:
     """Return bad values for a path argument."""
+    end = ".gguf" if good.endswith(".gguf") else ""  # without it, the path is not looked at
     return {
-        "missing": f"{folder}/missing/x",
-        "long name": f"{folder}/{'x' * 300}",
-        "long path": f"{folder}/{'x/' * 3000}y",
-        "NUL": f"{good}\0x",
-        "surrogate": f"{folder}/\udcff",
+        "missing": f"{folder}/missing/x{end}",
+        "long name": f"{folder}/{'x' * 300}{end}",
+        "long path": f"{folder}/{'x/' * 3000}y{end}",
+        "NUL": f"{good.removesuffix(end)}\0x{end}",
+        "surrogate": f"{folder}/\udcff{end}",
         "empty": "",
-        "below a file": f"{folder}/rows.jsonl/x",
+        "below a file": f"{folder}/rows.jsonl/x{end}",
         "file": f"{folder}/rows.jsonl",
         "binary file": f"{folder}/binary.jsonl",
         "broken gzip": f"{folder}/broken.jsonl.gz",
         "folder": f"{folder}/set",
         "empty folder": f"{folder}/empty",
         "unreadable file": f"{folder}/unreadable.jsonl",
-        "closed folder": f"{folder}/closed/x",
+        "closed folder": f"{folder}/closed/x{end}",
         "unreadable model": f"{folder}/unreadable",
-        "read-only folder": f"{folder}/read-only/x",
+        "read-only folder": f"{folder}/read-only/x{end}",
         "loop of links": f"{folder}/loop",
         "full device": "/dev/full",
         "home of nobody": "~nobody-at-all/x",
@@ -119,11 +168,12 @@ def write_inputs(folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder / "model")
     AutoModelForSequenceClassification.from_pretrained(folder / "model").save_pretrained(folder / "reward")
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), LoRAConfig(rank=2))
-    for parameter in adapted.parameters():
-        if not parameter.stop_gradient:
-            parameter.set_value(paddle.full_like(parameter, 0.1))
-    adapted.save_pretrained(folder / "adapter")
+    for name, method in ADAPTERS.items():
+        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(folder / "model"), method)
+        for parameter in adapted.parameters():
+            if not parameter.stop_gradient:
+                parameter.set_value(paddle.full_like(parameter, 0.1))
+        adapted.save_pretrained(folder / name)
     for name in ("model", "reward"):
         tokenizer.save_pretrained(folder / name)
     for name in ("set", "empty", "own", "closed", "read-only", "unreadable"):
@@ -135,6 +185,9 @@ def write_inputs(folder: Path) -> None:
     (folder / "binary.jsonl").write_bytes(b'{"src": "\xff\xfe"}\n' + random.Random(1).randbytes(4096))
     (folder / "broken.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode())[:-9])
     (folder / "chat.jinja").write_text(CHATML)
+    (folder / "task.json").write_text(json.dumps({"task": "perplexity", "data_file": f"{folder}/rows.jsonl"}))
+    run = {**TRAINING, "model_name_or_path": f"{folder}/model", "dataset_name_or_path": f"{folder}/set"}
+    (folder / "run.json").write_text(json.dumps({**run, "do_train": True, "disable_tqdm": True}))
     (folder / "question").write_text("a b\n")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
@@ -183,8 +236,8 @@ def end_of(module: str, keys: Keys, folder: Path, source: str | None, output: st
                 os.setuid(NOBODY)
             os.environ.update(HOME=f"{folder}/own", XDG_CACHE_HOME=f"{folder}/own/cache", PADDLENLP_EXT_NATIVE="0")
             os.chdir(folder / "own")
-            argv = [word for key in keys for word in (f"--{key}", keys[key])]
-            run_command(importlib.import_module(f"llm.{module}").main, argv)
+            argv = [word for key in keys for word in (f"--{key}", keys[key]) if word != "--"]
+            run_command(importlib.import_module(module).main, argv)
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
@@ -216,6 +269,7 @@ def main() -> int:
         folder = Path(name)
         write_inputs(folder)
         import_everything()
+        uvicorn.Server.run = lambda *_, **__: None  # type: ignore[method-assign] (a server that started is a success)
         for program, (module, keys) in programs(folder).items():
             if chosen and program not in chosen:
                 continue
