@@ -69,14 +69,11 @@ class IntegerFormat:
         """
         least = -(1 << (self.bits - 1))
         if self.symmetric:
-            scales = np.abs(values_OGK).max(axis=-1) * shrink / -(least + 1)
-        else:
-            high = np.maximum(values_OGK.max(axis=-1), 0) * shrink
-            low = np.minimum(values_OGK.min(axis=-1) * shrink, high / (2 * least + 2))
-            scales = (high - low) / (-2 * least - 1)
-        scales = _rounded(scales.astype(np.float32), self.scale_dtype)
-        if self.symmetric:
+            scales = _rounded(np.abs(values_OGK).max(axis=-1) * shrink / -(least + 1), self.scale_dtype)
             return scales, np.zeros_like(scales)
+        high = np.maximum(values_OGK.max(axis=-1), 0) * shrink
+        low = np.minimum(values_OGK.min(axis=-1) * shrink, high / (2 * least + 2))
+        scales = _rounded((high - low) / (-2 * least - 1), self.scale_dtype)
         return scales, np.clip(np.rint(-low / scales) + least, least + 1, -least - 1)
 
     def codes(self, values: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
@@ -86,7 +83,8 @@ class IntegerFormat:
 
 
 def _rounded(scales: np.ndarray, dtype: str) -> np.ndarray:
-    """Return scales that `dtype` holds; groups of zeros, or below its smallest number, get 1."""
+    """Return scales that `dtype` holds, as float32; groups of zeros, or below its smallest number, get 1."""
+    scales = scales.astype(np.float32)
     with np.errstate(over="ignore"):
         rounded = scales if dtype == "float32" else cast(cast(scales, "float32", dtype), dtype, "float32")
     if not np.isfinite(rounded).all():
