@@ -24,7 +24,7 @@ from paddle.distributed.parallel import ParallelEnv
 TESTED_RELEASE = "3.3"
 
 _REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (paddle.Tensor, ("_is_initialized", "_clear_data", "_share_buffer_to")),
+    (paddle.Tensor, ("_is_initialized", "_clear_data", "_share_buffer_to", "_register_backward_hook")),
     (paddle._C_ops, ("empty",)),
     (paddle.optimizer.AdamW, ("_create_accumulators", "_moment1_acc_str", "_beta1_pow_acc_str")),
     (core, ("TCPStore", "create_or_get_global_tcp_store")),
@@ -89,6 +89,11 @@ def free_storage(tensor: paddle.Tensor) -> None:
 def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
     """Make `target` use the memory of `source`, without a copy."""
     source._share_buffer_to(target)
+
+
+def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
+    """Call a function each time a backward pass has added to a parameter's gradient; this cannot be undone."""
+    parameter._register_backward_hook(call)
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------

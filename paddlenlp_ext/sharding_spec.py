@@ -65,6 +65,7 @@ class Placement:
         is_gathered_copy: True if another rank owns the value and this one holds it only while gathered (ZeRO stage 3).
         needs_tp_reduce: True for a full parameter of whose gradient each tensor-parallel rank computes only a part:
             gradients have to be summed over the tensor-parallel ranks.
+        has_float32_gradient: True for a parameter in half precision whose gradient is float32 (`amp_master_grad`).
     """
 
     shard: Shard | None = None
@@ -74,6 +75,7 @@ class Placement:
     is_updated_here: bool = True
     is_gathered_copy: bool = False
     needs_tp_reduce: bool = False
+    has_float32_gradient: bool = False
 
 
 _DEFAULT = Placement()

@@ -243,6 +243,7 @@ def _estimate_process(
         bytes_per_weight=bytes_per_weight,
         optim=config.optim.optim,
         master_weight=config.precision.master_weight,
+        float32_gradients=config.precision.float32_gradients,
         packed=packed,
         share=share,
     )

@@ -46,7 +46,6 @@ _ADAPTERS = (*_keys("no effect", bool, False, "use_quick_lora", _KERNELS),)
 _TRAINING = (
     *_keys("not yet", bool, False, "use_ssa", "shifted sparse attention is not implemented"),
     *_keys("not yet", float, 0.25, "ssa_group_size_ratio", "shifted sparse attention", "use_ssa"),
-    *_keys("not yet", bool, False, "amp_master_grad", "gradients have the dtype of their parameters"),
     *_keys("not yet", bool, False, "ignore_load_lr_and_optim", "a resumed run restores the full state"),
     *_keys("not yet", bool, False, "autotuner_benchmark", "the autotuner is not implemented"),
     *_keys("not yet", bool, False, "from_aistudio", "AI Studio's hub is not supported; use a folder"),
@@ -85,7 +84,6 @@ _NUMBERS_STAY = (
     *_keys("no effect", bool, False, "release_grads", "gradients are freed after every step"),
     *_keys("no effect", bool, False, "to_static", "training runs eagerly, with the same numbers"),
     *_keys("no effect", bool, False, "flatten_param_grads", "gradients are separate tensors"),
-    *_keys("no effect", float, 32768.0, "scale_loss", "it is for fp16 on GPUs, which is not available"),
     *_keys(
         *("no effect", float, 0.0, "hidden_dropout_prob attention_probs_dropout_prob"),
         "these decoders have no dropout, in PaddleNLP neither",

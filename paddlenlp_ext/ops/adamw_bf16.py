@@ -27,7 +27,8 @@ class Bf16Update(NamedTuple):
     """Update of a bfloat16 weight: either `master` or `position` is set.
 
     Attributes:
-        update: tensors and numbers of the update; weight and gradient are bfloat16, the others as in `AdamWUpdate`.
+        update: tensors and numbers of the update; the weight is bfloat16, the gradient bfloat16 or float32,
+            the others as in `AdamWUpdate`.
         master: float32 copy of the weight.
         position: position of the weight in the draws of stochastic rounding.
     """
@@ -58,7 +59,8 @@ def _call(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: fl
         return
     columns, masters, positions = zip(*updates, strict=True)
     weights, gradients, *state, rates, decays = zip(*columns, strict=True)
-    gradients = [gradient.astype("bfloat16").contiguous() for gradient in gradients]
+    in_bf16 = all(gradient.dtype == paddle.bfloat16 for gradient in gradients)
+    gradients = [gradient.astype("bfloat16" if in_bf16 else "float32").contiguous() for gradient in gradients]
     for weight, gradient in zip(weights, gradients, strict=True):
         assert weight.shape == gradient.shape and weight.dtype == paddle.bfloat16, "gradient does not match its weight"
     copies = None if masters[0] is None else pointers(masters)
@@ -68,7 +70,7 @@ def _call(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: fl
     if copies is None:
         draws = (struct("DrawPosition") * len(updates))(*(position.as_struct() for position in positions))
     run = function("adamw_update_bf16")
-    run(*tensors, *numbers, sizes(weights), len(updates), beta1, beta2, epsilon, draws)
+    run(*tensors, *numbers, sizes(weights), len(updates), beta1, beta2, epsilon, draws, in_bf16)
 
 
 def _usable(weight: paddle.Tensor) -> str | None:

@@ -20,6 +20,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.sharding_spec import placement_of
+
 BUCKET_BYTES = 64 << 20
 """Largest size of several tensors that are sent as one."""
 
@@ -46,8 +48,14 @@ def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
     for parameter in present:
         if parameter.grad is None:
-            parameter.grad = paddle.zeros_like(parameter)
+            parameter.grad = zero_gradient(parameter)
     return present
+
+
+def zero_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
+    """Return zeros with the shape of a parameter and the dtype of its gradient."""
+    has_float32 = placement_of(parameter).has_float32_gradient
+    return paddle.zeros(parameter.shape, "float32" if has_float32 else parameter.dtype)
 
 
 @paddle.no_grad()

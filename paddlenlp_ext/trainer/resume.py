@@ -13,6 +13,7 @@ from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.data.sampler import check_same_data_order
 from paddlenlp_ext.trainer.checkpoint import HAS_MANIFEST, read_state
+from paddlenlp_ext.trainer.loss_scale import LossScale
 from paddlenlp_ext.trainer.output_dir import AUTO, checkpoint_folder, resume_candidates
 from paddlenlp_ext.trainer.state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object
@@ -22,7 +23,7 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device",)  # of the reported sections
+_WITHOUT_EFFECT = ("device", "scale_loss")  # of the reported sections
 _MAX_PROBLEMS = 5
 
 
@@ -60,7 +61,18 @@ def begin_or_resume(
                 total_steps,
             )
     state.total_steps, state.data_order = total_steps, data_order
+    _continue_loss_scale(state, config)
     return checkpoint, state
+
+
+def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
+    """Keep the checkpoint's loss scale if the run computes in float16; `scale_loss` is for runs that have none."""
+    if not config.precision.scales_loss:
+        state.loss_scale = None
+    elif state.loss_scale is None:
+        state.loss_scale = LossScale(config.precision.scale_loss)
+    else:
+        logger.info("loss scale %g, as in the checkpoint", state.loss_scale.scale)
 
 
 def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:

@@ -50,6 +50,7 @@ def roll_back(
         restored.total_steps = state.total_steps
         restored.skipped_steps = sorted({*state.skipped_steps, *steps})
         restored.num_nan_steps = state.num_nan_steps
+        restored.loss_scale = restored.loss_scale or state.loss_scale
         restored.trouble_since, restored.last_trouble = state.trouble_since, state.last_trouble
     restored = process_group.from_main(restored)
     if restored is None:

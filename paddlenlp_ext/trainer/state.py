@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.trainer.loss_scale import LossScale
 
+_Part = TypeVar("_Part", "Interval", LossScale)
 _STORED_KEYS = {"num_target_tokens": "num_learned", "batch_index": "window_index"}
 """Attributes whose keys in trainer_state.json have other names."""
 
@@ -82,6 +84,8 @@ class TrainerState:
         num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
         evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
         skipped_steps: steps whose data were or will be skipped, ascending; they count as steps.
+        overflow_steps: steps that were not made because float16 gradients overflowed, ascending; they count as steps.
+        loss_scale: dynamic loss scale; None unless the run computes in float16.
         num_nan_steps: number of steps in a row whose loss or gradients were not finite.
         recent_losses: losses of the last healthy steps, for their running mean (`loss_spike_window`).
         trouble_since, last_trouble: first and last step of the trouble (step_guard.py); 0 without trouble.
@@ -108,6 +112,8 @@ class TrainerState:
     num_not_improved: int = 0
     evaluation_due: bool = False
     skipped_steps: list[int] = field(default_factory=list)
+    overflow_steps: list[int] = field(default_factory=list)
+    loss_scale: LossScale | None = None
     num_nan_steps: int = 0
     recent_losses: list[float] = field(default_factory=list)
     trouble_since: int = 0
@@ -130,13 +136,18 @@ class TrainerState:
     def skip(self) -> None:
         """Count a step that was not made; `move_to` sets the data position."""
         self.step += 1
-        if self.step not in self.skipped_steps:
+        if self.step not in self.skipped_steps and self.step not in self.overflow_steps:
             self.skipped_steps.append(self.step)
 
     @property
     def num_trained_steps(self) -> int:
         """Return the number of steps so far that were not skipped."""
-        return self.step - sum(step <= self.step for step in self.skipped_steps)
+        return self.schedule_step - sum(step <= self.step for step in self.skipped_steps)
+
+    @property
+    def schedule_step(self) -> int:
+        """Return the position in the learning rate schedule: overflows do not advance it."""
+        return self.step - len(self.overflow_steps)
 
     def note_checkpoint(self) -> None:
         """Note that a checkpoint of this step is about to be written."""
@@ -167,11 +178,18 @@ class TrainerState:
             "learning_rate": learning_rate,
             "grad_norm": interval.grad_norm,
             **{name: total / count for name, (total, count) in interval.metrics.items()},
+            **self.scaling_metrics(),
             "tokens_per_second": interval.num_tokens / seconds,
             "learned_tokens_per_second": interval.num_target_tokens / seconds,
             "num_tokens": self.num_tokens,
             "num_learned_tokens": self.num_target_tokens,
         }
+
+    def scaling_metrics(self) -> dict[str, float]:
+        """Return the current loss scale and the number of overflows of the run; empty without loss scaling."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self.loss_scale.scale, "num_overflow_steps": len(self.overflow_steps)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents of trainer_state.json; floats keep all their digits."""
@@ -192,20 +210,29 @@ class TrainerState:
                 f"keys unknown to this version: {', '.join(unknown)}; resume with the version that wrote it"
             )
         _check_types(cls(), values)
-        values["interval"] = _interval(values.get("interval", {}), attributes)
+        values["interval"] = _part(Interval(), _renamed(values.get("interval", {}), attributes), "interval")
+        if values.get("loss_scale") is not None:
+            values["loss_scale"] = _part(LossScale(1.0), values["loss_scale"], "loss_scale")
         return cls(**values)
 
 
-_OPTIONAL_TYPES = {"data_cursor": dict, "best_name": str, "best_metric": float, "best_step": int, "interval": dict}
+_OPTIONAL_TYPES = {
+    "data_cursor": dict,
+    "loss_scale": dict,
+    "best_name": str,
+    "best_metric": float,
+    "best_step": int,
+    "interval": dict,
+}
 """Types of the attributes whose default is None or has another form in the file."""
 
 
-def _interval(stored: dict[str, Any], attributes: dict[str, str]) -> Interval:
-    values = _renamed(stored, attributes)
-    if values.keys() - {item.name for item in dataclasses.fields(Interval)}:
-        raise ValueError(f"damaged: interval is {stored!r}")
-    _check_types(Interval(), values)
-    return Interval(**values)
+def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
+    """Return a part of the state with the stored values, and those of `default` for the others."""
+    if values.keys() - {item.name for item in dataclasses.fields(default)}:
+        raise ValueError(f"damaged: {key} is {values!r}")
+    _check_types(default, values)
+    return dataclasses.replace(default, **values)
 
 
 def _check_types(default: Any, values: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Keep a run healthy: steps with NaN or infinity, loss spikes, and steps whose data are skipped.
 
 A step whose loss or gradients are not finite on any process is never made: `OptimizerStep` raises before the update.
-`nan_policy` decides what follows:
+With float16 an overflow of gradients lowers the loss scale, and the next step follows (loss_scale.py). In all other
+cases `nan_policy` decides what follows:
 
     raise      the run ends with an error that names the rows
     skip       the step is counted, its rows are not trained on, and the next step follows
@@ -23,6 +24,7 @@ import numpy as np
 
 from paddlenlp_ext.config.safety import SafetyConfig
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.trainer.loss_scale import LossScale
 from paddlenlp_ext.trainer.output_dir import BAD_STEPS_FILE
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep
@@ -70,11 +72,17 @@ class StepGuard:
         if number in state.skipped_steps or any(first <= number <= last for first, last in self._intervals):
             logger.info("step %d: its data are skipped", number)
             return None
+        scale = state.loss_scale
         try:
-            report = step.run(step_batch, state.step, learning_rate)
+            report = step.run(step_batch, state.step, learning_rate, 1.0 if scale is None else scale.scale)
         except NonFiniteError as error:
-            self._handle_non_finite(error, step_batch, state, learning_rate)
+            if scale is not None and error.is_overflow and not scale.is_minimal():
+                _lower_scale(scale, state)
+            else:
+                self._handle_non_finite(error, step_batch, state, learning_rate)
             return None
+        if scale is not None:
+            scale.update(overflow=False)
         self._watch(report, step_batch, state)
         return report
 
@@ -87,6 +95,8 @@ class StepGuard:
         exceeds = policy != "raise" and state.num_nan_steps > limit
         action = "raise" if exceeds else policy
         numbers = {"loss": error.loss, "grad_norm": error.grad_norm, "learning_rate": learning_rate}
+        if state.loss_scale is not None:
+            numbers["loss_scale"] = state.loss_scale.scale
         self._write("non_finite", action, step_batch, state, numbers)
         described = NonFiniteError(
             error.loss,
@@ -174,6 +184,17 @@ class StepGuard:
         }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+def _lower_scale(scale: LossScale, state: TrainerState) -> None:
+    """Count an overflow of float16 gradients as a step that is not made."""
+    before = scale.scale
+    scale.update(overflow=True)
+    state.overflow_steps.append(state.step + 1)
+    logger.warning(
+        "step %d: gradients overflow in float16 and the step is skipped; loss scale %g, was %g (skipped so far: %d)",
+        *(state.step + 1, scale.scale, before, len(state.overflow_steps)),
+    )
 
 
 def _note_trouble(state: TrainerState, number: int) -> None:

@@ -2,7 +2,8 @@
 
 The loss of a step is the sum over the units (target tokens, say) of the global batch (all micro-batches of all ranks)
 divided by their number. The loss sum of each micro-batch is divided by this number before its backward pass, so
-gradients are summed, never averaged, and the update does not depend on how the global batch is split.
+gradients are summed, never averaged, and the update does not depend on how the global batch is split. With float16 the
+loss is also multiplied by a scale, and the summed gradients are divided by it before clipping (loss_scale.py).
 
 Random numbers are a function of the position in the run, so a resumed run draws the same ones without saving any
 generator state.
@@ -27,7 +28,9 @@ from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.load_balance import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.gradients import scale_
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
+from paddlenlp_ext.trainer.master_gradients import widen_gradients
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
 from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
@@ -39,6 +42,8 @@ from paddlenlp_ext.utils.random import seed_of
 
 EXPERT_IMBALANCE = "expert_imbalance"
 """Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""
+_BAD_GRADIENTS, _BAD_LOSS = 1.0, 2.0
+"""What is not finite in a step; the largest number of all processes counts."""
 
 
 class NonFiniteError(ValueError):
@@ -47,11 +52,12 @@ class NonFiniteError(ValueError):
     Args:
         loss, grad_norm: the numbers of this process.
         message: description of the step; None: the two numbers.
+        is_overflow: whether the loss is finite on all processes, so that a lower loss scale may help.
     """
 
-    def __init__(self, loss: float, grad_norm: float, message: str | None = None) -> None:
+    def __init__(self, loss: float, grad_norm: float, message: str | None = None, is_overflow: bool = False) -> None:
         super().__init__(message or f"loss {loss}, gradient norm {grad_norm}")
-        self.loss, self.grad_norm = loss, grad_norm
+        self.loss, self.grad_norm, self.is_overflow = loss, grad_norm, is_overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,7 @@ class StepOptions:
         total_steps: optimizer steps of the run; some adapter methods follow a schedule.
         noise: NEFTune noise on the embeddings, or None.
         rounding: stochastic rounding of the optimizer's updates, or None; every step sets its `step`.
+        float32_gradients: whether parameters in half precision have gradients in float32.
         autocast: returns the mixed-precision context of a forward pass.
     """
 
@@ -72,6 +79,7 @@ class StepOptions:
     total_steps: int
     noise: EmbeddingNoise | None = None
     rounding: StochasticRounding | None = None
+    float32_gradients: bool = False
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
@@ -93,15 +101,17 @@ class OptimizerStep:
         self.forward_backward = forward_backward or SequentialSchedule(model)
         self.objective = objective or CrossEntropy()
         self.parameters = list(trainable_parameters(model).values())
+        self._end_float32_gradients = widen_gradients(self.parameters if options.float32_gradients else [])
         model.plan_steps(options.total_steps)
 
-    def run(self, step_batch: StepBatch, step: int, learning_rate: float) -> StepReport:
+    def run(self, step_batch: StepBatch, step: int, learning_rate: float, loss_scale: float = 1.0) -> StepReport:
         """Make one optimizer step.
 
         Args:
             step_batch: the global batch.
             step: number of steps made before this one.
             learning_rate: learning rate of this step.
+            loss_scale: factor of the loss in the backward pass.
 
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
@@ -116,20 +126,21 @@ class OptimizerStep:
                 f"optimizer step {step + 1} has no {self.objective.unit}: every label of its batch is masked"
             )
 
-        local_loss, local_sums = self._run_micro_batches(micro_batches, step_batch, step, num_units)
+        local_loss, local_sums = self._run_micro_batches(micro_batches, step_batch, step, loss_scale / num_units)
         local_sums += self._expert_counts()
         # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
         # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
         # Only the last pipeline stage computes the loss, each stage a part of the auxiliary loss: sum over the stages.
         replica_loss, auxiliary, *sums = self.process_group.sum_stages(
-            [local_loss, self._backward_auxiliary(), *local_sums]
+            [local_loss, self._backward_auxiliary(loss_scale), *local_sums]
         )
         # Over the replicas (data-parallel and sharding ranks): sum all gradients and the loss.
         self.process_group.sum_gradients(self.parameters)
         total, *sums = self.process_group.sum_numbers([replica_loss, *sums])
         loss = total / num_units + auxiliary
 
+        self._unscale(loss_scale)
         grad_norm = self._clip(loss)
         self._update(step, learning_rate)
         self.model.after_step(step + 1, self.options.total_steps, learning_rate)
@@ -138,6 +149,12 @@ class OptimizerStep:
         seconds = time.perf_counter() - started
         metrics = self._metrics(np.array(sums))
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds, metrics)
+
+    def remove_hooks(self) -> None:
+        """Remove the hooks on the model: noise, and the dtype of gradients."""
+        if self.options.noise is not None:
+            self.options.noise.remove()
+        self._end_float32_gradients()
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
         """Let an adapter method read gradients of the first batches before a new run; the gradients are then dropped.
@@ -176,15 +193,16 @@ class OptimizerStep:
         return int(units), int(targets), int(tokens), int(rows)
 
     def _run_micro_batches(
-        self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, num_units: int
+        self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, scale: float
     ) -> tuple[float, list[float]]:
-        """Accumulate the gradients of the local micro-batches; return the sums of loss and metrics on this process.
+        """Accumulate the gradients of the local micro-batches, whose losses are multiplied by `scale`.
+
+        Returns the sums of loss and metrics on this process, unscaled.
 
         With ZeRO-3 every forward and backward pass gathers parameters, and with expert parallelism it exchanges rows of
         tokens, so all ranks must run equally many. A rank with fewer micro-batches runs a dummy micro-batch of scale 0:
         the collectives match, and its gradients do not count.
         """
-        scale = 1.0 / num_units
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
         num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
         if self.process_group.forward_is_collective and num_missing:
@@ -248,7 +266,7 @@ class OptimizerStep:
         noise = self.options.noise
         return nullcontext() if noise is None else noise.documents(batch.document_lengths, batch.document_parents)
 
-    def _backward_auxiliary(self) -> float:
+    def _backward_auxiliary(self, loss_scale: float) -> float:
         """Add the gradients of the adapter's auxiliary loss; return the part of the loss on this stage.
 
         Each replica scales the loss by 1 / replicas, so that the sum over replicas counts it once per step.
@@ -256,10 +274,15 @@ class OptimizerStep:
         loss = self.model.auxiliary_loss()
         if loss is None:
             return 0.0
-        (loss * (1.0 / self.process_group.size)).backward()
+        (loss * (loss_scale / self.process_group.size)).backward()
         return float(loss)
 
     # -- update -------------------------------------------------------------------------------------------------------
+    def _unscale(self, loss_scale: float) -> None:
+        """Divide the reduced gradients by the loss scale."""
+        if loss_scale != 1.0:
+            scale_([parameter.grad for parameter in self.parameters if parameter.grad is not None], 1.0 / loss_scale)
+
     def _clip(self, loss: float) -> float:
         """Clip the reduced gradients; return their norm before clipping, over all processes.
 
@@ -267,11 +290,12 @@ class OptimizerStep:
             NonFiniteError: the loss or the norm is not finite on any process; the gradients are dropped on all.
         """
         grad_norm = self.process_group.norm(self.parameters)
-        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        found = _BAD_LOSS if not math.isfinite(loss) else _BAD_GRADIENTS if not math.isfinite(grad_norm) else 0.0
         # Tensor-parallel ranks compute the same number each by itself: one of them may find another value.
-        if self.process_group.max_over_processes(float(not is_finite)):
+        worst = self.process_group.max_over_processes(found)
+        if worst:
             self._clear_gradients()
-            raise NonFiniteError(loss, grad_norm)
+            raise NonFiniteError(loss, grad_norm, is_overflow=worst == _BAD_GRADIENTS)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         clip_gradients(gradients, grad_norm, self.options.max_grad_norm)
         return grad_norm
@@ -299,18 +323,17 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
 
     | device | level | matrix products | weights |
     |---|---|---|---|
-    | GPU | O1 | cast to bf16 | float32 |
-    | GPU | O2 | bf16 | bf16 |
+    | GPU | O1 | cast to bf16 or fp16 | float32 |
+    | GPU | O2 | bf16 or fp16 | bf16 or fp16 |
     | CPU | O1 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 if frozen |
     | CPU | O2 | the same | bf16 |
     """
-    dtype = precision.compute_dtype
-    assert dtype != "float16", "checked by config.validation: gradients would need loss scaling"
+    dtype: Any = precision.compute_dtype
     if dtype == "bfloat16" and precision.device == "cpu":
         return bf16_matmuls()
     if dtype == "float32" or precision.fp16_opt_level != "O1":
         return nullcontext()
-    return paddle.amp.auto_cast(level="O1", dtype="bfloat16")
+    return paddle.amp.auto_cast(level="O1", dtype=dtype)
 
 
 def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:

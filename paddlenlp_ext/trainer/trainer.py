@@ -136,8 +136,7 @@ class Trainer:
             finally:
                 self.saver.close()
                 self.callbacks.on_train_end(self.state)
-                if step.options.noise is not None:
-                    step.options.noise.remove()
+                step.remove_hooks()
         if self.config.train.load_best_model_at_end:
             self._load_best()
         results = train_results(self.state, self.model)
@@ -214,6 +213,7 @@ class Trainer:
             total_steps=order.total_steps,
             noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
             rounding=rounding,
+            float32_gradients=config.precision.float32_gradients,
             autocast=self._autocast,
         )
         collate_rows, *_ = map(self._collate, (rows, *self.dev_sets.values()))
@@ -262,7 +262,7 @@ class Trainer:
             if self.best.stops_early(state):
                 return
             with self.time_limit.measured("step"):
-                report = guard.run(step, step_batch, state, self.schedule(state.step))
+                report = guard.run(step, step_batch, state, self.schedule(state.schedule_step))
             state.move_to(step_batch)
             if report is None:
                 state.skip()
@@ -283,7 +283,7 @@ class Trainer:
         """
         train, state = self.config.train, self.state
         if state.interval.num_steps and (state.step % train.logging_steps == 0 or state.step == state.total_steps):
-            self._log(state.next_log_entry(self.schedule(state.step - 1)))
+            self._log(state.next_log_entry(self.schedule(state.schedule_step - 1)))
         evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
         if evaluates:
             state.evaluation_due = True

@@ -57,6 +57,7 @@ def test_known_keys_are_all_read_or_listed_as_compat():
     # by the parser, adjustments, compute_dtype, complete_degrees, `patience`, `dev_sets` and the validation of flags
     read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS, "metric_for_best_model", "flash_mask"}
     read_in_config |= {"skip_data_intervals", "max_train_time"}  # `skipped_intervals`, `max_train_seconds`
+    read_in_config |= {"amp_master_grad"}  # `float32_gradients`
     read_in_config |= {"rslora_plus", "early_stopping", "early_stopping_patience", "eval_dataset_path", "strategy_type"}
     for_the_launcher = {"dry_run", "preview_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]

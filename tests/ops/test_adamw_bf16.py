@@ -30,11 +30,13 @@ def position_of(index: int, shape: list[int], step: int) -> DrawPosition:
     return DrawPosition(3, index, step, 7, 3, 10) if index == 1 else DrawPosition(3, index, step, 0, size, size)
 
 
-def gradient_bits(step: int, index: int) -> np.ndarray:
-    return float32_to_bfloat16(10.0**-index * normal(100 * step + index, *SHAPES[index]))
+def gradient_of(step: int, index: int, dtype: str) -> np.ndarray:
+    """Return a gradient in float32, whose values are representable in `dtype`."""
+    value = (10.0**-index * normal(100 * step + index, *SHAPES[index])).astype(np.float32)
+    return bfloat16_to_float32(float32_to_bfloat16(value)) if dtype == "bfloat16" else value
 
 
-def run(backend, with_masters: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def run(backend, with_masters: bool, dtype: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the bits of the weights after some steps, and the master copies."""
     weights = [paddle.to_tensor(normal(index, *shape)).astype("bfloat16") for index, shape in enumerate(SHAPES)]
     masters = [weight.astype("float32") if with_masters else None for weight in weights]
@@ -42,7 +44,7 @@ def run(backend, with_masters: bool) -> tuple[list[np.ndarray], list[np.ndarray]
     for step in range(NUM_STEPS):
         updates = []
         for index, shape in enumerate(SHAPES):
-            gradient = paddle.to_tensor(bfloat16_to_float32(gradient_bits(step, index))).astype("bfloat16")
+            gradient = paddle.to_tensor(gradient_of(step, index, dtype)).astype(dtype)
             update = AdamWUpdate(weights[index], gradient, *states[index], RATES[index], DECAYS[index])
             position = None if with_masters else position_of(index, shape, step)
             updates.append(Bf16Update(update, masters[index], position))
@@ -51,14 +53,14 @@ def run(backend, with_masters: bool) -> tuple[list[np.ndarray], list[np.ndarray]
     return [weight.numpy() for weight in weights], [master.numpy() for master in masters if master is not None]
 
 
-def expected(with_masters: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def expected(with_masters: bool, dtype: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the weights' bits by AdamW in float32 on values that NumPy rounds after each step, or not."""
     bits, values = [], []
     for index, shape in enumerate(SHAPES):
         value = paddle.to_tensor(bfloat16_to_float32(float32_to_bfloat16(normal(index, *shape))))
         state = state_of(shape)
         for step in range(NUM_STEPS):
-            gradient = paddle.to_tensor(bfloat16_to_float32(gradient_bits(step, index)))
+            gradient = paddle.to_tensor(gradient_of(step, index, dtype))
             update = AdamWUpdate(value, gradient, *state, RATES[index], DECAYS[index])
             adamw_reference([update], BETA1, BETA2, EPSILON)
             if not with_masters:
@@ -68,19 +70,21 @@ def expected(with_masters: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return bits, values
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_adamw_bf16_updates_master_copies_and_rounds_them_to_nearest(backend):
-    bits, masters = run(backend, True)
-    for got, master, want in zip(bits, masters, expected(True)[1], strict=True):
+def test_adamw_bf16_updates_master_copies_and_rounds_them_to_nearest(backend, dtype):
+    bits, masters = run(backend, True, dtype)
+    for got, master, want in zip(bits, masters, expected(True, dtype)[1], strict=True):
         np.testing.assert_allclose(master, want, rtol=1e-6, atol=1e-7)
         np.testing.assert_array_equal(got, float32_to_bfloat16(master))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_adamw_bf16_without_master_copies_rounds_stochastically(backend):
+def test_adamw_bf16_without_master_copies_rounds_stochastically(backend, dtype):
     """Check the bits; the backends round the update itself in another order, which may change a rare draw."""
-    bits, _ = run(backend, False)
-    different = [np.mean(got != want) for got, want in zip(bits, expected(False)[0], strict=True)]
+    bits, _ = run(backend, False, dtype)
+    different = [np.mean(got != want) for got, want in zip(bits, expected(False, dtype)[0], strict=True)]
     assert max(different) < 2e-3, different
 
 

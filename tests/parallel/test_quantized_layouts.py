@@ -98,6 +98,10 @@ HALF_WEIGHTS = [
     Case("weights-stage1", {**SHARDED, **ROUNDED, "sharding": "stage1", "optim": "adamw_8bit"}),
     Case("weights-stage2", {**SHARDED, **WEIGHTS, "sharding": "stage2"}),
     Case("weights-stage3", {**SHARDED, **ROUNDED}),
+    Case("weights-wide-gradients", {**SHARDED, **WEIGHTS, "sharding": "stage2", "amp_master_grad": True}),
+    Case(
+        "weights-stages-wide-gradients", {**STAGES, **WEIGHTS, "amp_master_grad": True}, {"tie_word_embeddings": True}
+    ),
 ]
 IN_HALF = [*HALF, *HALF_WEIGHTS] if bf16.unavailable_reason() is None else []
 
@@ -130,7 +134,7 @@ def test_quantized_base_with_every_method_matches_one_process(tmp_path):
 @pytest.mark.parametrize("case", HALF_WEIGHTS, ids=lambda case: case.name)
 def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
     folder, outcomes = runs
-    replicas = 1 if case.name in ("weights-tensor", "weights-sequence", "weights-stages") else 2
+    replicas = 1 if case.name.startswith(("weights-tensor", "weights-sequence", "weights-stages")) else 2
     single = case.on_one_process(data_ranks=replicas)
     run_case(single, folder)
     relative = differences(outcomes[case.name], outcome(single, folder))

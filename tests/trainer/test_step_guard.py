@@ -240,7 +240,7 @@ class Step:
 
     loss: float = 0.0
 
-    def run(self, step_batch, step, learning_rate):
+    def run(self, step_batch, step, learning_rate, loss_scale):
         if not math.isfinite(self.loss):
             raise NonFiniteError(self.loss, 1.0)
         return type("Report", (), {"loss": self.loss, "grad_norm": 1.0, "learning_rate": learning_rate})()

@@ -229,8 +229,9 @@ def test_visualdl_log_writes_every_number(tmp_path, monkeypatch):
     assert scalars[-1] == "closed"
 
 
-def test_autocast_fp16_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="fp16: true is not available yet on GPUs"):
-        make_trainer(tmp_path, device="gpu", fp16=True)
-    with pytest.raises(AssertionError):
-        autocast(PrecisionConfig(device="gpu", fp16=True))
+def test_autocast_on_gpu_casts_to_the_format_of_the_run_with_o1_only(monkeypatch):
+    calls = []
+    monkeypatch.setattr(paddle.amp, "auto_cast", lambda **options: calls.append(options))
+    for keys in ({"fp16": True}, {"bf16": True}, {"fp16": True, "fp16_opt_level": "O2"}, {}):
+        autocast(PrecisionConfig(device="gpu", **keys))
+    assert calls == [{"level": "O1", "dtype": "float16"}, {"level": "O1", "dtype": "bfloat16"}]

@@ -36,22 +36,40 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
             "in float32; to round to bfloat16 nevertheless set bf16: true",
             "fp16",
         )
-    elif precision.fp16:
+
+
+@training_rules("fp16", "fp16_opt_level", "master_weight", "device")
+def _float16_weights_need_copies(precision: PrecisionConfig, report: Report) -> None:
+    if precision.scales_loss and precision.fp16_opt_level == "O2" and not precision.master_weight:
         report.error(
-            "fp16: true is not available yet on GPUs (loss scaling is not implemented); use bf16: true", "fp16"
+            "master_weight false rounds weights stochastically, which is for bfloat16; with fp16 and fp16_opt_level O2 "
+            "leave master_weight true, or use bf16: true",
+            "master_weight",
         )
 
 
-@rules("master_weight", "fp16_opt_level", "device")
-def _master_weight_needs_half_weights(precision: PrecisionConfig, adapter: AdapterChoice, report: Report) -> None:
-    if precision.master_weight:
-        return
-    if precision.fp16_opt_level != "O2":
+@rules("scale_loss", "fp16", "fp16_opt_level", "device")
+def _only_float16_scales_the_loss(precision: PrecisionConfig, report: Report) -> None:
+    if precision.scale_loss != PrecisionConfig.scale_loss and not precision.scales_loss:
         report.note(
-            "master_weight has no effect: trained weights are float32 unless fp16_opt_level is O2", "master_weight"
+            f"scale_loss has no effect: the run computes in {precision.compute_dtype}, and only float16 needs a scale",
+            "scale_loss",
         )
+
+
+@rules("master_weight", "amp_master_grad", "fp16_opt_level", "device")
+def _only_half_weights_need_masters(precision: PrecisionConfig, adapter: AdapterChoice, report: Report) -> None:
+    reason = None
+    if precision.fp16_opt_level != "O2":
+        reason = "trained weights are float32 unless fp16_opt_level is O2"
     elif precision.device == "cpu" and adapter.is_requested:
-        report.note("master_weight has no effect: the weights of an adapter are float32 on the CPU", "master_weight")
+        reason = "the weights of an adapter are float32 on the CPU"
+    for key, is_changed in (
+        ("master_weight", not precision.master_weight),
+        ("amp_master_grad", precision.amp_master_grad),
+    ):
+        if reason is not None and is_changed:
+            report.note(f"{key} has no effect: {reason}", key)
 
 
 _ACTIVATION_QUANTIZERS = ("llm.int8", "a8w8")

@@ -62,24 +62,28 @@ Status adamw_update(float* const* weights, const float* const* gradients, float*
     });
 }
 
-Status adamw_update_bf16(bf16* const* weights, float* const* masters, const bf16* const* gradients,
+Status adamw_update_bf16(bf16* const* weights, float* const* masters, const void* const* gradients,
                          float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
                          float* const* beta2_powers, const float* learning_rates, const float* weight_decays,
                          const i64* sizes, i64 num_tensors, float beta1, float beta2, float epsilon,
-                         const DrawPosition* positions) {
+                         const DrawPosition* positions, bool bf16_gradients) {
     return guarded([&] {
         std::vector<Update> updates = begin_updates(beta1_powers, beta2_powers, learning_rates, weight_decays,
                                                     num_tensors, beta1, beta2, epsilon);
         std::vector<TensorBlock> blocks = blocks_of(sizes, num_tensors);
         parallel_for(blocks.size(), 1, [&](i64 begin, i64 end) {
             constexpr i64 PART = 1024;
-            float gradient[PART], wide[PART];
+            float wide_gradient[PART], wide[PART];
             for (i64 index = begin; index < end; ++index) {
                 auto [tensor, first, block_size] = blocks[index];
                 for (i64 start = first; start < first + block_size; start += PART) {
                     const i64 size = std::min(PART, first + block_size - start);
                     bf16* weight = weights[tensor] + start;
-                    copy_values(gradients[tensor] + start, gradient, size);
+                    const float* gradient = wide_gradient;
+                    if (bf16_gradients)
+                        copy_values(static_cast<const bf16*>(gradients[tensor]) + start, wide_gradient, size);
+                    else
+                        gradient = static_cast<const float*>(gradients[tensor]) + start;
                     if (masters == nullptr) copy_values(weight, wide, size);
                     float* value = masters == nullptr ? wide : masters[tensor] + start;
                     update_block(value, gradient, first_moments[tensor] + start, second_moments[tensor] + start, size,

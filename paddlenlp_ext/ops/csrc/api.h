@@ -354,13 +354,13 @@ Status adamw_update(float* const* weights, const float* const* gradients, float*
                     const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,
                     float beta1, float beta2, float epsilon);
 
-// The same for bfloat16 weights and gradients. With `masters`, these are updated and rounded to the nearest weights;
-// without, the weights are rounded stochastically, with the draws of `positions` [num_tensors].
-Status adamw_update_bf16(bf16* const* weights, float* const* masters, const bf16* const* gradients,
+// The same for bfloat16 weights, with gradients in float32 or bfloat16. With `masters`, these are updated and rounded
+// to the nearest weights; without, the weights are rounded stochastically, with the draws of `positions` [num_tensors].
+Status adamw_update_bf16(bf16* const* weights, float* const* masters, const void* const* gradients,
                          float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
                          float* const* beta2_powers, const float* learning_rates, const float* weight_decays,
                          const i64* sizes, i64 num_tensors, float beta1, float beta2, float epsilon,
-                         const DrawPosition* positions);
+                         const DrawPosition* positions, bool bf16_gradients);
 
 // One tensor whose moments are codes [blocks, 256] with one scale per block.
 Status adamw_8bit_update(float* weight, const float* gradient, uint8_t* codes1, float* scales1, uint8_t* codes2,

@@ -18,7 +18,7 @@ import paddle.distributed as dist
 from paddle import nn
 
 from paddlenlp_ext.paddle_compat import free_storage, has_storage
-from paddlenlp_ext.parallel.collectives import sum_gradients
+from paddlenlp_ext.parallel.collectives import sum_gradients, zero_gradient
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.peft.layers import adapter_layers
@@ -152,7 +152,7 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     """Sum the gradients of the first and the last stage on the first one, and send the sum back."""
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
-        parameter.grad = paddle.zeros_like(parameter)
+        parameter.grad = zero_gradient(parameter)
     summed = parameter.grad
     assert summed is not None
     gradient, group = summed.contiguous(), axis.pairs[last if axis.index == first else first]

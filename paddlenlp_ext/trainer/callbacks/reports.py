@@ -68,6 +68,7 @@ def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float
         "train_learned_tokens_per_second": state.num_target_tokens / seconds,
         "num_tokens": state.num_tokens,
         "num_learned_tokens": state.num_target_tokens,
+        **state.scaling_metrics(),
         "trainable_parameters": num_trainable(model),
         "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -128,6 +128,7 @@ def estimate_memory(
     bytes_per_weight: int = 4,
     optim: str = "adamw",
     master_weight: bool = True,
+    float32_gradients: bool = False,
     packed: PackedSize = NOTHING_QUANTIZED,
     share: ProcessShare | None = None,
 ) -> MemoryEstimate:
@@ -145,6 +146,7 @@ def estimate_memory(
             bf16.
         optim: name of the optimizer.
         master_weight: whether trained weights in half precision have fp32 copies.
+        float32_gradients: whether trained weights in half precision have gradients in fp32.
         packed: size of the process's weights that will be quantized, which `model` has in floating point.
         share: the process's share of the step; None: a single process.
     """
@@ -154,7 +156,7 @@ def estimate_memory(
     recomputed = layers.recomputed
     # The final norm saves its input too.
     activations = micro_batch_tokens * (layers.saved(share.layers) - recomputed + share.has_head * layers.hidden)
-    stored = _Storage(model, numerics, bytes_per_weight)
+    stored = _Storage(model, numerics, bytes_per_weight, float32_gradients)
     loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored, share)
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
     working = max(loss, backward)
@@ -208,9 +210,10 @@ class _Storage:
     model: Any
     numerics: Numerics
     bytes_per_weight: int
+    float32_gradients: bool
 
     def bytes_per_element(self, parameter: Any) -> int:
-        """Return the bytes per element of a parameter, and of its gradient."""
+        """Return the bytes per element of a parameter."""
         is_adapter = isinstance(self.model, PeftModel) and not parameter.stop_gradient
         may_be_half = self.numerics.on_gpu or (len(parameter.shape) >= 2 and not is_adapter)
         return self.bytes_per_weight if may_be_half else 4
@@ -218,6 +221,10 @@ class _Storage:
     def num_bytes(self, parameter: Any) -> float:
         """Return the bytes of a parameter."""
         return float(math.prod(parameter.shape) * self.bytes_per_element(parameter))
+
+    def gradient_bytes(self, parameter: Any) -> float:
+        """Return the bytes of a parameter's gradient."""
+        return 4.0 * math.prod(parameter.shape) if self.float32_gradients else self.num_bytes(parameter)
 
     def is_half(self, parameter: Any) -> bool:
         """Return whether a parameter is stored in half precision."""
@@ -267,12 +274,12 @@ def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_ti
     of adapters. The gradient of an embedding in half precision is computed in fp32 first.
     """
     trained = (updated_parameters if share.shards_gradients else trainable_parameters)(model)
-    sizes = {name: stored.num_bytes(parameter) for name, parameter in trained.items()}
+    sizes = {name: stored.gradient_bytes(parameter) for name, parameter in trained.items()}
     by_paddle = [size for name, size in sizes.items() if "embed_tokens" in name or size < _SMALLEST_BLOCK]
     wide = [4.0 * math.prod(p.shape) for name, p in trained.items() if "embed_tokens" in name and stored.is_half(p)]
     head = 0.0
     if model.config.tie_word_embeddings and has_both_of_tied:
-        head = float(_trained_head_size(model, share) * stored.bytes_per_element(model.head_weight()))
+        head = stored.gradient_bytes(model.head_weight()) if _trained_head_size(model, share) else 0.0
     return _MemoryUse.of_pieces([*by_paddle, *wide], sum(sizes.values()) - sum(by_paddle) + head)
 
 
@@ -280,7 +287,7 @@ def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse
     """Return the memory in which gradients are summed over the replicas: a bucket, and the sum by parameters."""
     if share.replicas == 1:
         return _MemoryUse()
-    sizes = [stored.num_bytes(parameter) for parameter in trainable_parameters(model).values()]
+    sizes = [stored.gradient_bytes(parameter) for parameter in trainable_parameters(model).values()]
     joined = sum(size for size in sizes if size < BUCKET_BYTES)
     return _MemoryUse.of_pieces([min(joined, BUCKET_BYTES)] * 2)
 
@@ -293,7 +300,8 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
     updates = []
     for name, parameter in updated_parameters(model).items():
         size = 4.0 * math.prod(parameter.shape)
-        widened = (1 if master_weight else 2) if optim != "adamw" and stored.is_half(parameter) else 0
+        widened = (not stored.float32_gradients) + (not master_weight)
+        widened *= optim != "adamw" and stored.is_half(parameter)
         pieces = [size] * (widened + (optim == "adamw_mini"))
         if optim == "muon" and muon.is_muon_matrix(name, parameter.shape):
             pieces.append(muon.update_bytes(parameter.shape))

@@ -33,10 +33,24 @@ def test_device_gpu_is_refused_without_one_and_used_with_one(tmp_path, monkeypat
     assert load(path).precision.device == "gpu"
     config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
     assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
-    (found,) = problems(path, "--fp16")
-    assert "use bf16: true" in found.message
     config = load(path, "--bf16", "--fp16_opt_level", "O0")
     assert config.precision.compute_dtype == "float32" and "fp16_opt_level O0" in config.notes[0]
+
+
+def test_fp16_on_gpu_scales_the_loss_and_needs_fp32_copies_of_weights(tmp_path, monkeypatch):
+    for module in (precision, parser):
+        monkeypatch.setattr(module, "has_gpu", lambda: True)
+    path = write(tmp_path, SMALLEST | {"device": "gpu", "fp16": True, "scale_loss": 1024})
+    config = load(path)
+    assert (config.precision.compute_dtype, config.precision.scale_loss) == ("float16", 1024.0)
+    assert config.precision.scales_loss and not config.notes
+    assert not load(path, "--fp16_opt_level", "O2").notes
+    (found,) = problems(path, "--fp16_opt_level", "O2", "--master_weight", "false")
+    assert found.key == "master_weight" and "use bf16: true" in found.message
+    config = load(path, "--fp16", "false", "--bf16")
+    assert not config.precision.scales_loss and "scale_loss has no effect" in config.notes[0]
+    (found,) = problems(path, "--scale_loss", "0.5")
+    assert found.key == "scale_loss"
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
@@ -75,8 +89,10 @@ def test_processor_flags_are_those_of_proc_cpuinfo():
         ({"bf16": True, "fp16_opt_level": "O2"}, None),
     ],
 )
-def test_master_weight_without_half_weights_is_noted(tmp_path, keys, note):
-    config = load(write(tmp_path, SMALLEST | {"device": "cpu", "multi_precision": False} | keys))
-    assert config.precision.master_weight is False
-    found = [each for each in config.notes if "master_weight" in each]
-    assert len(found) == (note is not None) and all(note in each for each in found)
+def test_masters_without_half_weights_are_noted(tmp_path, keys, note):
+    masters = {"device": "cpu", "multi_precision": False, "amp_master_grad": True}
+    config = load(write(tmp_path, SMALLEST | masters | keys))
+    assert config.precision.master_weight is False and config.precision.float32_gradients
+    for key in ("master_weight", "amp_master_grad"):
+        found = [each for each in config.notes if key in each]
+        assert len(found) == (note is not None) and all(note in each for each in found)

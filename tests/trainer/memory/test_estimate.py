@@ -63,6 +63,14 @@ def test_estimate_memory_half_precision_weights_have_fp32_copies():
     assert (estimate.weights, estimate.optimizer) == (2.0 * size, 12.0 * size)
 
 
+def test_estimate_memory_float32_gradients_of_half_weights_take_twice_the_bytes():
+    size, step = size_of(make_model()), STEP | {"numerics": GPU_HALF, "bytes_per_weight": 2, "accumulates": True}
+    half, wide = (estimate_memory(make_model(), **step, float32_gradients=flag) for flag in (False, True))
+    # The gradient of the tied table exists twice while micro-batches accumulate.
+    assert wide.gradients - half.gradients == pytest.approx(2.0 * size + HEAD / 2)
+    assert (wide.weights, wide.optimizer) == (half.weights, half.optimizer)
+
+
 def test_estimate_memory_cpu_stores_only_frozen_matrices_in_half():
     model = make_model(lora=True)
     frozen = sum(math.prod(p.shape) for p in model.parameters() if p.stop_gradient and p.ndim == 2)
