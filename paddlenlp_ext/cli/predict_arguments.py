@@ -15,7 +15,7 @@ from paddlenlp_ext.config.command_line import parse_arguments as parse_command_l
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
 from paddlenlp_ext.generation.options import DecodingOptions
-from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
@@ -178,11 +178,7 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
     values, notes = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
     for note in notes:
         get_logger().info("%s", note)
-    if world_size() > 1:  # each would answer every row, and all would write to the same file
-        raise ValueError(
-            f"{world_size()} processes were started, but prediction runs in one; start it without the launcher, or "
-            "with --nproc_per_node 1"
-        )
+    require_single_process("prediction")
     arguments = PredictorArguments(**values)
     _check(arguments)
     return arguments

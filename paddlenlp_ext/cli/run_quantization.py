@@ -21,7 +21,7 @@ from paddlenlp_ext.quantization.model import quantization_report
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
 from paddlenlp_ext.trainer.build import load_data
-from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -42,10 +42,7 @@ def run_quantization(argv: Sequence[str]) -> None:
     config = load_run_config(argv, {}, QUANTIZATION_SECTIONS, "run_quantization.py")
     for note in config.notes:
         logger.info("%s", note)
-    if world_size() > 1:
-        raise ValueError(
-            f"{world_size()} processes were started, but quantization runs in one; start it without the launcher"
-        )
+    require_single_process("quantization")
     choose_device_or_cpu(config.precision.device)
     output = Path(str(config.train.output_dir))
     print(f"{output}: {quantize(config, output)}")

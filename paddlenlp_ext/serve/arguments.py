@@ -12,7 +12,7 @@ from pathlib import Path
 from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
-from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.distributed_env import require_single_process
 
 USAGE = (
     "python -m paddlenlp_ext.serve --model_name_or_path MODEL [--lora_path NAME=FOLDER ...] [--key value ...]\n\n"
@@ -125,10 +125,7 @@ def parse_arguments(argv: Sequence[str]) -> ServeArguments:
         ValueError: adapters or API key cannot be used, or a launcher started several processes.
     """
     values, _ = parse_command_line(_join_adapters(argv), options_of(ServeArguments, "arguments"), USAGE)
-    if world_size() > 1:
-        raise ValueError(
-            f"{world_size()} processes were started, but a server runs in one; start it without a launcher"
-        )
+    require_single_process("a server")
     arguments = ServeArguments(**values)
     if arguments.base_name in arguments.adapters:
         raise ValueError(

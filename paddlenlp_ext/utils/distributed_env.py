@@ -15,6 +15,19 @@ def world_size() -> int:
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
+def require_single_process(program: str) -> None:
+    """Check that no launcher started several processes, which would all write the same files.
+
+    Raises:
+        ValueError: a launcher did.
+    """
+    if world_size() > 1:
+        raise ValueError(
+            f"{world_size()} processes were started, but {program} runs in one; start it without the launcher, or "
+            "with --nproc_per_node 1"
+        )
+
+
 def is_main_rank() -> bool:
     """Return whether this process is rank 0, which logs and writes files."""
     return rank() == 0

@@ -250,6 +250,8 @@ def test_merge_lora_params_overwrites_only_a_model_folder(
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     assert "already exists" in error_of(script, capsys, out, "--lora_path", adapter)
+    assert run(script, "--output_path", out / "notes.txt" / "x", "--lora_path", adapter) == 2
+    assert "notes.txt is not a directory; choose another path" in capsys.readouterr().err
     assert "is not a model folder" in error_of(script, capsys, out, "--lora_path", adapter, "--overwrite")
     assert "would replace" in error_of(script, capsys, base, "--lora_path", adapter, "--overwrite")
     assert "would replace" in error_of(script, capsys, tmp_path, "--lora_path", adapter, "--overwrite")
