@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.cli.predict_arguments import QUANT_TYPES, LoadArguments, kernel_keys
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = (
@@ -28,6 +30,11 @@ class ExportArguments(LoadArguments):
         None, choices=QUANT_TYPES, help="format of the linear layers' weights; unset: as loaded"
     )
     overwrite: bool = option(False, help="replace a model at the output path")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model_prefix or Path(self.model_prefix).name != self.model_prefix:
+            raise ValueError(f"--model_prefix {self.model_prefix!r} is not a file name; write one without folders")
 
 
 _OPEN_SIZES = {
@@ -71,7 +78,9 @@ def parse_arguments(argv: Sequence[str]) -> ExportArguments:
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
+        ValueError: `model_prefix` is not a file name, or a launcher started several processes.
     """
+    require_single_process("the export")
     values, notes = parse_command_line(argv, options_of(ExportArguments, "arguments"), USAGE, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)

@@ -9,9 +9,7 @@ The folder gets its name once the program has computed the same logits as the mo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +19,7 @@ import paddle
 from paddlenlp_ext.generation.decoder import Decoder, prefill, step
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.files import write_companions
-from paddlenlp_ext.peft.merge.merge_adapter import check_output
-from paddlenlp_ext.static_graph.runtime import STATIC_GRAPH, StaticModel
+from paddlenlp_ext.static_graph.runtime import STATIC_GRAPH, StaticModel, program_files
 from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
@@ -36,45 +33,27 @@ the program does not, and with experts a rounded router's choice may change.
 """
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """Result of an export.
-
-    Attributes:
-        folder: the created folder.
-        difference: largest difference of a logit between program and model, relative to the largest logit.
-    """
-
-    folder: Path
-    difference: float
-
-
 def export_model(
-    model: Any,
-    output: str | os.PathLike[str],
-    source: ModelSource,
-    adapter: Path | None = None,
-    *,
-    prefix: str = "model",
-    overwrite: bool = False,
-) -> ExportReport:
-    """Write a model as a static graph, with its config, tokenizer and chat template.
+    model: Any, folder: Path, source: ModelSource, adapter: Path | None = None, prefix: str = "model"
+) -> float:
+    """Write a model as a static graph, with its config, tokenizer and chat template; return the result of `compare`.
 
     Args:
         model: `CausalLM` without adapter layers, in floating point or quantized.
-        output: folder to create.
+        folder: folder to create, or to replace.
         source: the model's origin, for config and tokenizer.
         adapter: folder of the adapter that was merged into the model; its tokenizer takes precedence.
         prefix: name of the program's files, without suffix.
-        overwrite: replace an existing folder `output`.
 
     Raises:
-        ValueError: `output` exists, or the program computes other logits than the model.
+        ValueError: the tokenizer or config has a file of the program's name, or the program computes other logits than
+            the model.
     """
-    folder, inputs = Path(output).expanduser(), (source.path,) if adapter is None else (source.path, adapter)
-    check_output(folder, overwrite, inputs)
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
+        for name in program_files(prefix):
+            if (draft / name).exists():
+                raise ValueError(f"--model_prefix {prefix}: {name} is a file of the model; choose another prefix")
         save_program(model, draft, prefix)
         describe_program(draft, model)
         difference = compare(StaticModel(draft, prefix), model)
@@ -85,11 +64,11 @@ def export_model(
                 f"largest logit, more than {limit:g}; export with --dtype float32 and without --quant_type to find "
                 "out which format is the cause"
             )
-    return ExportReport(folder, difference)
+    return difference
 
 
 def describe_program(folder: Path, model: Any) -> None:
-    """Add the key `static_graph` to config.json: what `StaticModel` has to know of the program."""
+    """Add the key `static_graph` to config.json, which describes the program to `StaticModel`."""
     config = read_json_object(folder / "config.json")
     config[STATIC_GRAPH] = {
         "cache_dtype": cache_dtype(model),
@@ -102,7 +81,7 @@ def describe_program(folder: Path, model: Any) -> None:
 
 @paddle.no_grad()
 def compare(exported: Decoder, model: Decoder, batches: Sequence[Sequence[int]] = _BATCHES) -> float:
-    """Return the largest difference of the logits of two models, relative to the largest logit.
+    """Return the largest difference of the logits of two models, relative to the largest logit; NaN if any is NaN.
 
     Compared are the last positions of random prompts, and some steps of decoding after them. The tokens are those that
     `model` finds most likely.
@@ -114,7 +93,7 @@ def compare(exported: Decoder, model: Decoder, batches: Sequence[Sequence[int]] 
     """
     rng, size = np.random.default_rng(0), model.config.vocab_size
     prompts = [[rng.integers(0, size, length).tolist() for length in lengths] for lengths in batches]
-    return max(_compare_batch(exported, model, batch) for batch in prompts)
+    return float(np.max([_compare_batch(exported, model, batch) for batch in prompts]))  # Python's max may lose NaN
 
 
 def _compare_batch(exported: Decoder, model: Decoder, prompts: list[list[int]]) -> float:
@@ -126,7 +105,7 @@ def _compare_batch(exported: Decoder, model: Decoder, prompts: list[list[int]]) 
         pairs = zip((exported, model), caches, strict=True)
         logits = [each.logits(step(each, tokens, cache)[:, -1]) for each, cache in pairs]
         differences.append(_relative_difference(*logits))
-    return max(differences)
+    return float(np.max(differences))
 
 
 def _relative_difference(found: paddle.Tensor, expected: paddle.Tensor) -> float:

@@ -22,7 +22,13 @@ from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
-"""Key of config.json that describes the program: "cache_dtype", "cache_shapes", "dtype" and "quant_type"."""
+"""Key of config.json that describes the program."""
+_DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
+
+
+def program_files(prefix: str) -> tuple[str, str]:
+    """Return the names of the files of a program and of its weights."""
+    return f"{prefix}.json", f"{prefix}.pdiparams"
 
 
 class StaticModel:
@@ -46,12 +52,15 @@ class StaticModel:
         folder = Path(folder)
         source = read_json_object(folder / "config.json")
         description = source.get(STATIC_GRAPH)
-        program, weights = folder / f"{prefix}.json", folder / f"{prefix}.pdiparams"
-        if description is None or not program.is_file() or not weights.is_file():
+        program, weights = (folder / name for name in program_files(prefix))
+        if not isinstance(description, dict) or not program.is_file() or not weights.is_file():
             raise ValueError(
                 f"{folder}: holds no exported model ({program.name}, {weights.name} and {STATIC_GRAPH!r} in "
                 "config.json); run llm/predict/export_model.py first, or use --mode dynamic"
             )
+        missing = [key for key in _DESCRIBED if key not in description]
+        if missing:
+            raise ValueError(f"{folder / 'config.json'}: {STATIC_GRAPH} has no {missing[0]}; export the model again")
         self.config = DecoderConfig.from_dict(source)
         self.generation_config = read_generation_config(folder)
         self._rotary = RotaryEmbeddings(self.config.ropes)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli import export_model
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -84,11 +85,12 @@ def test_export_model_whose_logits_differ_leaves_nothing_behind(base, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_export_model_over_an_existing_folder_needs_overwrite(base, tmp_path):
+def test_export_model_over_an_existing_folder_needs_overwrite(base, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     for name in ("config.json", "old"):
         (tmp_path / "out" / name).write_text("{}")
-    with pytest.raises(ValueError, match="overwrite"):
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="overwrite"):
+        patched.setattr(export_model, "load_unmerged", None)  # the folder is checked before the model is loaded
         run_export(base, tmp_path / "out")
     run_export(base, tmp_path / "out", "--overwrite", "true", "--model_prefix", "smol")
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -101,6 +103,26 @@ def test_export_model_with_an_adapter_that_does_not_merge_raises(base, tmp_path)
     with pytest.raises(ValueError, match="cannot be merged"):
         run_export(base, tmp_path / "out", "--lora_path", str(tmp_path / "prefix"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model_prefix", "config"], r"--model_prefix config: config\.json is a file of the model"),
+        (["--model_prefix", "../x"], r"--model_prefix '\.\./x' is not a file name"),
+        (["--model_prefix", ""], "--model_prefix '' is not a file name"),
+    ],
+)
+def test_export_model_with_an_unusable_prefix_raises(words, message, base, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        run_export(base, tmp_path / "out", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_model_by_a_launcher_of_two_processes_raises(base, tmp_path, monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    with pytest.raises(ValueError, match="2 processes were started, but the export runs in one"):
+        run_export(base, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import pytest
 
@@ -110,6 +112,30 @@ def test_static_model_in_a_folder_without_a_program_names_the_remedy(tmp_path: P
     tiny_model("qwen2_tied").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds no exported model.*run llm/predict/export_model\.py first"):
         StaticModel(tmp_path)
+
+
+def test_static_model_with_an_incomplete_description_names_the_key(tmp_path: Path) -> None:
+    tiny_model("qwen2_tied").save_pretrained(tmp_path)
+    for name in ("model.json", "model.pdiparams"):
+        (tmp_path / name).touch()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "static_graph": {"cache_dtype": "float32"}}))
+    with pytest.raises(ValueError, match=r"config\.json: static_graph has no cache_shapes; export the model again"):
+        StaticModel(tmp_path)
+
+
+def test_compare_with_nan_in_a_later_step_is_nan() -> None:
+    """Test logits that are right for the prompt, and NaN in the third step of decoding."""
+    model, calls = tiny_model("llama_grouped_heads"), []
+
+    class Damaged:
+        config, eos_token_ids, hidden_states = model.config, model.eos_token_ids, staticmethod(model.hidden_states)
+
+        def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+            calls.append(hidden)
+            return model.logits(hidden) * (float("nan") if len(calls) == 4 else 1.0)
+
+    assert np.isnan(compare(Damaged(), model))
 
 
 def test_static_model_leaves_earlier_logits_unchanged(tmp_path: Path) -> None:
