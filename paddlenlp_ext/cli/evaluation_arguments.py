@@ -10,6 +10,7 @@ from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.evaluation.options import TaskOptions, read_task
+from paddlenlp_ext.utils.distributed_env import require_single_process
 
 USAGE = (
     "run_evaluation.py --model_name_or_path MODEL [--lora_path ADAPTER] --tasks TASK.json,... [--key value ...]\n"
@@ -41,8 +42,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[Task
 
     Raises:
         ConfigError: arguments or keys of a task file are unknown or invalid; the message lists all problems.
-        ValueError: there is no task, or arguments contradict each other.
+        ValueError: there is no task, arguments contradict each other, or a launcher started several processes.
     """
+    require_single_process("evaluation")
     options = [*options_of(EvaluationArguments, "arguments"), *options_of(TaskOptions, "task")]
     values, _ = parse_command_line(argv, options, USAGE)
     own: dict[str, Any] = {

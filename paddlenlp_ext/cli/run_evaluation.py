@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
@@ -32,7 +33,7 @@ from paddlenlp_ext.evaluation.task import Measured, Task
 from paddlenlp_ext.evaluation.tasks import open_tasks
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.utils.files import check_writable
-from paddlenlp_ext.utils.locks import check_no_active_run
+from paddlenlp_ext.utils.locks import check_no_active_run, run_lock
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.evaluation")
@@ -52,18 +53,22 @@ def run_evaluation(arguments: EvaluationArguments, options: Sequence[TaskOptions
     """Measure all models on all tasks, print the tables and write the report.
 
     Raises:
-        ValueError: a model, adapter, template, task or row cannot be used, or output_dir cannot be written; rows are
-            read before a model is loaded.
+        ValueError: a model, adapter, template, task or row cannot be used; or output_dir cannot be written, or is that
+            of an active run. Rows are read before a model is loaded.
     """
     folder = Path(arguments.output_dir).expanduser()
     check_no_active_run(folder)
     check_writable(folder, f"--output_dir {folder}")
+    with run_lock(folder):
+        _run(arguments, options, folder)
+
+
+def _run(arguments: EvaluationArguments, options: Sequence[TaskOptions], folder: Path) -> None:
     base, adapter = find_model_and_adapter(arguments)
     candidates, tasks = find_candidates(arguments, base, adapter), open_tasks(options)
     measured = {each.label: measure(each, tasks, arguments, [adapter, base]) for each in candidates}
     models = {each.label: {"base": each.base, "adapter": each.adapter, "merged": each.is_merged} for each in candidates}
     evaluation = Evaluation(tasks, list(models), measured, arguments.seed, {"models": models})
-    folder.mkdir(parents=True, exist_ok=True)
     lines = write_report(evaluation, folder, arguments.num_examples)
     plot_scores(lines, evaluation.models, folder / "scores.png")
     print_tables(evaluation, lines)
@@ -74,12 +79,14 @@ def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | No
     """Return the models to compare.
 
     Raises:
-        ValueError: there is no adapter to compare with, or two models have the same name.
+        ValueError: there is no adapter to compare with, its method does not merge, or two models have the same name.
     """
     found = []
     for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
         if name in (ADAPTER, MERGED) and adapter is None:
             raise ValueError(f"--compare {name} needs an adapter; pass --lora_path ADAPTER")
+        if name == MERGED and not _has_mergeable_method(base, adapter):
+            raise ValueError(_unmergeable(adapter, "its method does not merge"))
         if name in (BASE, ADAPTER, MERGED):
             found.append(Candidate(name, base, None if name == BASE else adapter, name == MERGED))
         else:
@@ -89,6 +96,15 @@ def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | No
     if len(set(labels)) < len(labels):
         raise ValueError(f"--compare {','.join(labels)} names a model twice; rename one of the folders")
     return found
+
+
+def _has_mergeable_method(base: str, adapter: str | None) -> bool:
+    _, stored, _ = find_source(base, adapter)
+    return stored is not None and stored.config.mergeable
+
+
+def _unmergeable(adapter: str | None, reason: str) -> str:
+    return f"--compare {MERGED}: {adapter} cannot be merged, because {reason}; remove {MERGED}"
 
 
 def measure(
@@ -137,14 +153,13 @@ def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
     """Load a model of the comparison.
 
     Raises:
-        ValueError: as for `load_unmerged`, or the adapter cannot be merged.
+        ValueError: as for `load_unmerged`, or the adapter is to be merged into a quantized base.
     """
     model = load_unmerged(arguments, candidate.base, candidate.adapter)
     if not candidate.is_merged:
         return model
     if not can_merge(model):
-        reason = "its method does not merge" if model.quantization is None else "the base is quantized"
-        raise ValueError(f"--compare merged: {candidate.adapter} cannot be merged, because {reason}; remove merged")
+        raise ValueError(_unmergeable(candidate.adapter, "the base is quantized"))
     return model.merge_and_unload()
 
 
@@ -153,6 +168,6 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
     """Yield a function to call with the number of finished parts; show a bar on a terminal, and log the duration."""
     started = time.perf_counter()
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task(title, total=total)
+        task = bar.add_task(escape(title), total=total)
         yield lambda count: bar.advance(task, count)
     logger.info("%s: %d parts in %.1f s", title, total, time.perf_counter() - started)

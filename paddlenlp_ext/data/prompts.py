@@ -187,6 +187,7 @@ def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: 
         ids = template.encode_prompt(replace(conversation, messages=(*before, replace(last, content=text))))
     if len(ids) > max_tokens:
         raise ValueError(
-            f"src_length: {max_tokens} is too small; a prompt is {len(ids)} tokens long without its question"
+            f"{max_tokens} tokens are too few for a prompt, which has {len(ids)} without its question; raise "
+            "src_length or max_length"
         )
     return ids, was_truncated

@@ -35,6 +35,8 @@ class Generation(Task):
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         assert options.data_file is not None, "checked by TaskOptions"
+        for name in options.metric_names:  # a missing library is reported before answers are generated
+            score_answers(name, ["a"], [["a"]])
         self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
         self.prompts = [prompt_text(question.prompt) for question in self.questions]
         self.references = [question.references[0] for question in self.questions]
@@ -66,14 +68,15 @@ class Generation(Task):
         )
         outputs = [cut_at(encoder.decode(ids), self.options.stop) for ids in generated]
         extracted = [extract(output, self.options.pattern) for output in outputs]
-        references = [self._references(question) for question in self.questions]
+        references = [right_parts(question.references, self.options.pattern) for question in self.questions]
         scores = {name: score_answers(name, extracted, references) for name in self.options.metric_names}
         return Measured(scores, outputs)
 
-    def _references(self, question: OpenQuestion) -> list[str]:
-        """Return the right answers: the part that the pattern extracts, where it occurs."""
-        extracted = [extract(text, self.options.pattern) for text in question.references]
-        return [text if part is None else part for text, part in zip(question.references, extracted, strict=True)]
+
+def right_parts(references: Sequence[str], pattern: str | None) -> list[str]:
+    """Return the parts of right answers that a pattern extracts; without a match, the answer itself."""
+    extracted = [extract(text, pattern) for text in references]
+    return [text if part is None else part for text, part in zip(references, extracted, strict=True)]
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
@@ -92,11 +95,12 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
     prompt = read_prompt(row, options)
     if options.prompt is None:
         assert isinstance(prompt, Prompt), "rows in a format of training are conversations"
-        if prompt.reference is None:
+        references = [prompt.reference or ""]
+        if not references[0].strip():
             raise InvalidRowError(INVALID_ANSWER, "the row has no answer to compare with; add one")
-        references = [prompt.reference]
     else:
         references = read_answers(row, options)
-    if "number" in options.metric_names and any(last_number(text) is None for text in references):
+    parts = right_parts(references, options.pattern)
+    if "number" in options.metric_names and any(last_number(part) is None for part in parts):
         raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the answer of the row")
     return OpenQuestion(prompt, tuple(references))

@@ -69,7 +69,7 @@ def log_likelihoods(
         advance: called with the number of finished continuations.
 
     Raises:
-        ValueError: a prompt is empty, or a continuation exceeds `max_length`.
+        ValueError: a prompt is empty, a continuation exceeds `max_length`, or log-probabilities are NaN.
     """
     results = [Likelihood(0.0, True if with_greedy else None) for _ in continuations]
     groups = _groups([truncate_left(each, max_length) for each in continuations])
@@ -98,6 +98,9 @@ def row_losses(
         rows: tokenized rows.
         batch_size: rows that are computed together.
         advance: called with the number of finished rows.
+
+    Raises:
+        ValueError: log-probabilities are NaN.
     """
     losses = np.zeros(len(rows))
     longest_first = sorted(range(len(rows)), key=lambda index: -rows[index].length)
@@ -120,9 +123,18 @@ def truncate_left(each: Continuation, max_length: int) -> Continuation:
     """
     if not each.prompt:
         raise ValueError("a continuation needs a prompt of at least one token")
-    if len(each.tokens) > max_length:
-        raise ValueError(f"a continuation has {len(each.tokens)} tokens, more than max_length {max_length}; raise it")
-    return Continuation(each.prompt[-(max_length + 1 - len(each.tokens)) :], each.tokens)
+    return Continuation(each.prompt[-prompt_room(each.tokens, max_length) :], each.tokens)
+
+
+def prompt_room(tokens: Sequence[int], max_length: int) -> int:
+    """Return the maximum number of tokens of a prompt before a continuation, whose last token takes no position.
+
+    Raises:
+        ValueError: the continuation alone exceeds `max_length`.
+    """
+    if len(tokens) > max_length:
+        raise ValueError(f"a continuation has {len(tokens)} tokens, more than max_length {max_length}; raise it")
+    return max_length + 1 - len(tokens)
 
 
 @dataclass(frozen=True)
@@ -176,12 +188,19 @@ def _scores(model: Any, rows: list[EncodedPreference], with_greedy: bool) -> Ite
 
 
 def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.Tensor]:
-    """Return the log-probability of each label, float64 [T], 0 without a label, and the hidden states [T, D]."""
+    """Return the log-probability of each label, float64 [T], 0 without a label, and the hidden states [T, D].
+
+    Raises:
+        ValueError: log-probabilities are NaN.
+    """
     hidden_BSD = hidden_states(model, batch)
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = batch.labels.ravel()
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
-    return model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64), hidden_TD
+    logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
+    if np.isnan(logprobs_T).any():  # argmax would choose one of them
+        raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
+    return logprobs_T, hidden_TD
 
 
 def _most_likely(model: Any, hidden_TD: paddle.Tensor, positions_R: np.ndarray) -> np.ndarray:

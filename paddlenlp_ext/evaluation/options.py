@@ -70,6 +70,12 @@ class TaskOptions(OptionGroup):
         self._check_used()
         if not self.chat and self.prompt is None:
             raise ValueError("chat false needs a prompt: text with {field} in place of a field of the row")
+        if self.chat and self.delimiter != type(self).delimiter:
+            raise ValueError("delimiter has no effect unless chat is false; remove it")
+        if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
+            raise ValueError("answer has no effect without prompt: the last answer of the row is right; remove it")
+        if any(not text for text in self.stop):
+            raise ValueError("stop has an empty text, which would end every answer at once; remove it")
         if self.prompt is not None and not fields_of(self.prompt):
             raise ValueError("prompt names no field of the row; write {field} where its text belongs")
         for name in self.metrics or ():

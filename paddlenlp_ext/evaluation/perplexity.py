@@ -81,12 +81,15 @@ class Perplexity(Task):
             windows += own
             if self.is_one_text:
                 unit_of += range(len(own))
-                num_bytes += [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in own]
+                # A window may end within a character, and a tokenizer may change the text: only shares are known.
+                decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in own]
+                num_bytes += [len(text.encode()) * count / sum(decoded) for count in decoded]
             else:
                 unit_of += [number] * len(own)
                 num_bytes.append(len(text.encode()))
         units = np.array(unit_of)
-        return Units(windows, units, np.bincount(units, [len(each.tokens) for each in windows]), np.array(num_bytes))
+        num_tokens = np.bincount(units, [len(each.tokens) for each in windows])
+        return Units(windows, units, num_tokens, np.array(num_bytes, float))
 
     def _encode_rows(self, encoder: PromptEncoder) -> Units:
         limits = LengthLimits(encoder.max_length, encoder.max_length, "left")
@@ -97,7 +100,7 @@ class Perplexity(Task):
             rows.append(EncodedRow(tokenized.tokens, tokenized.loss_mask, len(rows)))
             num_bytes.append(len(encoder.decode(tokenized.tokens[tokenized.loss_mask].tolist()).encode()))
         num_tokens = np.array([row.loss_mask.sum() for row in rows], float)
-        return Units(rows, np.arange(len(rows)), num_tokens, np.array(num_bytes))
+        return Units(rows, np.arange(len(rows)), num_tokens, np.array(num_bytes, float))
 
     def num_parts(self, encoded: Units) -> int:
         """Return the number of rows or windows."""
@@ -116,7 +119,7 @@ class Perplexity(Task):
         losses = np.bincount(encoded.unit_of, losses).astype(float)
         scores = {
             "perplexity": Scores(RATIO_EXP, losses, encoded.num_tokens),
-            "bits_per_byte": Scores(BITS, losses / math.log(2), encoded.num_bytes.astype(float)),
+            "bits_per_byte": Scores(BITS, losses / math.log(2), encoded.num_bytes),
         }
         return Measured({name: scores[name] for name in self.options.metric_names})
 

@@ -17,7 +17,7 @@ from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, parse_pr
 from paddlenlp_ext.data.row_values import FieldPath, dotted, read_member, read_object, read_text, type_name
 from paddlenlp_ext.data.templates import ChatTemplate
 from paddlenlp_ext.data.types import InvalidRowError
-from paddlenlp_ext.evaluation.likelihood import Continuation, truncate_left
+from paddlenlp_ext.evaluation.likelihood import Continuation, prompt_room, truncate_left
 from paddlenlp_ext.evaluation.options import TaskOptions, fields_of, fill_fields
 
 INVALID_ANSWER = "invalid answer"
@@ -72,17 +72,19 @@ def read_answers(row: dict[str, Any], options: TaskOptions) -> list[str]:
     """Return the right answers of a row with the field `options.answer`: a text, a number, or a list of them.
 
     Raises:
-        InvalidRowError: there is none, or the field has another type.
+        InvalidRowError: there is none, one is blank, or the field has another type.
     """
     value = read_member(row, options.answer, ())
     values = value if isinstance(value, list) else [value]
-    if not values:
-        raise InvalidRowError(INVALID_ANSWER, f"{options.answer} is empty; write an answer", (options.answer,))
-    if any(not isinstance(each, str | int | float) or isinstance(each, bool) for each in values):
-        wrong = next(each for each in values if not isinstance(each, str | int | float) or isinstance(each, bool))
-        message = f"{dotted((options.answer,))} is {type_name(wrong)}; write a string or a number"
-        raise InvalidRowError(INVALID_ANSWER, message, (options.answer,))
-    return [as_text(each, (options.answer,)) for each in values]
+    path = (options.answer,)
+    for each in values:
+        if not isinstance(each, str | int | float) or isinstance(each, bool):
+            message = f"{dotted(path)} is {type_name(each)}; write a string or a number"
+            raise InvalidRowError(INVALID_ANSWER, message, path)
+    texts = [as_text(each, path) for each in values]
+    if not texts or any(not text.strip() for text in texts):
+        raise InvalidRowError(INVALID_ANSWER, f"{options.answer} is empty; write an answer", path)
+    return texts
 
 
 def split_pair(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -144,9 +146,9 @@ class PromptEncoder:
                 prefix = list(self.template.encoder.prefix_ids)
                 ids, continued = self.start_ids, continued[len(prefix) :]
         else:
-            template = self.template
-            ids, _ = encode_truncated_prompt(template, prompt, self.max_length)
-            continued = template.encoder.encode([text], [template.pieces_continue])[0]
+            encoder = self.template.encoder
+            continued = encoder.encode([text], [self.template.pieces_continue])[0]
+            ids, _ = encode_truncated_prompt(self.template, prompt, prompt_room(continued, self.max_length))
         return truncate_left(Continuation(ids, continued), self.max_length)
 
     def prompt(self, prompt: Prompt | str, num_new: int) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_ext.evaluation.options import GENERATION
 from paddlenlp_ext.evaluation.scores import Scores
 from paddlenlp_ext.evaluation.statistics import Comparison, Interval
 from paddlenlp_ext.evaluation.task import Measured, Task
@@ -92,7 +93,7 @@ class Evaluation:
         ]
         if not with_outputs:
             return "", []
-        generated = [number for number in with_outputs if self.tasks[number].options.task == "generation"]
+        generated = [number for number in with_outputs if self.tasks[number].options.task == GENERATION]
         number = (generated or with_outputs)[0]
         task = self.tasks[number]
         outputs = [self.measured[model][number].outputs or () for model in self.models]
@@ -167,7 +168,7 @@ def difference_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list
 
 def print_tables(evaluation: Evaluation, lines: Sequence[Line]) -> None:
     """Print the tables of scores and of differences to the terminal."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names of models and tasks may have brackets
     for title, (header, rows) in (
         ("Scores, with 95 % confidence intervals", score_table(evaluation.models, lines)),
         (f"Differences from {evaluation.models[0]}, on the same rows", difference_table(evaluation.models, lines)),

@@ -80,6 +80,14 @@ def test_log_likelihoods_of_greedy_tokens_say_so(model):
     assert [each.is_greedy for each in found] == [True, False, True]
 
 
+def test_log_likelihoods_that_are_nan_raise():
+    """Check that a damaged model is not scored as if its first choices were its answers."""
+    damaged = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1)
+    damaged.model.norm.weight.set_value(paddle.full_like(damaged.model.norm.weight, float("nan")))
+    with pytest.raises(ValueError, match="log-probabilities are NaN"):
+        logprobs(damaged, pairs([4]))
+
+
 def test_log_likelihoods_of_an_empty_continuation_is_zero(model):
     counted = []
     options = {"batch_size": 2, "max_length": 64, "with_greedy": True, "advance": counted.append}

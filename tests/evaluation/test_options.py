@@ -49,6 +49,12 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
         ),
         ({"task": "generation", "data_file": "x", "metrics": ["acc"]}, "acc is not a metric of generation"),
         ({"task": "generation", "data_file": "x", "chat": False}, "chat false needs a prompt"),
+        (
+            {"task": "multiple_choice", "data_file": "x", "delimiter": ""},
+            "delimiter has no effect unless chat is false",
+        ),
+        ({"task": "generation", "data_file": "x", "answer": "a"}, "answer has no effect without prompt"),
+        ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty text"),
         ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt names no field"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),
     ],

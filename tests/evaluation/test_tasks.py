@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +64,15 @@ def test_prompt_encoder_chat_separates_prompt_and_choice(encoder, tmp_path):
     assert encoder.tokenizer.decode(first.prompt) == "<s>user\na?</s>\n<s>assistant\n"
     assert first.prompt == second.prompt
     assert encoder.tokenizer.convert_ids_to_tokens(second.tokens) == ["ok"]
+
+
+def test_prompt_encoder_chat_beyond_max_length_keeps_the_template(encoder, tmp_path):
+    """Check that room for the choice is taken from the question, not from the beginning of the template."""
+    row = {"q": "q" * 80, "choices": ["b", "c" * 20], "answer": 0}
+    for each in open_task(tmp_path, [row], task="multiple_choice", prompt="{q}").encode(encoder)[0]:
+        text = encoder.tokenizer.decode(each.prompt)
+        assert text.startswith("<s>user\nqq") and text.endswith("q</s>\n<s>assistant\n")
+        assert len(each.prompt) + len(each.tokens) == 65
 
 
 @pytest.mark.parametrize("answer", [1, "B", "green", [1], ["green"]])
@@ -136,11 +146,28 @@ def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({"src": "a"}, "the row has no answer"), ({"src": "a", "tgt": "four"}, "the metric number needs a number")],
+    [
+        ({"src": "a"}, "the row has no answer"),
+        ({"src": "a", "tgt": "four"}, "the metric number needs a number"),
+        ({"src": "a", "tgt": "of 7 apples: four"}, "the metric number needs a number"),
+    ],
 )
 def test_generation_rows_without_an_answer_are_named(tmp_path, row, message):
     with pytest.raises(ValueError, match=message):
-        open_task(tmp_path, [row], task="generation", metrics=["number"])
+        open_task(tmp_path, [row], task="generation", metrics=["number"], pattern=": (.*)")
+
+
+@pytest.mark.parametrize("answer", [" ", [], ["a", ""]])
+def test_generation_rows_with_a_blank_answer_are_named(tmp_path, answer):
+    """Check the answers that every text contains."""
+    with pytest.raises(ValueError, match="answer is empty; write an answer"):
+        open_task(tmp_path, [{"q": "a", "answer": answer}], task="generation", prompt="{q}", metrics=["contains"])
+
+
+def test_generation_without_the_library_of_a_metric_raises_before_it_generates(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(ValueError, match="ROUGE or BLEU needs the package sacrebleu"):
+        open_task(tmp_path, [{"src": "a", "tgt": "b"}], task="generation", metrics=["bleu4"])
 
 
 def test_rolling_windows_predict_each_token_once():
@@ -171,6 +198,15 @@ def test_perplexity_of_a_text_file_counts_windows(model, encoder, tmp_path):
     file.write_text("ok, " * 60)
     (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file))])
     assert len(measure(task, model, encoder).scores["perplexity"].values) == 3
+
+
+def test_bits_per_byte_of_a_text_file_counts_the_bytes_of_the_text(model, encoder, tmp_path):
+    """Check characters of two bytes at the border of windows, which decode to the three bytes of U+FFFD."""
+    file = tmp_path / "book.txt"
+    file.write_text("a" + "é" * 100, encoding="utf-8")
+    (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file), metrics=["bits_per_byte"])])
+    scores = measure(task, model, encoder).scores["bits_per_byte"]
+    assert len(scores.weights) == 4 and scores.weights.sum() == pytest.approx(201)
 
 
 def test_perplexity_of_training_rows_counts_their_target_tokens(model, encoder, tmp_path):

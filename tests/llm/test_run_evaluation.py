@@ -9,11 +9,12 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
+from paddlenlp_ext.cli import run_evaluation
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.utils.locks import run_lock
+from paddlenlp_ext.utils.locks import RUN_LOCK, run_lock
 from tests.common.models import write_tiny_data, write_tiny_model
 from tests.common.processes import another_process
 from tests.common.scripts import LLM, load_script
@@ -102,13 +103,16 @@ def test_run_evaluation_of_the_adapter_folder_compares_with_its_base(folder, tmp
     assert "blue \\| plum =" in (tmp_path / "report.md").read_text()
 
 
-def test_run_evaluation_compares_with_other_models(folder, tmp_path):
-    AutoModelForCausalLM.from_pretrained(folder / "base").save_pretrained(tmp_path / "copy")
-    AutoTokenizer.from_pretrained(folder / "base").save_pretrained(str(tmp_path / "copy"))
-    run(folder, "--compare", f"base,{tmp_path / 'copy'}", "--tasks", folder / "loss.json", "--output_dir", tmp_path)
+def test_run_evaluation_compares_with_other_models(folder, tmp_path, capsys):
+    """Test a name that would be a style in the markup of the terminal."""
+    copy = tmp_path / "copy[bold]"
+    AutoModelForCausalLM.from_pretrained(folder / "base").save_pretrained(copy)
+    AutoTokenizer.from_pretrained(folder / "base").save_pretrained(str(copy))
+    run(folder, "--compare", f"base,{copy}", "--tasks", folder / "loss.json", "--output_dir", tmp_path)
     (line,) = json.loads((tmp_path / "results.json").read_text())["results"]
-    assert line["models"]["base"]["value"] == line["models"]["copy"]["value"]
-    assert line["models"]["copy"]["difference"]["p_value"] == 1.0
+    assert line["models"]["base"]["value"] == line["models"][copy.name]["value"]
+    assert line["models"][copy.name]["difference"]["p_value"] == 1.0
+    assert copy.name in capsys.readouterr().out
 
 
 def test_run_evaluation_into_the_folder_of_an_active_run_raises(folder, tmp_path):
@@ -122,10 +126,26 @@ def test_run_evaluation_into_the_folder_of_an_active_run_raises(folder, tmp_path
         (["--compare", "base,merged"], "--compare merged needs an adapter; pass --lora_path ADAPTER"),
         (["--compare", "base,base"], "--compare base,base names a model twice"),
         (["--output_dir", "{folder}/loss.json"], "loss.json is not a directory"),
+        (["--output_dir", "{folder}/loss.json/out"], "loss.json is not a directory"),
         (["--lora_path", "{folder}/prompt", "--compare", "merged"], "cannot be merged, because its method does not"),
     ],
 )
-def test_run_evaluation_of_impossible_comparisons_raises(folder, tmp_path, arguments, message):
+def test_run_evaluation_of_impossible_comparisons_raises_before_it_loads_a_model(
+    folder, tmp_path, arguments, message, monkeypatch
+):
+    monkeypatch.setattr(run_evaluation, "load_unmerged", None)
     written = [each.format(folder=folder) for each in arguments]
     with pytest.raises(ValueError, match=message):
         run(folder, "--tasks", folder / "loss.json", "--output_dir", tmp_path / "out", *written)
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_evaluation_locks_its_folder_while_it_measures(folder, tmp_path, monkeypatch):
+    def stop(*_):
+        assert (tmp_path / "out" / RUN_LOCK).is_file()
+        raise ValueError("stop here")
+
+    monkeypatch.setattr(run_evaluation, "find_candidates", stop)
+    with pytest.raises(ValueError, match="stop here"):
+        run(folder, "--tasks", folder / "loss.json", "--output_dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
