@@ -120,6 +120,11 @@ def contiguous(x: paddle.Tensor) -> paddle.Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    """Return `x` in `dtype` without the copy that a cast to its own dtype would make."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
 def requires_grad(tensor: paddle.Tensor | None) -> bool:
     """Return whether the tensor exists and needs a gradient."""
     return tensor is not None and not tensor.stop_gradient

@@ -6,20 +6,16 @@ adapter's update.
 
 from __future__ import annotations
 
-import dataclasses
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
-import paddle.nn.functional as F
 from paddle import nn
 
 from paddlenlp_ext.ops.embedding import embedding
-from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import with_soft_cap
+from paddlenlp_ext.ops.linear_cross_entropy import sharded_products_op
 from paddlenlp_ext.ops.linear_cross_entropy.products import (
-    PADDLE,
-    Products,
     Updates,
     logprobs_of_losses,
     losses_by_chunks,
@@ -79,7 +75,7 @@ class VocabParallelHead:
         hidden_TD: paddle.Tensor,
         weight_UD: paddle.Tensor,
         labels_T: paddle.Tensor,
-        chunk: int = 256,
+        chunk: int | None = None,
         softcap: float | None = None,
         updates: Updates = (),
     ) -> tuple[paddle.Tensor, int]:
@@ -89,7 +85,7 @@ class VocabParallelHead:
             hidden_TD: hidden states.
             weight_UD: this rank's rows of the lm_head.
             labels_T: target ids of the full vocabulary; -100 is ignored.
-            chunk: positions per chunk, which bounds the memory of the logits.
+            chunk: positions per chunk, which bounds the memory of the logits; None: the backend's.
             softcap: bound of the logits; None: no bound.
             updates: pairs of u [T, K], equal on all ranks, and this rank's rows of B, [U, K].
         """
@@ -100,7 +96,7 @@ class VocabParallelHead:
         hidden_TD: paddle.Tensor,
         weight_UD: paddle.Tensor,
         labels_T: paddle.Tensor,
-        chunk: int = 256,
+        chunk: int | None = None,
         softcap: float | None = None,
         updates: Updates = (),
     ) -> paddle.Tensor:
@@ -108,45 +104,31 @@ class VocabParallelHead:
         losses = partial(self._losses, softcap=softcap)
         return logprobs_of_losses(losses, hidden_TD, weight_UD, labels_T, chunk, updates)
 
-    def _losses(self, *arguments: Any, softcap: float | None) -> tuple[paddle.Tensor, int]:
-        return losses_by_chunks(self._products, *arguments, softcap=softcap)
+    def _losses(self, hidden_RD: paddle.Tensor, *arguments: Any, softcap: float | None) -> tuple[paddle.Tensor, int]:
+        products = sharded_products_op.choose(hidden_RD)(self)
+        return losses_by_chunks(products, hidden_RD, *arguments, softcap=softcap)
 
-    @cached_property
-    def _products(self) -> Products:
-        """Matmuls with this rank's rows; each chunk needs three all-reduces: maximum logits, argmax, and sums."""
-        return dataclasses.replace(
-            PADDLE,
-            cross_entropy=lambda logits_RU, labels_R, with_gradient, _, softcap: with_soft_cap(
-                logits_RU, softcap, lambda: self._cross_entropy_(logits_RU, labels_R)
-            ),
-            complete_hidden=lambda gradient_RD: dist.all_reduce(gradient_RD, group=self.axis.group),
-        )
+    # -- ops.linear_cross_entropy.sharded.VocabShards: each chunk needs three all-reduces ------------------------------
+    @property
+    def start(self) -> int:
+        """First token id of this rank's rows."""
+        return self.shard.start
 
-    def _cross_entropy_(self, logits_RU: paddle.Tensor, labels_R: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-        """Return the losses [R] and the number of correct predictions; the gradient overwrites the logits."""
-        group, start = self.axis.group, self.shard.start
-        is_own_R = ((labels_R >= start) & (labels_R < self.shard.stop)).astype("float32")
-        own_labels_R1 = paddle.clip(labels_R - start, 0, logits_RU.shape[1] - 1).unsqueeze(1)
-        picked_R = paddle.take_along_axis(logits_RU, own_labels_R1, axis=1).squeeze(1) * is_own_R
-        own_largest_R = logits_RU.max(axis=1)
-        largest_R = own_largest_R.clone()
-        dist.all_reduce(largest_R, op=dist.ReduceOp.MAX, group=group)
-        # Like argmax, the first of several equal logits counts as the largest.
-        first_R = paddle.where(
-            own_largest_R == largest_R, logits_RU.argmax(axis=1) + start, paddle.full_like(labels_R, sum(self.sizes))
-        )
-        dist.all_reduce(first_R, op=dist.ReduceOp.MIN, group=group)
-        exponentials_RU = logits_RU.subtract_(largest_R.unsqueeze(1)).exp_()
-        sums_2R = paddle.stack([_row_sums(exponentials_RU), picked_R])
-        dist.all_reduce(sums_2R, group=group)
-        gradient_RU = exponentials_RU.divide_(sums_2R[0].unsqueeze(1))
-        gradient_RU.put_along_axis_(own_labels_R1, -is_own_R.unsqueeze(1), axis=1, reduce="add")
-        return sums_2R[0].log() + largest_R - sums_2R[1], int((first_R == labels_R).sum())
+    @property
+    def largest_size(self) -> int:
+        """Number of rows of the largest shard."""
+        return max(self.sizes)
 
+    def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the largest logits of all ranks and their token ids; of equal logits the first one, like argmax."""
+        overall_R = largest_R.clone()
+        dist.all_reduce(overall_R, op=dist.ReduceOp.MAX, group=self.axis.group)
+        none_R = paddle.full_like(first_R, sum(self.sizes))
+        ids_R = paddle.where(largest_R == overall_R, first_R + self.shard.start, none_R)
+        dist.all_reduce(ids_R, op=dist.ReduceOp.MIN, group=self.axis.group)
+        return overall_R, ids_R
 
-def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
-    """Return row sums [R], added up in blocks: Paddle's sum on the CPU adds sequentially, which is less accurate."""
-    width = 256
-    missing = -values_RU.shape[1] % width
-    blocks = F.pad(values_RU, [0, missing]) if missing else values_RU
-    return blocks.reshape([values_RU.shape[0], -1, width]).sum(axis=2).sum(axis=1)
+    def sum(self, values: paddle.Tensor) -> paddle.Tensor:
+        """All-reduce `values` in place and return them."""
+        dist.all_reduce(values, group=self.axis.group)
+        return values

@@ -29,6 +29,9 @@ from paddlenlp_ext.ops.linear_cross_entropy.products import (
     losses_by_chunks,
     sum_of_losses,
 )
+from paddlenlp_ext.ops.linear_cross_entropy.sharded import sharded_products_reference
+from paddlenlp_ext.ops.linear_cross_entropy.triton import TRITON, sharded_products_triton
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
@@ -60,8 +63,8 @@ def linear_cross_entropy(
         weight_VD: [V, D]; its gradient is computed only if it is trainable.
         labels_T: [T]; -100 marks positions without a target.
         chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
-            which does not need a second tensor of this size for the rounded gradient.
-        implementation: "native" or "reference"; None selects the best available one.
+            which does not need a second tensor of this size for the rounded gradient; Triton's follows from V.
+        implementation: "native", "triton" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
 
@@ -93,5 +96,12 @@ def token_logprobs(
 linear_cross_entropy_op = DispatchedOp(
     "linear_cross_entropy",
     native=(functools.partial(losses_by_chunks, CPP), usable),
+    triton=(functools.partial(losses_by_chunks, TRITON), on_gpu_with_triton),
     reference=functools.partial(losses_by_chunks, PADDLE),
 )
+sharded_products_op = DispatchedOp(
+    "vocabulary-parallel cross entropy",
+    triton=(sharded_products_triton, on_gpu_with_triton),
+    reference=sharded_products_reference,
+)
+"""Backends map `VocabShards` to the `Products` of `losses_by_chunks`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.linear import in_dtype
 from paddlenlp_ext.ops.linear_cross_entropy import cpu
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
@@ -25,18 +26,20 @@ class Products:
 
     The cross entropy of the logits, which a soft-cap may bound, overwrites them with their gradient, in the dtype of
     the matmuls. The weight's gradient is added to that of the previous chunks. `complete_hidden` sums the gradient of
-    the hidden states in place over the processes that have a part of the weight.
+    the hidden states in place over the processes that have a part of the weight. With `float32_logits` the cross
+    entropy reads and writes float32, otherwise the dtype of the matmuls.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
     chunk: Callable[[paddle.Tensor], int]
     logits: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     cross_entropy: Callable[
-        [paddle.Tensor, paddle.Tensor, bool, paddle.Tensor, float | None], tuple[paddle.Tensor, int]
+        [paddle.Tensor, paddle.Tensor, bool, paddle.Tensor, float | None], tuple[paddle.Tensor, int | paddle.Tensor]
     ]
     hidden_gradient: Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]
     weight_gradient: Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None], paddle.Tensor]
     complete_hidden: Callable[[paddle.Tensor], object] = lambda _: None
+    float32_logits: bool = True
 
 
 Updates = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
@@ -113,13 +116,13 @@ def losses_by_chunks(
     counter = _Counter()
     options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap
     losses_R = _Losses.apply(hidden_RD, weight_VD, labels_R, *options, *(each for update in updates for each in update))
-    return losses_R, counter.correct
+    return losses_R, int(counter.correct)
 
 
 class _Counter:
-    """Carry the number of correct predictions out of the PyLayer, whose outputs must be tensors."""
+    """Carry the number of correct predictions out of the PyLayer, whose outputs must be differentiable tensors."""
 
-    correct = 0
+    correct: int | paddle.Tensor = 0
 
 
 class _Losses(PyLayer):
@@ -200,12 +203,14 @@ class _Gradients:
         targets_R: paddle.Tensor,
         weights: Sequence[paddle.Tensor],
         factors_R: paddle.Tensor | None = None,
-    ) -> tuple[paddle.Tensor, int]:
+    ) -> tuple[paddle.Tensor, int | paddle.Tensor]:
         """Add a chunk; return its losses [R] and correct predictions. `factors_R` scale the weights' gradients."""
         products = self._products
-        logits_RV = in_dtype(products.logits(rows[0], weights[0]), paddle.float32)
+        logits_RV = products.logits(rows[0], weights[0])
+        dtype = paddle.float32 if products.float32_logits else logits_RV.dtype
+        logits_RV = in_dtype(logits_RV, dtype)
         for inner_RK, b_VK in zip(rows[1:], weights[1:], strict=True):
-            logits_RV.add_(in_dtype(products.logits(inner_RK, b_VK), paddle.float32))
+            logits_RV.add_(in_dtype(products.logits(inner_RK, b_VK), dtype))
         with_gradient = any(any(wants) for wants in self._wants)
         cross_entropy = products.cross_entropy(logits_RV, targets_R, with_gradient, weights[0], self._softcap)
         for term, (wants_rows, wants_weight) in enumerate(self._wants):
@@ -226,11 +231,6 @@ def _chunks(tensors: Sequence[paddle.Tensor], chunk: int) -> Iterator[list[paddl
     """Yield the tensors' next `chunk` rows."""
     for start in range(0, tensors[0].shape[0], chunk):
         yield [each[start : start + chunk] for each in tensors]
-
-
-def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """Return `x` in `dtype` without the copy that a cast to its own dtype would make."""
-    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
