@@ -1,6 +1,6 @@
 """Frozen linear layers as operands of a fused op.
 
-An adapter computes its frozen base and its own update in one differentiable op (see `lora_linear.py`). The op needs the
+An adapter computes its frozen base and its own update in one differentiable op (see `lora_linear/`). The op needs the
 base's outputs and input gradient, independent of how the base stores its weight.
 """
 
@@ -13,9 +13,9 @@ import paddle
 
 from paddlenlp_ext.ops import linear as linear_module
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled, uses_bf16
-from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.linear import in_dtype, linear
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
-from paddlenlp_ext.ops.quantized.linear import quantized_linear
+from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 
@@ -28,6 +28,9 @@ class FrozenLinear(Protocol):
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in] to [..., out], differentiably, on any device."""
+
+    def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """Return (dL/dy) W [..., in] in the dtype of `gradient` [..., out], without autograd, on any device."""
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the outputs in a new tensor, without autograd; x is float32, contiguous and on the CPU."""
@@ -54,6 +57,10 @@ class FrozenDense:
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in] to [..., out] differentiably."""
         return linear(x, self.weight, self.bias)
+
+    def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """Return the input gradient [..., in]."""
+        return paddle.matmul(gradient, in_dtype(self.weight, gradient.dtype))
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the outputs [..., out] without autograd."""
@@ -83,6 +90,10 @@ class FrozenQuantized:
         """Map [..., in] to [..., out] differentiably."""
         y = quantized_linear(x, self.weight)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+    def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        """Return the input gradient [..., in]."""
+        return in_dtype(input_gradient_op.choose(gradient)(gradient, self.weight), gradient.dtype)
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the outputs [..., out] without autograd."""

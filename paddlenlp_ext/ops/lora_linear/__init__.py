@@ -16,7 +16,10 @@ from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, linear_cpp, requires_grad
+from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
+from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.saved_tensors import recompute_function
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
 
 def lora_linear_cpp(
@@ -88,15 +91,12 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) 
     library.function(name)(*addresses, rows, in_, out, rank, scaling, x.dtype == paddle.bfloat16)
 
 
-def lora_linear_reference(
-    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
-) -> paddle.Tensor:
-    """Compute the formula with separate matmuls in plain Paddle."""
-    inner = paddle.matmul(x, a, transpose_y=True) * scaling
-    return base(x) + paddle.matmul(inner, b, transpose_y=True)
-
-
-lora_linear_op = DispatchedOp("LoRA linear", native=(lora_linear_cpp, library.usable), reference=lora_linear_reference)
+lora_linear_op = DispatchedOp(
+    "LoRA linear",
+    native=(lora_linear_cpp, library.usable),
+    triton=(lora_linear_triton, on_gpu_with_triton),
+    reference=lora_linear_reference,
+)
 
 
 def lora_linear(

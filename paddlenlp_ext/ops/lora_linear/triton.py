@@ -1,0 +1,118 @@
+"""Linear layer with a low-rank update on a GPU: the large matmuls are Paddle's, the update's passes are Triton kernels.
+
+    forward        y = base(x);   u = x A^T;   y += s u B^T
+    backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
+
+A rank of 16 adds less than 1 % to the multiplications of a layer of 4096 x 4096, but each pass over y, dy or dx takes a
+few percent of the time of its large matmul. cuBLAS stays faster at that matmul than a Triton kernel with the update
+in its epilogue, so the kernels save passes instead:
+
+    pass                          Paddle's matmuls             here
+    y + s u B^T, dx + v A         product, then sum            in place: one read and one write
+    dy for v and dB               two reads                    one read, up to a rank of 32
+
+For a higher rank the parts that the second kernel writes would take longer than a second read of dy.
+
+tests/ops/lora_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run
+on a GPU with Paddle.
+
+Shapes: T positions, I inputs, O outputs, K rank.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear
+from paddlenlp_ext.ops.linear import contiguous, in_dtype, requires_grad
+from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
+from paddlenlp_ext.ops.saved_tensors import recompute_function
+from paddlenlp_ext.ops.triton_launch import launch
+
+LARGEST_SHARED_RANK = 32
+"""Rank up to which the parts that one read of dy writes are smaller than dy."""
+SMALLEST_BATCH = 64
+"""Positions from which the kernels are used; launching them takes longer than the passes over fewer."""
+
+
+def lora_linear_triton(
+    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
+) -> paddle.Tensor:
+    """Compute `lora_linear` with the kernels, or for few positions in plain Paddle."""
+    if math.prod(x.shape[:-1]) < SMALLEST_BATCH:
+        return lora_linear_reference(x, base, a, b, scaling)
+    if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
+        return _LoRALinear.apply(x, a, b, base, scaling)
+    return _forward(x, base, a, b, scaling)[0]
+
+
+class _LoRALinear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, a, b, base, scaling):
+        y, inner_TK = _forward(x, base, a, b, scaling)
+        ctx.base, ctx.scaling, ctx.shape, ctx.dtypes = base, scaling, x.shape, [each.dtype for each in (x, a, b)]
+        ctx.grads_needed = [requires_grad(each) for each in (x, a, b)]
+        ctx.recompute_x = recompute_function(x)
+        saves_x = ctx.grads_needed[1] and ctx.recompute_x is None
+        ctx.save_for_backward(a, b, inner_TK, *([x] if saves_x else []))
+        return y
+
+    @staticmethod
+    def backward(ctx, y_gradient):
+        a, b, inner_TK, *saved = ctx.saved_tensor()
+        of_x, of_a, of_b = ctx.grads_needed
+        gradient_TO = contiguous(y_gradient.reshape([-1, y_gradient.shape[-1]]))
+        dtype, gradients = gradient_TO.dtype, dict[str, Any](x=None, a=None, b=None)
+        v_TK, b_gradient = low_rank_gradients(gradient_TO, in_dtype(inner_TK, dtype), in_dtype(b, dtype))
+        v_TK = in_dtype(v_TK.scale_(ctx.scaling), dtype)
+        if of_b:
+            gradients["b"] = b_gradient.scale_(ctx.scaling)
+        if of_a:
+            x = saved[0] if saved else ctx.recompute_x()
+            gradients["a"] = paddle.matmul(v_TK, in_dtype(x.reshape([-1, a.shape[1]]), dtype), transpose_x=True)
+        if of_x:
+            x_gradient = contiguous(ctx.base.input_gradient(gradient_TO))
+            add_low_rank_(x_gradient, v_TK, in_dtype(a, dtype), 1.0, (a.shape[1], 1))
+            gradients["x"] = x_gradient.reshape(ctx.shape)
+        pairs = zip(gradients.values(), ctx.dtypes, strict=True)
+        return tuple(None if each is None else in_dtype(each, dtype) for each, dtype in pairs)
+
+
+def _forward(
+    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return y and u = x A^T [T, K], both in the dtype of the base's outputs."""
+    y, (rank, in_) = contiguous(base(x)), a.shape
+    inner_TK = paddle.matmul(in_dtype(x.reshape([-1, in_]), y.dtype), in_dtype(a, y.dtype), transpose_y=True)
+    add_low_rank_(y, in_dtype(inner_TK, y.dtype), in_dtype(b, y.dtype), scaling, (1, rank))
+    return y, inner_TK
+
+
+def add_low_rank_(
+    y: paddle.Tensor, inner_TK: paddle.Tensor, factor: paddle.Tensor, scaling: float, strides: tuple[int, int]
+) -> None:
+    """Add `s u F` to y [..., O] in place; `strides` are those of the contiguous factor along K and O."""
+    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_add_low_rank
+
+    assert y.is_contiguous(), "the outputs of a matmul are contiguous"
+    launch_add_low_rank(launch, y, contiguous(inner_TK), contiguous(factor), scaling, strides)
+
+
+def low_rank_gradients(
+    gradient_TO: paddle.Tensor, inner_TK: paddle.Tensor, b_OK: paddle.Tensor
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return dy B [T, K] and dy^T u [O, K], in float32."""
+    if b_OK.shape[1] > LARGEST_SHARED_RANK:
+        gradients = paddle.matmul(gradient_TO, b_OK), paddle.matmul(gradient_TO, inner_TK, transpose_x=True)
+        return gradients[0].astype("float32"), gradients[1].astype("float32")
+    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_low_rank_gradients
+
+    def empty(shape: list[int]) -> paddle.Tensor:
+        return paddle.empty(shape, "float32", device=gradient_TO.place)
+
+    parts = launch_low_rank_gradients(launch, empty, gradient_TO, contiguous(inner_TK), contiguous(b_OK))
+    return parts[0].sum(axis=0), parts[1].sum(axis=0)

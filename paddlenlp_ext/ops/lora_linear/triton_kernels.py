@@ -1,0 +1,144 @@
+"""Triton kernels of the low-rank update of a linear layer; independent of Paddle and PyTorch.
+
+    add           y[n, c] += s sum_k u[n, k] F[k, c]              in place; sums are float32, rounded once
+    gradients     v[n, k] = sum_c dy[n, c] B[c, k]   and   dB[c, k] = sum_n dy[n, c] u[n, k],   in one read of dy
+
+One sum of the second kernel runs over the columns of dy and the other over its rows. A program therefore handles some
+rows of some columns, and writes its parts of both sums; the caller adds the parts. Each part is written once, and made
+in a fixed order.
+
+Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
+
+Names: N rows, C columns, K rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+# Sizes of a program; not measured yet (benchmarks/triton_losses.py).
+_ROWS, _COLUMNS, _LARGEST_TERMS = 64, 128, 64
+"""Tile of `add_low_rank_kernel`, and terms of its sums read at a time."""
+_GRADIENT_ROWS, _GRADIENT_ROW_BYTES, _GRADIENT_SUMS = 32, 1024, 8192
+"""Rows of dy that `low_rank_gradients_kernel` reads at a time, and limits of its columns: their bytes in a row of dy,
+and their number times the rank, which are the sums in registers. The tiles fit the shared memory of every GPU."""
+_PROGRAMS = 264
+"""Programs of `low_rank_gradients_kernel` to aim at: two for each multiprocessor of an H100."""
+_SMALLEST = 16
+"""Smallest side of an operand of tensor cores."""
+
+
+@triton.jit
+def add_low_rank_kernel(
+    y,  # [N, C]
+    inner,  # u [N, K]
+    factor,  # F [K, C], of any strides
+    scaling,  # s
+    num_rows,
+    num_columns,
+    rank,
+    rank_stride,  # strides of F, in elements
+    column_stride,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,  # terms of a sum read at a time
+):
+    """Add s u F to a tile of y."""
+    n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = n < num_rows, c < num_columns
+    n = n.to(tl.int64)
+    total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for begin in range(0, rank, RANK):
+        k = begin + tl.arange(0, RANK)
+        is_term = k < rank
+        u = tl.load(inner + n[:, None] * rank + k[None, :], mask=is_row[:, None] & is_term[None, :], other=0.0)
+        at = factor + k[:, None] * rank_stride + c[None, :].to(tl.int64) * column_stride
+        f = tl.load(at, mask=is_term[:, None] & is_column[None, :], other=0.0)
+        total = tl.dot(u, f, total, input_precision="ieee")
+    inside = is_row[:, None] & is_column[None, :]
+    at = y + n[:, None] * num_columns + c[None, :]
+    sums = tl.load(at, mask=inside, other=0.0).to(tl.float32) + total * scaling
+    tl.store(at, sums.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def low_rank_gradients_kernel(
+    gradient,  # dy [N, C]
+    inner,  # u [N, K]
+    factor,  # B [C, K]
+    row_parts,  # float32 [ceil(C / COLUMNS), N, K], the parts of v
+    column_parts,  # float32 [ceil(N / span), C, K], the parts of dB
+    num_rows,
+    num_columns,
+    rank,
+    span,  # rows of a program, a multiple of ROWS
+    ROWS: tl.constexpr,  # rows read at a time
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,  # K or more
+):
+    """Compute the parts of v and dB of `span` rows and COLUMNS columns."""
+    column_tile, row_tile = tl.program_id(0), tl.program_id(1)
+    c, k = column_tile * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANK)
+    is_column, is_term = c < num_columns, k < rank
+    own_factor = tl.load(factor + c[:, None] * rank + k[None, :], mask=is_column[:, None] & is_term[None, :], other=0.0)
+    own_rows = row_parts + column_tile.to(tl.int64) * num_rows * rank
+    total = tl.zeros((COLUMNS, RANK), dtype=tl.float32)
+    first = row_tile * span
+    last = tl.minimum(first + span, num_rows)
+    for begin in range(first, last, ROWS):
+        n = begin + tl.arange(0, ROWS)
+        is_row = n < last
+        n = n.to(tl.int64)
+        inside = is_row[:, None] & is_column[None, :]
+        own = tl.load(gradient + n[:, None] * num_columns + c[None, :], mask=inside, other=0.0)
+        is_inner = is_row[:, None] & is_term[None, :]
+        u = tl.load(inner + n[:, None] * rank + k[None, :], mask=is_inner, other=0.0)
+        tl.store(
+            own_rows + n[:, None] * rank + k[None, :], tl.dot(own, own_factor, input_precision="ieee"), mask=is_inner
+        )
+        total = tl.dot(tl.trans(own), u, total, input_precision="ieee")
+    own_columns = column_parts + row_tile.to(tl.int64) * num_columns * rank
+    tl.store(own_columns + c[:, None] * rank + k[None, :], total, mask=is_column[:, None] & is_term[None, :])
+
+
+def launch_add_low_rank(
+    launch: Callable[..., None], y: Any, inner: Any, factor: Any, scaling: float, strides: tuple[int, int]
+) -> None:
+    """Add `s u F` to y [..., C] in place; `strides` are those of F along K and C, whatever the shape of `factor`."""
+    (num_rows, rank), num_columns = inner.shape, y.shape[-1]
+    sizes = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": min(_LARGEST_TERMS, _rank_tile(rank)), "num_warps": 4}
+    grid = (triton.cdiv(num_columns, _COLUMNS), triton.cdiv(num_rows, _ROWS))
+    launch(add_low_rank_kernel, grid, y, inner, factor, scaling, num_rows, num_columns, rank, *strides, **sizes)
+
+
+def launch_low_rank_gradients(
+    launch: Callable[..., None], empty: Callable[[list[int]], Any], gradient: Any, inner: Any, factor: Any
+) -> tuple[Any, Any]:
+    """Return the parts of v [column tiles, N, K] and of dB [row tiles, C, K].
+
+    Args:
+        launch: function that runs a kernel.
+        empty: function that makes a float32 tensor of a shape.
+        gradient, inner, factor: dy [N, C], u [N, K] and B [C, K], contiguous.
+    """
+    (num_rows, num_columns), rank = gradient.shape, factor.shape[1]
+    rank_tile = _rank_tile(rank)
+    columns = min(_GRADIENT_SUMS // rank_tile, _GRADIENT_ROW_BYTES // gradient.element_size())
+    column_tiles = triton.cdiv(num_columns, columns)
+    row_tiles = min(triton.cdiv(_PROGRAMS, column_tiles), triton.cdiv(num_rows, _GRADIENT_ROWS))
+    span = triton.cdiv(num_rows, row_tiles * _GRADIENT_ROWS) * _GRADIENT_ROWS
+    grid = (column_tiles, triton.cdiv(num_rows, span))
+    parts = empty([column_tiles, num_rows, rank]), empty([grid[1], num_columns, rank])
+    sizes = {"ROWS": _GRADIENT_ROWS, "COLUMNS": columns, "RANK": rank_tile, "num_warps": 8, "num_stages": 2}
+    numbers = num_rows, num_columns, rank, span
+    launch(low_rank_gradients_kernel, grid, gradient, inner, factor, *parts, *numbers, **sizes)
+    return parts
+
+
+def _rank_tile(rank: int) -> int:
+    return max(_SMALLEST, triton.next_power_of_2(rank))
