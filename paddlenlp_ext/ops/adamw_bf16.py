@@ -1,4 +1,4 @@
-"""Fused AdamW step for bfloat16 weights; the formula is that of ops/adamw.py, in float32.
+"""Fused AdamW step for bfloat16 weights; the formula is that of ops/adamw/__init__.py, in float32.
 
     master copy             the float32 copy is updated, and the weight is the copy rounded to the nearest bfloat16
     stochastic rounding     the weight is widened, updated and rounded stochastically (ops/stochastic_rounding.py)
@@ -16,11 +16,13 @@ from typing import NamedTuple
 import paddle
 
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_reference
+from paddlenlp_ext.ops.adamw.triton import adamw_bf16_triton
 from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.library import function, unavailable_reason
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.gradients import pointers, sizes
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition, stochastic_round
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
 
 class Bf16Update(NamedTuple):
@@ -77,4 +79,9 @@ def _usable(weight: paddle.Tensor) -> str | None:
     return on_cpu(weight) or unavailable_reason()
 
 
-adamw_bf16_op = DispatchedOp("adamw in bfloat16", native=(adamw_bf16_cpp, _usable), reference=adamw_bf16_reference)
+adamw_bf16_op = DispatchedOp(
+    "adamw in bfloat16",
+    native=(adamw_bf16_cpp, _usable),
+    triton=(adamw_bf16_triton, on_gpu_with_triton),
+    reference=adamw_bf16_reference,
+)

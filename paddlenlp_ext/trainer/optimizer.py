@@ -21,6 +21,7 @@ from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, is_updated_here, shard_of
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
@@ -31,7 +32,7 @@ from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW that updates all parameters in one call (ops/adamw.py, ops/adamw_bf16.py), for parameters in groups.
+    """AdamW that updates all parameters in one call (ops/adamw, ops/adamw_bf16.py), for parameters in groups.
 
     Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
     other's checkpoint.
@@ -173,7 +174,8 @@ def _adamw(request: _Request) -> paddle.optimizer.AdamW:
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     parameters = [parameter for group in groups for parameter in group["params"]]
     is_fused = rounding is not None or any(_is_bf16_on_cpu(parameter) for parameter in parameters)
-    is_fused = is_fused or all(usable(parameter) is None for parameter in parameters)
+    for condition in (usable, on_gpu_with_triton):
+        is_fused = is_fused or all(condition(parameter) is None for parameter in parameters)
     optimizer = (FusedAdamW if is_fused else paddle.optimizer.AdamW)(
         learning_rate=options.learning_rate,
         parameters=groups,

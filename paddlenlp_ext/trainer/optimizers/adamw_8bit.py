@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 import paddle
 
+from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton
 from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
-from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.trainer.optimizers.base import ParameterUpdate, SmallStateOptimizer
 
 SMALLEST = 4096
 """Minimum number of elements of a parameter whose moments are quantized."""
@@ -30,7 +32,26 @@ def moment_bytes(shape: Sequence[int]) -> int:
 
 
 class AdamW8Bit(SmallStateOptimizer):
-    """AdamW with decoupled weight decay and 8-bit moments."""
+    """AdamW with decoupled weight decay and 8-bit moments; on a GPU one launch updates all parameters with them."""
+
+    @paddle.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        fused = []
+        for update in self._updates():
+            if "moment1_scale" in update.state and on_gpu_with_triton(update.parameter) is None:
+                fused.append(self._fused_update(update))
+            else:
+                self._apply(update)
+        if fused:
+            adamw_8bit_triton(fused)
+
+    def _fused_update(self, update: ParameterUpdate) -> AdamW8BitUpdate:
+        parameter, gradient, state, step, weight_decay = update
+        moments, master, rounding = _moments(state), state.get("master_weight"), self._rounding
+        is_exact = rounding is None or parameter.dtype == paddle.float32
+        position = None if is_exact else rounding.position(parameter)
+        return AdamW8BitUpdate(parameter, gradient, moments, step, weight_decay, master, position)
 
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         size = math.prod(parameter.shape)
@@ -51,5 +72,8 @@ class AdamW8Bit(SmallStateOptimizer):
             step.accumulate(moment1, moment2, gradient)
             value.subtract_(step.quotient(moment1, moment2).scale_(step.rate))
             return
-        moments = Moments8Bit(moment1, state["moment1_scale"], moment2, state["moment2_scale"])
-        adamw_8bit_op.choose(value)(value, gradient, moments, step)
+        adamw_8bit_op.choose(value)(value, gradient, _moments(state), step)
+
+
+def _moments(state: dict[str, paddle.Tensor]) -> Moments8Bit:
+    return Moments8Bit(state["moment1"], state["moment1_scale"], state["moment2"], state["moment2_scale"])

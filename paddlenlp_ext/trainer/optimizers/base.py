@@ -6,7 +6,8 @@ The interface is that of Paddle's optimizers: `set_lr`, `step`, `clear_grad`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import paddle
 
@@ -14,6 +15,16 @@ from paddlenlp_ext.config.sections import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
+
+
+class ParameterUpdate(NamedTuple):
+    """Update of one parameter in a step: its gradient, state tensors, hyperparameters and weight decay."""
+
+    parameter: paddle.Tensor
+    gradient: paddle.Tensor
+    state: dict[str, paddle.Tensor]
+    step: AdamStep
+    weight_decay: float
 
 
 class SmallStateOptimizer(ABC):
@@ -53,24 +64,35 @@ class SmallStateOptimizer(ABC):
     @paddle.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
+        for update in self._updates():
+            self._apply(update)
+
+    def _updates(self) -> Iterator[ParameterUpdate]:
+        """Count a step of each parameter that has a gradient, and yield its update."""
         for parameter, rate_scale, weight_decay in self._members:
-            if parameter.grad is None:
+            gradient = parameter.grad
+            if gradient is None:
                 continue
             state, rate = self.state_of(parameter), self._learning_rate * rate_scale
             num_steps = int(state["step"].numpy()[0]) + 1
             state["step"] = _counter(num_steps)
-            is_half = parameter.dtype != paddle.float32
-            value = parameter
-            if is_half:
-                value = state["master_weight"] if self._rounding is None else parameter.astype("float32")
-            if weight_decay > 0.0:
-                value.scale_(1.0 - rate * weight_decay)
-            now = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
-            self._update_parameter(parameter.name, value, parameter.grad.astype("float32"), state, now)
-            if is_half and self._rounding is not None:
-                parameter.set_value(stochastic_round(value, self._rounding.position(parameter)))
-            elif is_half:
-                parameter.set_value(value.astype(parameter.dtype))
+            step = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
+            yield ParameterUpdate(parameter, gradient, state, step, weight_decay)
+
+    def _apply(self, update: ParameterUpdate) -> None:
+        """Update one parameter."""
+        parameter, gradient, state, step, weight_decay = update
+        is_half = parameter.dtype != paddle.float32
+        value = parameter
+        if is_half:
+            value = state["master_weight"] if self._rounding is None else parameter.astype("float32")
+        if weight_decay > 0.0:
+            value.scale_(1.0 - step.rate * weight_decay)
+        self._update_parameter(parameter.name, value, gradient.astype("float32"), state, step)
+        if is_half and self._rounding is not None:
+            parameter.set_value(stochastic_round(value, self._rounding.position(parameter)))
+        elif is_half:
+            parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         """Return the live state tensors of a parameter; they are created if no step has been made."""

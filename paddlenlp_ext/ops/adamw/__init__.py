@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 import paddle
 
+from paddlenlp_ext.ops.adamw.triton import adamw_triton
 from paddlenlp_ext.ops.cpu.library import function, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.gradients import pointers, sizes
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
 
 class AdamWUpdate(NamedTuple):
@@ -68,4 +70,6 @@ def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilo
     run(*tensors, *numbers, sizes(parameters), len(updates), beta1, beta2, epsilon)
 
 
-adamw_op = DispatchedOp("adamw", native=(adamw_cpp, usable), reference=adamw_reference)
+adamw_op = DispatchedOp(
+    "adamw", native=(adamw_cpp, usable), triton=(adamw_triton, on_gpu_with_triton), reference=adamw_reference
+)

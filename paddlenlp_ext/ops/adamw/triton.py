@@ -1,0 +1,193 @@
+"""AdamW for many tensors in one launch of a Triton kernel on a GPU: fp32, half precision, and 8-bit moments.
+
+tests/ops/adamw/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
+GPU with Paddle.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.adamw.tables import TableRow, alignment, block_map, table_of
+from paddlenlp_ext.ops.adamw_8bit import AdamStep, Moments8Bit, search_table
+from paddlenlp_ext.ops.linear import contiguous
+from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
+from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
+from paddlenlp_ext.ops.triton_launch import launch
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.adamw import AdamWUpdate
+    from paddlenlp_ext.ops.adamw_bf16 import Bf16Update
+
+
+class _Update(NamedTuple):
+    """A tensor's row of the table and of the numbers, with the tensors whose addresses the row has."""
+
+    weight: paddle.Tensor
+    gradient: paddle.Tensor
+    row: TableRow
+    numbers: tuple[float, ...]
+    rounding: str
+
+
+def adamw_triton(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
+    """Update fp32 weights."""
+    _run_adamw([(update, None, None) for update in updates], beta1, beta2, epsilon)
+
+
+def adamw_bf16_triton(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
+    """Update weights in half precision; without a master copy they must be bfloat16."""
+    _run_adamw(updates, beta1, beta2, epsilon)
+
+
+def _run_adamw(
+    updates: Sequence[tuple[AdamWUpdate, paddle.Tensor | None, DrawPosition | None]],
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+) -> None:
+    from paddlenlp_ext.ops.adamw.triton_kernels import launch_adamw
+
+    moments = [(update.moment1, update.moment2) for update, _, _ in updates]
+    numbers = _adamw_numbers([update for update, _, _ in updates], epsilon)
+    rows = [
+        _update(update.parameter, update.gradient, own_moments, own_numbers, master, position)
+        for (update, master, position), own_moments, own_numbers in zip(updates, moments, numbers, strict=True)
+    ]
+    b1, b2 = np.float32(beta1), np.float32(beta2)
+    betas = float(b1), float(1 - b1), float(b2), float(1 - b2)
+    for group, kinds in _groups(rows):
+        launch_adamw(launch, *_tables(group), betas, kinds)
+    for update, _, _ in updates:
+        update.beta1_power.scale_(beta1)
+        update.beta2_power.scale_(beta2)
+
+
+def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
+    """Return decay factor, and learning rate and epsilon with the bias correction, computed in fp32 like in C++.
+
+    Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
+    """
+    powers = ([getattr(each, name).item() for each in updates] for name in ("beta1_power", "beta2_power"))
+    power1, power2 = (np.array(column, np.float32) for column in powers)
+    rate, decay = (np.array([getattr(each, name) for each in updates], np.float32) for name in ("rate", "decay"))
+    correction = np.sqrt(1 - power2)
+    numbers = 1 - rate * decay, rate * correction / (1 - power1), np.float32(epsilon) * correction, 0 * rate
+    return np.stack(numbers, axis=1).tolist()
+
+
+class AdamW8BitUpdate(NamedTuple):
+    """Update of one parameter with 8-bit moments; everything except the gradient is updated in place.
+
+    Attributes:
+        parameter, gradient: tensors of the same shape; the parameter is fp32, or has `master` or `position`.
+        moments: quantized moments.
+        step: hyperparameters; all updates have the same betas and epsilon.
+        decay: weight decay.
+        master: fp32 copy of a parameter in half precision.
+        position: position of a bfloat16 parameter in the draws of stochastic rounding.
+    """
+
+    parameter: paddle.Tensor
+    gradient: paddle.Tensor
+    moments: Moments8Bit
+    step: AdamStep
+    decay: float
+    master: paddle.Tensor | None = None
+    position: DrawPosition | None = None
+
+
+def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
+    """Update all parameters as `adamw_8bit_reference` does each, after weight decay."""
+    from paddlenlp_ext.ops.adamw.triton_kernels import launch_adamw_8bit
+
+    rows = []
+    for parameter, gradient, moments, step, decay, master, position in updates:
+        numbers = 1.0 - step.rate * decay, step.rate, step.correction1, step.correction2
+        each = _update(parameter, gradient, (moments.codes1, moments.codes2), numbers, master, position)
+        scales = {"scales1": _pointer(moments.scales1), "scales2": _pointer(moments.scales2)}
+        rows.append(each._replace(row=each.row._replace(**scales)))
+    for group, kinds in _groups(rows):
+        step, device = updates[0].step, _device(group[0].weight)
+        betas = step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2
+        quantizers = *_quantizer(True, device), *_quantizer(False, device)
+        launch_adamw_8bit(launch, *_tables(group), quantizers, betas, step.epsilon, kinds)
+
+
+@functools.cache
+def _quantizer(signed: bool, device: str) -> tuple[paddle.Tensor, ...]:
+    """Return levels, borders and codes of `adamw_8bit_kernel` on a device."""
+    levels = dynamic_levels(signed)
+    codes, _ = search_table(levels)
+    borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
+    return tuple(paddle.to_tensor(each, place=device) for each in (levels, borders, codes))
+
+
+def _update(
+    weight: paddle.Tensor,
+    gradient: paddle.Tensor,
+    moments: tuple[paddle.Tensor, paddle.Tensor],
+    numbers: Iterable[float],
+    master: paddle.Tensor | None,
+    position: DrawPosition | None,
+) -> _Update:
+    assert weight.shape == gradient.shape, "gradient does not match its weight"
+    gradient = contiguous(gradient)
+    row = TableRow(
+        weight=_pointer(weight),
+        gradient=_pointer(gradient),
+        moment1=_pointer(moments[0]),
+        moment2=_pointer(moments[1]),
+        master=0 if master is None else _pointer(master),
+        size=weight.size,
+    )
+    rounding = "none" if master is None else "nearest"
+    if position is not None:
+        assert weight.dtype == paddle.bfloat16, "stochastic rounding is to bfloat16"
+        row = row.with_draws(position)
+        rounding = "groups" if row.has_groups else "single"
+    assert weight.dtype == paddle.float32 or rounding != "none", "a weight in half precision needs a kind of rounding"
+    return _Update(weight, gradient, row, tuple(numbers), rounding)
+
+
+def _pointer(tensor: paddle.Tensor) -> int:
+    assert tensor.is_contiguous(), "the kernels read and write contiguous tensors"
+    return tensor.data_ptr()
+
+
+def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[str, Any]]]:
+    """Yield the updates that one launch can make, of tensors that have values, with the constants of the kernel."""
+    groups: dict[tuple[str, str, str], list[_Update]] = {}
+    for update in updates:
+        if update.row.size:
+            key = update.weight.dtype.name.lower(), update.gradient.dtype.name.lower(), update.rounding
+            groups.setdefault(key, []).append(update)
+    for (weight, gradient, rounding), group in groups.items():
+        kinds = {"WEIGHT": weight, "GRADIENT": gradient, "ROUNDING": rounding}
+        yield group, {**kinds, "ALIGNMENT": alignment([update.row for update in group])}
+
+
+def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Return table, numbers and block map on the device of the weights."""
+    device = _device(group[0].weight)
+    table, numbers = table_of([each.row for each in group]), np.array([each.numbers for each in group], np.float32)
+    blocks = _block_map(tuple(each.row.size for each in group), device)
+    return paddle.to_tensor(table, place=device), paddle.to_tensor(numbers, place=device), blocks
+
+
+@functools.lru_cache(maxsize=4)
+def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
+    """Return the block map; it is the same in all steps of a run."""
+    from paddlenlp_ext.ops.adamw.triton_kernels import SPAN
+
+    return paddle.to_tensor(block_map(sizes, SPAN), place=device)
+
+
+def _device(tensor: paddle.Tensor) -> str:
+    """Return the device in Paddle's notation, such as "gpu:0"."""
+    return f"gpu:{tensor.place.gpu_device_id()}" if tensor.place.is_gpu_place() else "cpu"
