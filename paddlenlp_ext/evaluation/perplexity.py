@@ -117,9 +117,10 @@ class Perplexity(Task):
             options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
             losses = np.array([-each.logprob for each in log_likelihoods(model, parts, **options)])
         losses = np.bincount(encoded.unit_of, losses).astype(float)
+        windows = tuple(encoded.num_bytes.tolist()) if self.is_one_text else ()
         scores = {
-            "perplexity": Scores(RATIO_EXP, losses, encoded.num_tokens),
-            "bits_per_byte": Scores(BITS, losses / math.log(2), encoded.num_bytes),
+            "perplexity": Scores(RATIO_EXP, losses, encoded.num_tokens, windows),
+            "bits_per_byte": Scores(BITS, losses / math.log(2), encoded.num_bytes, windows),
         }
         return Measured({name: scores[name] for name in self.options.metric_names})
 

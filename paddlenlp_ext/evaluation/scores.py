@@ -32,11 +32,18 @@ LOWER_IS_BETTER = (BITS, RATIO_EXP)
 
 @dataclass(frozen=True)
 class Scores:
-    """Values and weights of a metric, float64 [N] each, and the kind of the metric."""
+    """Values and weights of a metric, float64 [N] each.
+
+    Attributes:
+        kind: kind of the metric; see the module.
+        values, weights: of each row.
+        parts: sizes of the rows, if models may divide the data into different ones; else empty.
+    """
 
     kind: str
     values: Array
     weights: Array
+    parts: tuple[float, ...] = ()
 
     @classmethod
     def of_rows(cls, kind: str, values: Sequence[float], weights: Sequence[float] | None = None) -> Scores:
@@ -61,8 +68,8 @@ class Scores:
         return bootstrap_interval(self.values, self.weights, seed, self._transform)
 
     def compare(self, base: Scores, seed: int) -> Comparison | None:
-        """Compare with another model's scores of the same rows; None if there is no test for these scores."""
-        if self.kind == CORPUS or len(self.values) != len(base.values):
+        """Compare with another model's scores; None if there is no test for these scores, or the rows are others."""
+        if self.kind == CORPUS or self.parts != base.parts:
             return None
         if self.kind == SHARE:
             return compare_shares(base.values, self.values, seed)

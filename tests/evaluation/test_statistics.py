@@ -90,7 +90,8 @@ def test_compare_ratios_of_a_clear_difference_has_the_least_p_value():
 def test_scores_of_the_corpus_or_of_other_rows_have_no_comparison():
     corpus = Scores.of_rows(CORPUS, [0.4])
     assert corpus.interval(0) is None and corpus.compare(corpus, 0) is None
-    windows = [Scores.of_rows(RATIO_EXP, [1.0] * count) for count in (3, 4)]
+    ones = np.ones(3)
+    windows = [Scores(RATIO_EXP, ones, ones, parts) for parts in ((40.0, 40.0, 1.0), (40.0, 39.0, 2.0))]
     assert windows[0].compare(windows[1], 0) is None
     shares = Scores.of_rows(SHARE, [1.0, 0.0])
     assert shares.format(shares.value) == "50.0 %" and shares.format(-0.125, signed=True) == "-12.5 pp"

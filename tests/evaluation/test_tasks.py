@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,6 +208,18 @@ def test_bits_per_byte_of_a_text_file_counts_the_bytes_of_the_text(model, encode
     (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file), metrics=["bits_per_byte"])])
     scores = measure(task, model, encoder).scores["bits_per_byte"]
     assert len(scores.weights) == 4 and scores.weights.sum() == pytest.approx(201)
+
+
+def test_scores_of_a_text_file_in_other_windows_are_not_compared(model, encoder, tmp_path):
+    """Check as many windows at other places, which another tokenizer may have."""
+    found = []
+    for text in ("é" + "a" * 79, "é" + "a" * 79, "a" * 79 + "é"):
+        (tmp_path / "book.txt").write_text(text, encoding="utf-8")
+        (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(tmp_path / "book.txt"))])
+        found.append(measure(task, model, replace(encoder, max_length=40)).scores["perplexity"])
+    first, same, other = found
+    assert len(first.values) == len(other.values) == 3
+    assert same.compare(first, 0) is not None and other.compare(first, 0) is None
 
 
 def test_perplexity_of_training_rows_counts_their_target_tokens(model, encoder, tmp_path):
