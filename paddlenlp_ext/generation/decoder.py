@@ -14,7 +14,7 @@ import paddle
 
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
-from paddlenlp_ext.generation.slot_cache import RowsOfCache
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 
 
 class Decoder(Protocol):
@@ -35,7 +35,7 @@ class Decoder(Protocol):
         input_ids: paddle.Tensor,
         position_ids: paddle.Tensor | None = None,
         *,
-        cache: KVCache | RowsOfCache | None = None,
+        cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D], the input of lm_head."""
         ...

@@ -16,9 +16,9 @@ from paddle import inference
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.generation.kv_cache import KVCache
-from paddlenlp_ext.generation.slot_cache import RowsOfCache
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
@@ -83,7 +83,7 @@ class StaticModel:
         input_ids: paddle.Tensor,
         position_ids: paddle.Tensor | None = None,
         *,
-        cache: KVCache | RowsOfCache | None = None,
+        cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
         """Return the logits of the last position, [B, 1, V], and append to the cache.
 
@@ -92,9 +92,9 @@ class StaticModel:
             position_ids: [B, S]; each row must count its tokens from 0, as the program does by itself.
             cache: cache without a prefix; None: a new one.
         """
-        assert not isinstance(cache, RowsOfCache), "an exported model has no running batch"
         batch, length = input_ids.shape
         cache = KVCache([0] * batch) if cache is None else cache
+        assert isinstance(cache, KVCache), "an exported model has no running batch"
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
         cached = cache.tensors or [
