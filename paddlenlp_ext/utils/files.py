@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, Location, decode_utf8, read_document
-from paddlenlp_ext.utils.locks import FileLock, check_no_active_run
+from paddlenlp_ext.utils.locks import RUN_LOCK, FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
@@ -72,8 +72,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
-        ValueError: another process is writing the same folder, a run is active there, or a part of the path is not a
-            directory.
+        ValueError: another process is writing the same folder, a run is active there or in a folder directly below,
+            or a part of the path is not a directory.
     """
     target = Path(target)
     check_no_active_run(target)
@@ -87,7 +87,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             for path in (*draft.rglob("*"), draft):
                 flush(path)
             if target.exists():
-                check_no_active_run(target)  # a run may have begun since
+                for lock in (target / RUN_LOCK, *target.glob(f"*/{RUN_LOCK}")):  # a run may have begun since
+                    check_no_active_run(lock.parent)
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             draft.rename(target)

@@ -181,7 +181,7 @@ def _state_of(draft: Path) -> list[tuple[str, int]]:
 def run_lock(output_dir: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which is created; a no-op within another `run_lock` of the same thread.
 
-    A folder that is still empty at the end is removed.
+    Folders that it creates and that are empty at the end are removed.
 
     Raises:
         ValueError: another run holds the lock.

@@ -148,8 +148,9 @@ def test_atomic_folder_that_another_process_writes_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
 
 
-def test_atomic_folder_does_not_replace_a_folder_in_which_a_run_has_begun(tmp_path):
+@pytest.mark.parametrize("below", ["", "run"])
+def test_atomic_folder_does_not_replace_a_folder_in_which_a_run_has_begun(below, tmp_path):
     target = tmp_path / "merged"
     with ExitStack() as stack, pytest.raises(ValueError, match="in use by a run"), atomic_folder(target):
-        stack.enter_context(another_process(run_lock(target)))
-    assert [path.name for path in target.iterdir()] == [RUN_LOCK]
+        stack.enter_context(another_process(run_lock(target / below)))
+    assert [path.name for path in (target / below).iterdir()] == [RUN_LOCK]
