@@ -11,6 +11,7 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.linear_feeds import linear_feeds
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training import quantize_after_training, save_packed, with_scale_dtype
@@ -19,6 +20,7 @@ from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.quantization.ptq.feeds import move_scales
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
+from tests.common.arrays import normal
 from tests.generation.tiny_models import FAMILIES, SIZES
 
 IDS = paddle.to_tensor(np.random.default_rng(0).integers(0, 97, (2, 9)))
@@ -42,14 +44,23 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
         return model(IDS).numpy()
 
 
+def tiny_model(family: str) -> CausalLM:
+    """Return a model whose biases, where it has any, are not 0."""
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}, seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.set_value(paddle.to_tensor(normal(len(name), *parameter.shape)))
+    return model
+
+
 def saved(family: str, folder: Path) -> ModelSource:
-    AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}, seed=1).save_pretrained(folder)
+    tiny_model(family).save_pretrained(folder)
     return ModelSource.resolve(folder)
 
 
 @pytest.mark.parametrize("family", FED)
 def test_move_scales_along_the_feeds_of_a_family_keeps_its_logits(family: str):
-    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}, seed=1)
+    model = tiny_model(family)
     model.eval()
     before, rng, moved = logits(model), np.random.default_rng(0), 0
     for layer in model.model.layers:
@@ -88,6 +99,7 @@ def test_quantize_after_training_lowers_the_errors_and_saves_the_model(tmp_path:
     ("family", "method"),
     [
         ("llama_grouped_heads", "gptq"),
+        ("qwen2_tied", "awq"),
         ("gemma3_sandwich", "awq"),
         ("mixtral_experts", "awq"),
         ("gpt_oss_sinks", "awq"),
@@ -99,7 +111,7 @@ def test_quantize_after_training_in_8_bits_keeps_the_logits(tmp_path: Path, fami
     expected = logits(AutoModelForCausalLM.from_pretrained(tmp_path))
     options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=8, symmetric=False))
     found = logits(quantize_after_training(source, options, BATCHES))
-    assert np.abs(found - expected).mean() < 0.04 * np.abs(expected).mean()
+    assert np.abs(found - expected).mean() < 0.06 * np.abs(expected).mean()
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq"])
@@ -111,7 +123,7 @@ def test_quantize_after_training_skips_one_of_the_layers_of_experts(tmp_path, me
     model = quantize_after_training(source, options, BATCHES)
     assert {name.rpartition(".")[2] for name in quantized_layers(model)} == {other}
     assert len(quantized_layers(model)) == 2
-    assert np.abs(logits(model) - expected).mean() < 0.04 * np.abs(expected).mean()
+    assert np.abs(logits(model) - expected).mean() < 0.06 * np.abs(expected).mean()
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq"])

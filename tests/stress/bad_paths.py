@@ -186,8 +186,8 @@ def write_inputs(folder: Path) -> None:
     (folder / "broken.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode())[:-9])
     (folder / "chat.jinja").write_text(CHATML)
     (folder / "task.json").write_text(json.dumps({"task": "perplexity", "data_file": f"{folder}/rows.jsonl"}))
-    run = {**TRAINING, "model_name_or_path": f"{folder}/model", "dataset_name_or_path": f"{folder}/set"}
-    (folder / "run.json").write_text(json.dumps({**run, "do_train": True, "disable_tqdm": True}))
+    run = {"model_name_or_path": f"{folder}/model", "dataset_name_or_path": f"{folder}/set", "device": "cpu"}
+    (folder / "run.json").write_text(json.dumps({**run, "do_train": True, "max_steps": 1, "max_length": 64}))
     (folder / "question").write_text("a b\n")
     (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
