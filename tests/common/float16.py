@@ -21,8 +21,9 @@ class OverflowingGradients(CrossEntropy):
     largest = 0.0
 
     def measure(self, model, hidden_BSD, batch):
-        hidden_BSD = hidden_BSD * 1.0
-        hidden_BSD.register_hook(self._overflow)
+        if paddle.is_grad_enabled():
+            hidden_BSD = hidden_BSD * 1.0
+            hidden_BSD.register_hook(self._overflow)
         return super().measure(model, hidden_BSD, batch)
 
     def _overflow(self, gradient: paddle.Tensor) -> paddle.Tensor:

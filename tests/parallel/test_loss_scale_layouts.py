@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     for case in CASES:
         write_model(case, folder)
     (folder / "cases.json").write_text(json.dumps([dataclasses.asdict(case) for case in CASES]))
-    result = start(2, [str(WORKER), str(folder)], folder)
+    result = start(2, [str(WORKER), str(folder)], folder, timeout=120)
     assert result.returncode == 0, logs(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrecisionConfig, "scales_loss", True)
