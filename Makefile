@@ -127,6 +127,11 @@ bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
+.venv-llama-cpp/installed: benchmarks/peers/requirements-llama-cpp.txt
+	test -x .venv-llama-cpp/bin/python || $(PYTHON) -m venv .venv-llama-cpp
+	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 .venv-paddlenlp/installed: benchmarks/peers/requirements-paddlenlp.txt
 	test -x .venv-paddlenlp/bin/python || $(PYTHON) -m venv .venv-paddlenlp
 	.venv-paddlenlp/bin/python -m pip install --quiet --disable-pip-version-check -r $<

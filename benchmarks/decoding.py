@@ -4,8 +4,8 @@
 
 Every program runs in a process of its own, one after the other, with random prompts and greedy decoding without an end
 token. Formats: bf16; int8 (weight_only_int8, and Q8_0 in llama.cpp); nf4 (Q4_0 in llama.cpp). transformers runs in
-bf16. The peers are in .venv-peers (requirements-peers.txt): `make .venv-peers/installed`. Models and GGUF files are
-written to build/decoding once.
+bf16. The peers are in environments of their own: `make .venv-peers/installed-torch .venv-llama-cpp/installed`; the
+latter compiles llama.cpp for this processor (10 minutes). Models and GGUF files are written to build/decoding once.
 
 `bandwidth` is the share of the measured memory bandwidth at which a step reads the stored weights.
 """
@@ -57,7 +57,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"), help="Python of the peers")
+    for peer in _PEERS:
+        default = str(ROOT / f".venv-{peer}" / "bin" / "python")
+        parser.add_argument(f"--{peer}", default=default, help=f"Python with {_PEERS[peer]}")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     args = parser.parse_args()
     if args.worker is not None:
@@ -73,21 +75,23 @@ def main() -> None:
             for batch in args.batches:
                 case = {"batch": batch, "format": form, **{key: vars(args)[key] for key in _SHARED}}
                 print_rows(
-                    model, case, measure(case, files, args.peers), bandwidth, stored_bytes(files["folder"], form)
+                    model, case, measure(case, files, vars(args)), bandwidth, stored_bytes(files["folder"], form)
                 )
     print(json.dumps({**vars(args), **environment("paddlepaddle")}))
 
 
 _SHARED = ("prompt", "new", "repeats", "threads")
+_PEERS = {"peers": "transformers", "llama-cpp": "llama.cpp"}
+"""Environment, without `.venv-` -> program in it."""
 
 
-def measure(case: dict[str, Any], files: dict[str, Path], peers: str) -> dict[str, dict[str, float]]:
+def measure(case: dict[str, Any], files: dict[str, Path], pythons: dict[str, str]) -> dict[str, dict[str, float]]:
     """Return the seconds of every program that has the format."""
     folder, gguf = str(files["folder"]), str(files[GGUF_TYPES[case["format"]]])
     commands = {
         "paddlenlp_ext": ([sys.executable, "-m", "benchmarks.decoding", "--worker"], folder),
-        "transformers": ([peers, "-m", "benchmarks.peers.decoding"], folder),
-        "llama.cpp": ([peers, "-m", "benchmarks.peers.decoding_llama_cpp"], gguf),
+        "transformers": ([pythons["peers"], "-m", "benchmarks.peers.decoding"], folder),
+        "llama.cpp": ([pythons["llama_cpp"], "-m", "benchmarks.peers.decoding_llama_cpp"], gguf),
     }
     if case["format"] != "bf16":
         del commands["transformers"]
