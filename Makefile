@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench clean
+.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -15,6 +15,14 @@ test-fast: .venv/installed-dev
 
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts
+
+# The tests that need a GPU, and the self-check, in an environment with paddlepaddle-gpu and the extra dev (docs/gpu.md):
+#   make test-gpu PYTHON=~/gpu-env/bin/python
+test-gpu:
+	@$(PYTHON) -c 'from paddlenlp_ext.config.device import has_gpu; raise SystemExit(None if has_gpu() else "no GPU was tested: \
+	this machine has none, or the Paddle of $(PYTHON) is not built for GPUs; for the self-check run python -m paddlenlp_ext.doctor")'
+	$(PYTHON) -m pytest -m gpu
+	$(PYTHON) -m paddlenlp_ext.doctor
 
 # Put single faults into the code and run the tests near them (docs/mutation.md): make mutants ARGS="--sample 10 data nn"
 mutants: .venv/installed-dev

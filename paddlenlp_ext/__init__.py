@@ -3,7 +3,7 @@
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
     L9  serve                                      server of OpenAI's interface
-    L8  api, cli                                   public functions; programs of llm/
+    L8  api, cli, doctor                           public functions; programs of llm/; self-check
     L7  evaluation                                 scores of models on tasks
     L6  trainer                                    assembly of a run; training loop
     L5  parallel, static_graph                     data, tensor, sequence, pipeline and sharded parallelism; exported
@@ -162,7 +162,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parallel", "static_graph"),
     ("trainer",),
     ("evaluation",),
-    ("api", "cli"),
+    ("api", "cli", "doctor"),
     ("serve",),
 )
 

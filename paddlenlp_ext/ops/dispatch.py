@@ -76,6 +76,10 @@ class DispatchedOp:
         """Names of the backends, best first."""
         return list(self._backends)
 
+    def unavailable_reason(self, backend: str, x: paddle.Tensor) -> str | None:
+        """Return why a backend is unavailable for tensors like `x`, or None."""
+        return self._backends[backend][1](x)
+
     def explain(self, x: paddle.Tensor) -> tuple[str, dict[str, str]]:
         """Return the best available backend for tensors like `x`, and the reason why each better one is unavailable."""
         return self._pick(x, None)

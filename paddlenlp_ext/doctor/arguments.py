@@ -1,0 +1,37 @@
+"""Command line of the doctor. Paddle is not imported, so a mistyped argument is reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+
+AREAS = ("ops", "training", "generation", "layouts")
+USAGE = (
+    "python -m paddlenlp_ext.doctor [--areas AREA,...]\n\n"
+    "Check this installation: print a report as Markdown; the exit code is 1 if a check failed."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorArguments(OptionGroup):
+    """Arguments of the program."""
+
+    areas: tuple[str, ...] = option((), help=f"areas to check, of {', '.join(AREAS)}; unset: all")
+
+
+def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
+    """Parse the command line.
+
+    Raises:
+        ConfigError: arguments are unknown or invalid; the message lists all problems.
+        ValueError: an area does not exist.
+    """
+    values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), USAGE)
+    arguments = DoctorArguments(**values)
+    for area in arguments.areas:
+        if area not in AREAS:
+            raise ValueError(f"--areas {area}: no such area; known: {', '.join(AREAS)}")
+    return arguments

@@ -1,0 +1,63 @@
+"""Versions, devices and settings that decide which backends run."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import paddle
+
+from paddlenlp_ext._runtime import threads_per_process
+from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.ops.attention import flashmask
+from paddlenlp_ext.ops.cpu import bf16, library
+
+_PACKAGES = ("paddlenlp-ext", "paddlepaddle", "paddlepaddle-gpu", "triton", "numpy", "safetensors", "transformers")
+_VARIABLES = ("FLAGS_", "PADDLENLP_EXT_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "MKL_", "OMP_NUM_THREADS")
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_environment() -> list[tuple[str, str]]:
+    """Return names and values, in the order of the report."""
+    return [
+        (
+            "system",
+            f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
+        ),
+        *((name, found) for name in _PACKAGES if (found := _version(name)) is not None),
+        ("CUDA of Paddle", str(paddle.version.cuda())),
+        ("processor", f"{_processor()}, {threads_per_process()} cores for one process"),
+        ("native library", library.unavailable_reason() or "available"),
+        ("bfloat16 products on the CPU", bf16.unavailable_reason() or "available"),
+        *_describe_gpus(),
+        *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def _describe_gpus() -> list[tuple[str, str]]:
+    if not has_gpu():
+        return [("GPU", "none")]
+    count = paddle.device.cuda.device_count()
+    rows = [(f"GPU {index}", _describe_gpu(index)) for index in range(count)]
+    return [*rows, ("FlashMask", f"version {flashmask.kernel_version(128)} for heads of 128 channels")]
+
+
+def _describe_gpu(index: int) -> str:
+    properties = paddle.device.cuda.get_device_properties(index)
+    capability = f"{properties.major}.{properties.minor}"
+    return f"{properties.name}, compute capability {capability}, {properties.total_memory / 2**30:.0f} GiB"

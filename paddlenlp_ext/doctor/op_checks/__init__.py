@@ -1,0 +1,52 @@
+"""Checks of all ops: each backend on each target against the reference on the CPU."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from paddlenlp_ext.doctor.backends import probe
+from paddlenlp_ext.doctor.check import Check, relative_difference
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs, OpCase
+from paddlenlp_ext.doctor.targets import Target, on_device, reference_ops
+from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
+
+AREA = "ops"
+
+
+def op_checks(target: Target) -> list[Check]:
+    """Return the checks of each backend of each op on a target."""
+    cases, x = dict(OP_CASES.items()), probe(target)
+    return [
+        Check(AREA, f"{op.name}: {backend}", target, target.limit, functools.partial(_measure, op, backend, target))
+        for op in dispatched_ops()
+        if op.name in cases and target.dtype in cases[op.name].dtypes(target)
+        for backend in op.backends
+        if op.unavailable_reason(backend, x) is None and (backend != "reference" or target.device != "cpu")
+    ]
+
+
+def _measure(op: DispatchedOp, backend: str, target: Target) -> float | None:
+    case = OP_CASES.get(op.name)
+    with op.restricted_to(backend) as used:
+        actual = _results(case, target, target.dtype)
+    assert used.chosen or used.unavailable_reason, f"the case of {op.name} does not call it"
+    return relative_difference(actual, reference_results(op.name, target.dtype)) if used.chosen else None
+
+
+@functools.cache
+def reference_results(name: str, dtype: str) -> list[np.ndarray]:
+    """Return the results of an op's case on the CPU with the references of all ops, on inputs rounded to `dtype`."""
+    case = OP_CASES.get(name)
+    with reference_ops():
+        return _results(case, Target("cpu", dtype if case.keeps_dtype else "float32"), dtype)
+
+
+def _results(case: OpCase, target: Target, rounded_to: str) -> list[np.ndarray]:
+    """Run a case on a target; return its outputs, then the gradients of its inputs."""
+    with on_device(target.device):
+        inputs = Inputs(target.dtype, rounded_to)
+        outputs = list(case.run(inputs))
+        results = [*outputs, *inputs.gradients(outputs)]
+        return [result.astype("float32").numpy() for result in results]

@@ -1,0 +1,63 @@
+"""Cases of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
+from paddlenlp_ext.ops.attention import AttentionLayout, ScoreOptions, alibi_slopes, attention
+from paddlenlp_ext.ops.attention.decode import VisiblePositions, decode_attention, store_positions
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+SCALE = 0.3
+LAYOUTS = (
+    AttentionLayout.from_documents([[5, 13], [18]]),
+    AttentionLayout.from_documents([[5, 13], [18]], 4),
+    AttentionLayout.from_documents([[6, 7, 5], [18]], None, [[None, 0, 0], [None]]),
+)
+"""Packed documents, the same with a window, and answers that share their prompt."""
+
+
+def _attend(inputs: Inputs, layout: AttentionLayout, **options: Any) -> paddle.Tensor:
+    """Attend in a copy of the layout: its cached plans belong to a device."""
+    layout = AttentionLayout(layout.document_lengths, layout.window, layout.document_parents)
+    q, k, v = (inputs.trained(2, 18, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    return attention(q, k, v, layout, SCALE, **options)
+
+
+@op_case("attention")
+def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
+    """Attend in each layout, and over a prefix."""
+    results = [_attend(inputs, layout) for layout in LAYOUTS]
+    prefix = inputs.trained(3, KV_HEADS, HEAD_DIM), inputs.trained(3, KV_HEADS, HEAD_DIM)
+    return [*results, _attend(inputs, LAYOUTS[0], prefix=prefix)]
+
+
+@op_case("attention with soft-cap, linear biases or sinks")
+def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
+    """Attend with each option of the scores."""
+    options = (
+        ScoreOptions(softcap=5.0),
+        ScoreOptions(slopes=alibi_slopes(HEADS)),
+        ScoreOptions(sinks=inputs.trained(HEADS)),
+    )
+    return [_attend(inputs, LAYOUTS[0], options=each) for each in options]
+
+
+@op_case("decode_attention")
+def run_decode_attention(inputs: Inputs) -> list[paddle.Tensor]:
+    """Attend from one new position of two rows over a cache."""
+    keys, values = (inputs.frozen(2, KV_HEADS, 9, HEAD_DIM) for _ in range(2))
+    visible = VisiblePositions(np.array([[[0, 0, 0, 5]], [[0, 0, 2, 7]]], np.int64))
+    return [decode_attention(inputs.frozen(2, 1, HEADS, HEAD_DIM), keys, values, visible, SCALE)]
+
+
+@op_case("store_positions")
+def run_store_positions(inputs: Inputs) -> list[paddle.Tensor]:
+    """Write new positions into a cache, at a slot of each row."""
+    cache = inputs.frozen(2, KV_HEADS, 9, HEAD_DIM)
+    store_positions(inputs.frozen(2, 3, KV_HEADS, HEAD_DIM), cache, np.array([4, 1]))
+    return [cache]

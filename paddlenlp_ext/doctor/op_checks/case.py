@@ -1,0 +1,94 @@
+"""Cases of op checks: functions that call an op on reproducible inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.doctor.targets import Target, paddle_dtype
+from paddlenlp_ext.utils.registry import Registry
+
+ALL_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Inputs:
+    """Random inputs of a case on the current device; equal calls give equal numbers on every device.
+
+    Args:
+        dtype: dtype of the tensors.
+        rounded_to: dtype to which the numbers are rounded first, so that runs in two dtypes see the same ones.
+    """
+
+    def __init__(self, dtype: str, rounded_to: str) -> None:
+        self.dtype, self._rounded_to = paddle_dtype(dtype), paddle_dtype(rounded_to)
+        self._generator = np.random.default_rng(0)
+        self._trained: list[paddle.Tensor] = []
+
+    def array(self, *shape: int) -> np.ndarray:
+        """Return normally distributed numbers, float32."""
+        return self._generator.standard_normal(shape).astype(np.float32)
+
+    def frozen(self, *shape: int, dtype: str | None = None) -> paddle.Tensor:
+        """Return normally distributed numbers in the dtype of the case, or in another one, without gradient."""
+        rounded = paddle.to_tensor(self.array(*shape)).astype(self._rounded_to).astype("float32")
+        return rounded.astype(self.dtype if dtype is None else paddle_dtype(dtype))
+
+    def trained(self, *shape: int) -> paddle.Tensor:
+        """Return normally distributed numbers in the dtype of the case, whose gradient is a result."""
+        tensor = self.frozen(*shape)
+        tensor.stop_gradient = False
+        self._trained.append(tensor)
+        return tensor
+
+    def gradients(self, outputs: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
+        """Return the gradients of the trained inputs for random gradients of the differentiable outputs."""
+        terms = [
+            (output.astype("float32") * paddle.to_tensor(self.array(*output.shape))).sum()
+            for output in outputs
+            if not output.stop_gradient
+        ]
+        if terms:
+            paddle.add_n(terms).backward()
+        return [tensor.grad for tensor in self._trained if tensor.grad is not None]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """Call of an op.
+
+    Attributes:
+        run: makes the inputs, calls the op and returns its outputs; tensors updated in place are outputs, too.
+        gpu_dtypes, cpu_dtypes: dtypes in which the op is called on such devices.
+        keeps_dtype: whether the reference runs in the dtype of the target, not in float32.
+    """
+
+    run: Callable[[Inputs], Sequence[paddle.Tensor]]
+    gpu_dtypes: Sequence[str]
+    cpu_dtypes: Sequence[str]
+    keeps_dtype: bool
+
+    def dtypes(self, target: Target) -> Sequence[str]:
+        """Return the dtypes in which the op is called on the target's device."""
+        return self.cpu_dtypes if target.device == "cpu" else self.gpu_dtypes
+
+
+OP_CASES: Registry[OpCase] = Registry("op", "paddlenlp_ext.doctor.op_checks")
+
+
+def op_case(
+    name: str,
+    gpu_dtypes: Sequence[str] = ALL_DTYPES,
+    cpu_dtypes: Sequence[str] = ("float32",),
+    keeps_dtype: bool = False,
+) -> Callable[[Callable[[Inputs], Sequence[paddle.Tensor]]], Any]:
+    """Return a decorator that registers the case of the op `name`; the arguments are fields of `OpCase`."""
+
+    def enter(run: Callable[[Inputs], Sequence[paddle.Tensor]]) -> Any:
+        OP_CASES.register(name)(OpCase(run, gpu_dtypes, cpu_dtypes, keeps_dtype))
+        return run
+
+    return enter

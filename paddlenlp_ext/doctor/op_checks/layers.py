@@ -1,0 +1,102 @@
+"""Cases of the ops of a decoder layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
+from paddlenlp_ext.ops.embedding import embedding
+from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
+from paddlenlp_ext.ops.frozen_linear import FrozenDense
+from paddlenlp_ext.ops.geglu import geglu
+from paddlenlp_ext.ops.grouped_linear import grouped_linear
+from paddlenlp_ext.ops.layer_norm import layer_norm
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
+from paddlenlp_ext.ops.rope import apply_rope
+from paddlenlp_ext.ops.swiglu import swiglu
+
+EPSILON = 1e-6
+CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
+"""Experts of five tokens; expert 1 has none."""
+
+
+@op_case("rms_norm")
+def run_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
+    """Normalise rows."""
+    return [rms_norm(inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
+
+
+@op_case("add_rms_norm")
+def run_add_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
+    """Add a residual and normalise rows."""
+    return [*add_rms_norm(inputs.trained(3, 7, 64), inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
+
+
+@op_case("layer_norm")
+def run_layer_norm(inputs: Inputs) -> list[paddle.Tensor]:
+    """Normalise rows to mean 0."""
+    return [layer_norm(inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
+
+
+@op_case("swiglu")
+def run_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
+    """Compute a gate with silu."""
+    return [swiglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96))]
+
+
+@op_case("geglu")
+def run_geglu(inputs: Inputs) -> list[paddle.Tensor]:
+    """Compute a gate with gelu."""
+    return [geglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96))]
+
+
+@op_case("rope")
+def run_rope(inputs: Inputs) -> list[paddle.Tensor]:
+    """Rotate halves, and a share of the channels as neighbours."""
+    results = []
+    for rotated, interleaved in ((16, False), (8, True)):
+        angles_BSR = np.tile(np.arange(14).reshape(2, 7, 1) / 10.0 ** np.arange(rotated // 2), 2).astype(np.float32)
+        tables = paddle.to_tensor(np.cos(angles_BSR)), paddle.to_tensor(np.sin(angles_BSR))
+        results.append(apply_rope(inputs.trained(2, 7, 4, 16), *tables, interleaved))
+    return results
+
+
+@op_case("linear")
+def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply many rows, and few."""
+    weight, bias = inputs.trained(48, 64), inputs.trained(48)
+    return [linear(inputs.trained(rows, 64), weight, bias) for rows in (21, 2)]
+
+
+@op_case("LoRA linear")
+def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply by a frozen weight with a low-rank update."""
+    base = FrozenDense(inputs.frozen(48, 64), inputs.frozen(48))
+    return [lora_linear(inputs.trained(21, 64), base, inputs.trained(8, 64), inputs.trained(48, 8), 0.5)]
+
+
+@op_case("embedding", cpu_dtypes=("float32", "bfloat16"))
+def run_embedding(inputs: Inputs) -> list[paddle.Tensor]:
+    """Look up rows."""
+    return [embedding(inputs.frozen(50, 16), paddle.to_tensor([[3, 0, 49], [7, 7, 1]]))]
+
+
+@op_case("gather_rows")
+def run_gather_rows(inputs: Inputs) -> list[paddle.Tensor]:
+    """Gather the rows of tokens in the order of the experts."""
+    return [gather_rows(inputs.trained(5, 32), ExpertRows.sort(CHOICES, 4))]
+
+
+@op_case("sum_rows")
+def run_sum_rows(inputs: Inputs) -> list[paddle.Tensor]:
+    """Sum the rows of each token."""
+    return [sum_rows(inputs.trained(10, 32), ExpertRows.sort(CHOICES, 4))]
+
+
+@op_case("grouped_linear")
+def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply the rows of each expert by its weight."""
+    return [*grouped_linear(inputs.trained(10, 64), inputs.trained(4, 96, 64), ExpertRows.sort(CHOICES, 4).starts, 2)]

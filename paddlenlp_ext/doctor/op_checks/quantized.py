@@ -1,0 +1,73 @@
+"""Cases of quantized weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.grouped_linear import grouped_input_gradient_op, quantized_grouped_linear
+from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
+
+OUTPUTS, WIDTH = 64, 128
+NF4 = QuantizationConfig(algo="nf4", double_quant=True)
+FOUR_BIT = (NF4, QuantizationConfig(algo="fp4"))
+INTEGER = (
+    QuantizationConfig(algo="weight_only_int8"),
+    QuantizationConfig(algo="weight_only_int4"),
+    QuantizationConfig(algo="weight_only_int4", group_size=64),
+)
+STARTS = np.array([0, 3, 3, 7, 10], np.int64)
+"""First rows of four groups; the second one is empty."""
+
+
+def _weight(inputs: Inputs, options: QuantizationConfig) -> QuantizedWeight:
+    return quantize(inputs.array(OUTPUTS, WIDTH), options)
+
+
+def _stack(inputs: Inputs) -> QuantizedStack:
+    return stack_weights([[_weight(inputs, NF4) for _ in range(2)] for _ in range(4)])
+
+
+@op_case("dequantize", gpu_dtypes=("float32",))
+def run_dequantize(inputs: Inputs) -> list[paddle.Tensor]:
+    """Dequantize a weight of each format."""
+    return [dequantize(_weight(inputs, options)) for options in (*FOUR_BIT, *INTEGER)]
+
+
+@op_case("quantized linear (nf4, fp4)")
+def run_four_bit_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply many rows, and one, by weights in 4 bits."""
+    return [
+        quantized_linear(inputs.trained(rows, WIDTH), _weight(inputs, each)) for each in FOUR_BIT for rows in (21, 1)
+    ]
+
+
+@op_case("quantized linear (int8, int4)")
+def run_integer_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply rows by integer weights."""
+    return [quantized_linear(inputs.trained(21, WIDTH), _weight(inputs, each)) for each in INTEGER]
+
+
+@op_case("quantized linear's gradient")
+def run_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply output gradients by the weight."""
+    gradient = inputs.frozen(21, OUTPUTS)
+    return [input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
+
+
+@op_case("quantized grouped linear")
+def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply the rows of each expert by its quantized weight."""
+    return [*quantized_grouped_linear(inputs.trained(10, WIDTH), _stack(inputs), STARTS)]
+
+
+@op_case("quantized grouped linear's gradient")
+def run_grouped_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply the output gradients of each expert by its quantized weight."""
+    gradients = [inputs.frozen(10, OUTPUTS) for _ in range(2)]
+    return [grouped_input_gradient_op.choose(gradients[0])(gradients, _stack(inputs), STARTS)]

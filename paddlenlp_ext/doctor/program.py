@@ -1,0 +1,78 @@
+"""Program of the doctor: run the checks with progress, print the report, and return the exit code."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments
+from paddlenlp_ext.doctor.backends import choices
+from paddlenlp_ext.doctor.check import Check, Result, run_checks
+from paddlenlp_ext.doctor.environment import describe_environment
+from paddlenlp_ext.doctor.generation import generation_checks
+from paddlenlp_ext.doctor.layouts import layout_checks, layout_target
+from paddlenlp_ext.doctor.op_checks import op_checks
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES
+from paddlenlp_ext.doctor.report import backend_section, result_section, table, verdict
+from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, unavailable_reason
+from paddlenlp_ext.doctor.training import training_checks
+from paddlenlp_ext.ops.dispatch import dispatched_ops
+
+CHECKS = {"ops": op_checks, "training": training_checks, "generation": generation_checks}
+
+
+def run_doctor(arguments: DoctorArguments) -> int:
+    """Print the report on standard output and progress on standard error; return 1 if a check failed, else 0."""
+    areas, targets = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
+    absent = [target for target in targets if unavailable_reason(target) is not None]
+    OP_CASES.names()  # imports the ops
+    print(f"# paddlenlp_ext doctor, {date.today()}\n")
+    print(table(["setting", "value"], describe_environment()), end="\n\n")
+    print("## Backends\n")
+    print(backend_section(choices(dispatched_ops(), targets), absent), end="\n\n")
+    sys.stdout.flush()
+    checks = [check for target in targets if target not in absent for check in target_checks(target, areas)]
+    if "layouts" in areas:
+        checks += layout_checks(layout_target())
+    results = run_with_progress(checks)
+    print("## Checks\n")
+    print(verdict(results), end="\n\n")
+    print(result_section(results))
+    if absent:
+        print("\n### Not run\n")
+        print(table(["target", "checks", "reason"], not_run(absent, areas)))
+    return int(not all(result.passed for result in results))
+
+
+def target_checks(target: Target, areas: Sequence[str]) -> list[Check]:
+    """Return the checks of the areas on a target."""
+    return [check for area, make in CHECKS.items() if area in areas for check in make(target)]
+
+
+def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return target, numbers of checks by area and the reason of all checks that need another machine."""
+    rows = []
+    for target in absent:
+        counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]
+        rows.append((str(target), ", ".join(counts), str(unavailable_reason(target))))
+    if "layouts" in areas and layout_target().device == "cpu":
+        rows.append(("gpu float32", f"{len(layout_checks(layout_target()))} layouts", "needs two GPUs; ran on the CPU"))
+    return rows
+
+
+def run_with_progress(checks: Sequence[Check]) -> list[Result]:
+    """Run the checks; a terminal shows each of them, another stream a line for each area and target."""
+    results: list[Result] = []
+    started, is_terminal, group = time.monotonic(), sys.stderr.isatty(), None
+    for number, check in enumerate(checks, start=1):
+        if is_terminal:
+            line = f"[{number}/{len(checks)}] {check.area}, {check.target}: {check.name}"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        elif group != (group := (check.area, check.target)):
+            print(f"{time.monotonic() - started:5.0f} s  {check.area}, {check.target}", file=sys.stderr, flush=True)
+        results += run_checks([check])
+    if is_terminal:
+        print("\r\033[K", end="", file=sys.stderr)
+    return results

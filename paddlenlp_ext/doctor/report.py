@@ -1,0 +1,73 @@
+"""Report of the doctor as Markdown, to be pasted into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from paddlenlp_ext.doctor.backends import ASSUMED_CAPABILITY, Choice
+from paddlenlp_ext.doctor.check import Result
+from paddlenlp_ext.doctor.targets import Target
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table; bars within cells are escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
+    """Return the backends, a column for each target, and the reasons that a user can do something about."""
+    targets = list(dict.fromkeys(choice.target for choice in choices))
+    ops: dict[str, list[str]] = {}
+    for choice in choices:
+        ops.setdefault(choice.op, []).append(choice.backend)
+    heads = [f"{target} *" if target in absent else str(target) for target in targets]
+    reasons = {
+        f"{choice.op}, {choice.target}: not {name}: {reason}": None
+        for choice in choices
+        for name, reason in choice.fixable.items()
+    }
+    capability = ".".join(map(str, ASSUMED_CAPABILITY))
+    note = [f"\\* not on this machine: the choices on a GPU of compute capability {capability}"] if absent else []
+    parts = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *note, _list(reasons)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def result_section(results: Sequence[Result]) -> str:
+    """Return the failures, a summary by area and target, and all results, folded."""
+    failed = [result for result in results if not result.passed]
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        groups.setdefault((result.check.area, str(result.check.target)), []).append(result)
+    summary = [
+        [*group, f"{sum(r.passed for r in members)} of {len(members)}", f"{sum(r.seconds for r in members):.1f} s"]
+        for group, members in groups.items()
+    ]
+    parts = [
+        table(["area", "target", "passed", "time"], summary),
+        *(["### Failed", _result_table(failed)] if failed else []),
+        f"<details><summary>All {len(results)} checks</summary>\n\n{_result_table(results)}\n\n</details>",
+    ]
+    return "\n\n".join(parts)
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """Return one line about all results."""
+    failed = sum(not result.passed for result in results)
+    return f"**{failed} of {len(results)} checks failed**" if failed else f"**all {len(results)} checks passed**"
+
+
+def _result_table(results: Iterable[Result]) -> str:
+    rows = ([result.check.area, result.check.name, str(result.check.target), *_outcome(result)] for result in results)
+    return table(["area", "check", "target", "result", "difference", "limit"], rows)
+
+
+def _outcome(result: Result) -> tuple[str, str, str]:
+    limit = f"{result.check.limit:.0e}"
+    if result.error is not None:
+        return "error", result.error, limit
+    return "pass" if result.passed else "differs", f"{result.difference:.1e}", limit
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)

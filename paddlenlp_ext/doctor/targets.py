@@ -1,0 +1,66 @@
+"""Devices and dtypes on which the doctor runs its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import paddle
+
+from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.ops.dispatch import dispatched_ops
+
+
+class Target(NamedTuple):
+    """Device ("cpu" or "gpu") and dtype of the activations; bfloat16 on a CPU is that of the matrix products."""
+
+    device: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.dtype}"
+
+    @property
+    def limit(self) -> float:
+        """Largest relative difference of a single op; float32 products on GPUs are TF32."""
+        if self.dtype == "float32":
+            return 1e-4 if self.device == "cpu" else 5e-3
+        return {"bfloat16": 3e-2, "float16": 5e-3}[self.dtype]
+
+
+CPU_TARGETS = (Target("cpu", "float32"), Target("cpu", "bfloat16"))
+GPU_TARGETS = (Target("gpu", "bfloat16"), Target("gpu", "float16"), Target("gpu", "float32"))
+
+
+def unavailable_reason(target: Target) -> str | None:
+    """Return why nothing can be run on a target, or None."""
+    if target.device == "gpu":
+        return None if has_gpu() else "this machine has no GPU, or the installed Paddle is not built for GPUs"
+    return bf16.unavailable_reason() if target.dtype == "bfloat16" else None
+
+
+def paddle_dtype(name: str) -> paddle.dtype:
+    """Return Paddle's dtype of a name such as "float32"."""
+    return getattr(paddle, name)
+
+
+@contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """Make tensors on a device within the block."""
+    before = paddle.get_device()
+    paddle.set_device(device)
+    try:
+        yield
+    finally:
+        paddle.set_device(before)
+
+
+@contextmanager
+def reference_ops() -> Iterator[None]:
+    """Choose the reference of every op within the block."""
+    with ExitStack() as references:
+        for op in dispatched_ops():
+            references.enter_context(op.restricted_to("reference"))
+        yield

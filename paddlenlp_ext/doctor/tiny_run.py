@@ -1,0 +1,143 @@
+"""Training runs of a tiny model on rows in memory, as `llm/run_finetune.py` makes them."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.finetune import load_config
+from paddlenlp_ext.trainer.state import StepReport, TrainerState
+from paddlenlp_ext.utils.logging import get_logger
+
+TINY_MODEL: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "eos_token_id": None,
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+"""Sizes that all kernels support: products of 64 inputs, heads of 16 channels."""
+STEPS = 2
+_REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (3, 38, 51)}}
+_KEYS: dict[str, Any] = {
+    "dataset_name_or_path": "rows in memory",
+    "do_train": True,
+    "max_steps": STEPS,
+    "logging_steps": 1,
+    "learning_rate": 1e-3,
+    # Adam divides a gradient by its own size: near zero, rounding would become a full step.
+    "adam_epsilon": 1e-4,
+    "per_device_train_batch_size": 2,
+    "zero_padding": True,
+    "max_length": 64,
+    "src_length": 32,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+
+
+class Rows:
+    """Random rows in memory with the interface of a TokenizedDataset."""
+
+    def __init__(self, num_rows: int = 16) -> None:
+        generator = np.random.default_rng(0)
+        self.rows = []
+        for index in range(num_rows):
+            tokens = generator.integers(1, TINY_MODEL["vocab_size"], int(generator.integers(8, 40))).astype(np.int32)
+            self.rows.append(EncodedRow(tokens, np.arange(len(tokens)) >= 4, index))
+        self.lengths = np.array([row.length for row in self.rows], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> EncodedRow:
+        return self.rows[index]
+
+    def source(self, index: int) -> tuple[str, int]:
+        """Return a location for messages about the row."""
+        return "rows in memory", index + 1
+
+
+class Steps(Callback):
+    """Collect the steps' reports, and empty the log: loss.png would take longer than the run."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+
+    def on_step_end(self, state: TrainerState, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        state.log_history.clear()
+
+
+def precision_keys(target: Target) -> dict[str, Any]:
+    """Return the keys of a run on a target."""
+    return {
+        "device": target.device,
+        "use_flash_attention": target.device == "gpu",
+        "bf16": target.dtype == "bfloat16",
+        "fp16": target.dtype == "float16",
+    }
+
+
+def run_training(
+    keys: Mapping[str, Any], switch: str | None = None, algorithm: str | None = None, output_dir: Path | None = None
+) -> list[float]:
+    """Train a new tiny model for two steps; return the losses, then the gradient norms, of both.
+
+    Args:
+        keys: keys of the run in addition to those of this module.
+        switch: adapter method; None trains all weights.
+        algorithm: format of the frozen base (`weight_quantize_algo`); None: not quantized.
+        output_dir: folder of the run, which all its processes share; None: a temporary one.
+    """
+    with tempfile.TemporaryDirectory() as temporary, quiet_logging():
+        folder = Path(temporary, "model")
+        AutoModelForCausalLM.from_config(TINY_MODEL, seed=1).save_pretrained(folder)
+        output = str(output_dir or Path(temporary, "output"))
+        config = load_config({**_KEYS, "model_name_or_path": str(folder), "output_dir": output, **keys})
+        if switch is not None:
+            method = PEFT_METHODS.get(switch)(**_REQUIRED_OPTIONS.get(switch, {}))
+            model = replace(config.model, weight_quantize_algo=algorithm)
+            config = replace(config, model=model, peft=method, peft_switch=switch)
+        source, rows = ModelSource.from_config(config.model), cast("TokenizedDataset", Rows())
+        tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=None)
+        data, steps = RunData(source, tokenizer, SimpleNamespace(stop_token_ids=()), rows, None), Steps()
+        build_trainer(config, data, [steps]).train()
+        return [report.loss for report in steps.reports] + [report.grad_norm for report in steps.reports]
+
+
+@contextmanager
+def quiet_logging() -> Iterator[None]:
+    """Log errors only within the block."""
+    logger = get_logger()
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

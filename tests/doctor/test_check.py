@@ -1,0 +1,40 @@
+"""Results of checks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.doctor.check import Check, relative_difference, run_checks
+from paddlenlp_ext.doctor.targets import CPU_TARGETS
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "difference"),
+    [
+        ([[1.0, 2.0]], [[1.0, 4.0]], 0.5),
+        ([[1.0], [1.1]], [[1.0], [1.0]], 0.1),
+        ([[np.nan]], [[1.0]], np.inf),
+        ([[]], [[]], 0.0),
+    ],
+)
+def test_relative_difference_is_relative_to_the_largest_value(actual, expected, difference):
+    arrays = [list(map(np.array, each)) for each in (actual, expected)]
+    assert relative_difference(*arrays) == pytest.approx(difference)
+
+
+def test_relative_difference_of_other_shapes_raises_value_error():
+    with pytest.raises(ValueError, match=r"result of shape \[2\]; the reference's is \[1, 2\]"):
+        relative_difference([np.zeros(2)], [np.zeros([1, 2])])
+
+
+def test_run_checks_leaves_out_what_does_not_exist_and_fails_nan():
+    checks = [Check("ops", name, CPU_TARGETS[0], 0.1, lambda value=value: value) for name, value in VALUES.items()]
+    assert {result.check.name: result.passed for result in run_checks(checks)} == {
+        "near": True,
+        "far": False,
+        "nan": False,
+    }
+
+
+VALUES = {"near": 0.1, "absent": None, "far": 0.2, "nan": float("nan")}

@@ -1,0 +1,74 @@
+"""Checks of ops by the doctor, and the exit code after a broken op."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import paddle
+import pytest
+
+import paddlenlp_ext.ops
+from paddlenlp_ext.doctor.arguments import DoctorArguments, parse_arguments
+from paddlenlp_ext.doctor.backends import choices
+from paddlenlp_ext.doctor.check import run_checks
+from paddlenlp_ext.doctor.op_checks import op_checks
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES
+from paddlenlp_ext.doctor.program import run_doctor
+from paddlenlp_ext.doctor.report import backend_section
+from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
+from paddlenlp_ext.ops.attention import attention_op
+from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere
+from paddlenlp_ext.ops.swiglu import swiglu_op
+
+
+def double_gradient(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    """Compute SwiGLU with a wrong gradient only."""
+    right = paddle.nn.functional.silu(gate) * up
+    return right + (right - right.detach())
+
+
+def failing(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+    raise RuntimeError("first line\n\nlaunch failed")
+
+
+@pytest.mark.parametrize(
+    ("broken", "outcome"), [(double_gradient, "| differs | "), (failing, "| error | RuntimeError: launch failed | ")]
+)
+def test_run_doctor_with_a_broken_op_reports_it_and_returns_1(monkeypatch, capsys, broken, outcome: str):
+    others = {name: case for name, case in OP_CASES.items() if name in ("swiglu", "rms_norm")}
+    monkeypatch.setattr("paddlenlp_ext.doctor.op_checks.OP_CASES.items", lambda: list(others.items()))
+    assert run_doctor(DoctorArguments(areas=("ops",))) == 0
+    assert "checks passed**" in capsys.readouterr().out
+    monkeypatch.setitem(swiglu_op._backends, "cpu", (broken, anywhere))
+    assert run_doctor(DoctorArguments(areas=("ops",))) == 1
+    report = capsys.readouterr().out
+    assert "**1 of " in report and f"| ops | swiglu: cpu | cpu float32 {outcome}" in report
+    assert "| gpu bfloat16 | " in report, "checks that need a GPU must be listed"
+
+
+def test_every_op_has_a_case():
+    names = set()
+    for found in pkgutil.walk_packages(paddlenlp_ext.ops.__path__, "paddlenlp_ext.ops."):
+        if "triton" not in found.name:
+            values = vars(importlib.import_module(found.name)).values()
+            names |= {value.name for value in values if isinstance(value, DispatchedOp)}
+    assert names == set(OP_CASES.names())
+
+
+def test_op_checks_pass_on_the_cpu():
+    results = [result for target in CPU_TARGETS for result in run_checks(op_checks(target))]
+    assert {result.check.name: result.error for result in results if not result.passed} == {}
+    assert {"attention: blocks", "rope: cpu"} <= {result.check.name for result in results}
+
+
+def test_backend_section_names_choices_and_reasons_on_an_absent_gpu():
+    section = backend_section(choices([attention_op], GPU_TARGETS), GPU_TARGETS)
+    assert "| attention | flashmask | flashmask | blocks |" in section
+    assert "gpu float32: not flashmask: it needs half precision" in section
+
+
+def test_parse_arguments_with_unknown_area_raises_value_error():
+    assert parse_arguments(["--areas", "ops,training"]).areas == ("ops", "training")
+    with pytest.raises(ValueError, match="--areas op: no such area; known: ops, training"):
+        parse_arguments(["--areas", "op"])

@@ -1,0 +1,51 @@
+"""Checks of training, generation and layouts by the doctor."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_ext.doctor import generation
+from paddlenlp_ext.doctor.check import run_checks
+from paddlenlp_ext.doctor.generation import measure_generation
+from paddlenlp_ext.doctor.layouts import layout_checks, layout_target
+from paddlenlp_ext.doctor.targets import CPU_TARGETS
+from paddlenlp_ext.doctor.training import LIMITS, measure_training, training_checks, training_runs
+from paddlenlp_ext.ops.dispatch import anywhere
+from paddlenlp_ext.ops.swiglu import swiglu_op
+from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.doctor.test_op_checks import double_gradient
+
+FP32 = CPU_TARGETS[0]
+
+
+def test_training_of_a_broken_gradient_differs(monkeypatch: pytest.MonkeyPatch):
+    assert measure_training("lora over nf4", FP32) <= LIMITS["float32"]
+    with monkeypatch.context() as patched:
+        patched.setattr(swiglu_op, "_chosen", {})
+        patched.setattr(swiglu_op, "_backends", {"reference": (double_gradient, anywhere)})
+        assert measure_training("lora over nf4", FP32) > 10 * LIMITS["float32"]
+
+
+def test_training_checks_have_every_method_and_16_bit_weights_in_half_precision_only():
+    names = {target.dtype: {check.name for check in training_checks(target)} for target in CPU_TARGETS}
+    assert {run.switch for run in training_runs().values()} == {None, *PEFT_METHODS.names()}
+    assert names["bfloat16"] - names["float32"] == {"full, 16-bit weights"}
+
+
+def test_generation_of_tokens_that_are_not_the_best_differs(monkeypatch: pytest.MonkeyPatch):
+    assert measure_generation("dense", FP32) <= LIMITS["float32"]
+    generate = generation.generate
+
+    def another_last_token(model, prompts, **options):
+        answers = generate(model, prompts, **options)
+        return [*answers[:-1], [*answers[-1][:-1], (answers[-1][-1] + 1) % model.config.vocab_size]]
+
+    monkeypatch.setattr(generation, "generate", another_last_token)
+    assert measure_generation("dense", FP32) > LIMITS["float32"]
+
+
+@pytest.mark.layouts
+def test_layout_checks_pass_on_two_processes():
+    results = list(run_checks(layout_checks(layout_target())))
+    assert {result.check.name: result.error for result in results if not result.passed} == {}
+    assert len(results) == 7
