@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import paddle
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
@@ -9,8 +11,9 @@ from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
 from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
 from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, sharded_products_op
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
+from paddlenlp_ext.ops.linear_cross_entropy.products import losses_by_chunks, sum_of_losses
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition, stochastic_round
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
@@ -24,6 +27,30 @@ def run_linear_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
     labels = paddle.to_tensor([3, IGNORED_LABEL, 96, 0, 11, IGNORED_LABEL, 50])
     weight = inputs.trained(97, 32)
     return [linear_cross_entropy(inputs.trained(7, 32), weight, labels, softcap=cap)[0] for cap in (None, 5.0)]
+
+
+class SingleShard:
+    """Collectives of one process that holds the full vocabulary (`VocabShards`)."""
+
+    start, largest_size = 0, 97
+
+    def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the largest logits and their token ids unchanged."""
+        return largest_R, first_R
+
+    def sum(self, values: paddle.Tensor) -> paddle.Tensor:
+        """Return `values` unchanged."""
+        return values
+
+
+@op_case("vocabulary-parallel cross entropy")
+def run_sharded_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
+    """Compute the loss of hidden states as a process with a shard of the vocabulary does."""
+    hidden, weight = inputs.trained(7, 32), inputs.trained(97, 32)
+    labels = paddle.to_tensor([3, IGNORED_LABEL, 96, 0, 11, IGNORED_LABEL, 50])
+    products = sharded_products_op.choose(hidden)(SingleShard())
+    run = partial(losses_by_chunks, products, softcap=None)
+    return [sum_of_losses(run, hidden, weight, labels, None, ())[0]]
 
 
 @op_case("cross_entropy", gpu_dtypes=("float32",))
