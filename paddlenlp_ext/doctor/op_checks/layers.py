@@ -25,7 +25,7 @@ CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
 
 @op_case("rms_norm")
 def run_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
-    """Normalise rows."""
+    """Normalise the rows of a tensor."""
     return [rms_norm(inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
 
 
