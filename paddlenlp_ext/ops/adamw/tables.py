@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 _ALIGNMENT = 16
 """Bytes of the widest load of a GPU."""
@@ -42,6 +43,11 @@ class TableRow(NamedTuple):
         )
 
     @property
+    def alignment(self) -> int:
+        """Return a divisor of all addresses in bytes and of the size, 16 or 1; it determines the width of loads."""
+        return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
+
+    @property
     def has_groups(self) -> bool:
         """Return whether each 8 neighbours, from the first value on, share a counter of the draws."""
         is_one_line = self.width >= self.size
@@ -51,12 +57,6 @@ class TableRow(NamedTuple):
 def table_of(rows: Sequence[TableRow]) -> np.ndarray:
     """Return the table, int64 [N, 13]."""
     return np.array(rows, np.int64)
-
-
-def alignment(rows: Sequence[TableRow]) -> int:
-    """Return a divisor of all addresses in bytes, 16 or 1."""
-    addresses = np.array([row[:5] for row in rows], np.int64)
-    return 1 if (addresses % _ALIGNMENT).any() else _ALIGNMENT
 
 
 def block_map(sizes: Sequence[int], span: int) -> np.ndarray:

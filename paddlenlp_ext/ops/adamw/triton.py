@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.adamw.tables import TableRow, alignment, block_map, table_of
+from paddlenlp_ext.ops.adamw.tables import TableRow, block_map, table_of
 from paddlenlp_ext.ops.adamw_8bit import AdamStep, Moments8Bit, search_table
 from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
@@ -162,14 +162,13 @@ def _pointer(tensor: paddle.Tensor) -> int:
 
 def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[str, Any]]]:
     """Yield the updates that one launch can make, of tensors that have values, with the constants of the kernel."""
-    groups: dict[tuple[str, str, str], list[_Update]] = {}
+    groups: dict[tuple[str, str, str, int], list[_Update]] = {}
     for update in updates:
         if update.row.size:
-            key = update.weight.dtype.name.lower(), update.gradient.dtype.name.lower(), update.rounding
-            groups.setdefault(key, []).append(update)
-    for (weight, gradient, rounding), group in groups.items():
-        kinds = {"WEIGHT": weight, "GRADIENT": gradient, "ROUNDING": rounding}
-        yield group, {**kinds, "ALIGNMENT": alignment([update.row for update in group])}
+            dtypes = (each.dtype.name.lower() for each in (update.weight, update.gradient))
+            groups.setdefault((*dtypes, update.rounding, update.row.alignment), []).append(update)
+    for key, group in groups.items():
+        yield group, dict(zip(("WEIGHT", "GRADIENT", "ROUNDING", "ALIGNMENT"), key, strict=True))
 
 
 def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:

@@ -47,7 +47,7 @@ def adamw_kernel(
     WEIGHT: tl.constexpr,  # dtype of the weights
     GRADIENT: tl.constexpr,  # dtype of the gradients
     ROUNDING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,  # divisor of all addresses
+    ALIGNMENT: tl.constexpr,  # divisor of all addresses and sizes
     SIZE: tl.constexpr,  # values of a program
     VALUES: tl.constexpr,  # values handled at a time
 ):
@@ -57,7 +57,7 @@ def adamw_kernel(
     decay, rate = tl.load(numbers + tensor * 4), tl.load(numbers + tensor * 4 + 1)
     epsilon = tl.load(numbers + tensor * 4 + 2)
     gradients, moments1 = _address(row, 1, GRADIENT, ALIGNMENT), _address(row, 2, tl.float32, ALIGNMENT)
-    moments2, size = _address(row, 3, tl.float32, ALIGNMENT), tl.load(row + 5)
+    moments2, size = _address(row, 3, tl.float32, ALIGNMENT), tl.multiple_of(tl.load(row + 5), ALIGNMENT)
     for begin in range(first, tl.minimum(first + SIZE, size), VALUES):
         at = begin + tl.arange(0, VALUES)
         inside = at < size
@@ -101,7 +101,7 @@ def adamw_8bit_kernel(
     decay, rate = tl.load(numbers + tensor * 4), tl.load(numbers + tensor * 4 + 1)
     correction1, correction2 = tl.load(numbers + tensor * 4 + 2), tl.load(numbers + tensor * 4 + 3)
     gradients, stored1 = _address(row, 1, GRADIENT, ALIGNMENT), _address(row, 2, tl.uint8, ALIGNMENT)
-    stored2, size = _address(row, 3, tl.uint8, ALIGNMENT), tl.load(row + 5)
+    stored2, size = _address(row, 3, tl.uint8, ALIGNMENT), tl.multiple_of(tl.load(row + 5), ALIGNMENT)
     scales1, scales2 = _address(row, 11, tl.float32, 4), _address(row, 12, tl.float32, 4)
     for begin in range(first, tl.minimum(first + SIZE, size), VALUES):
         block = begin // _BLOCK + tl.arange(0, BLOCKS)

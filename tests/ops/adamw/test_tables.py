@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.adamw.tables import TableRow, alignment, block_map, table_of
+from paddlenlp_ext.ops.adamw.tables import TableRow, block_map, table_of
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 
@@ -22,9 +22,9 @@ def test_block_map_covers_each_tensor_in_order():
     assert blocks.dtype == np.int32 and [tuple(each) for each in blocks] == expected
 
 
-@pytest.mark.parametrize(("addresses", "divisor"), [([(16, 32), (4096,)], 16), ([(16, 32), (4096, 8)], 1)])
-def test_alignment_divides_all_addresses(addresses, divisor):
-    assert alignment([row(*each) for each in addresses]) == divisor
+@pytest.mark.parametrize(("addresses", "size", "divisor"), [((16, 32), 48, 16), ((16, 32), 100, 1), ((16, 8), 48, 1)])
+def test_table_row_alignment_divides_addresses_and_size(addresses, size, divisor):
+    assert row(*addresses, size=size).alignment == divisor
 
 
 def test_table_has_the_key_of_the_draws_as_64_bits():

@@ -1,0 +1,94 @@
+"""Compile the kernels of losses, LoRA and optimizers for GPUs without one; test_compile_fused.py runs a part of it.
+
+    python -m tests.ops.compile_fused            every kernel for a Hopper GPU
+    python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation
+
+Prints one line per kernel: name, compute capability, bytes of shared memory, and the numbers of loads of 16 bytes and
+of instructions of tensor cores.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tests.common.scripts import ROOT, load_script
+
+# By path: the packages of the ops import Paddle.
+adamw, cross_entropy, lora_linear = (
+    load_script(ROOT / "paddlenlp_ext" / "ops" / op / "triton_kernels.py")
+    for op in ("adamw", "linear_cross_entropy", "lora_linear")
+)
+
+HOPPER, AMPERE = 90, 86
+POINTERS = {
+    **dict.fromkeys(("logits", "y", "inner", "factor", "gradient"), "*bf16"),
+    **dict.fromkeys(("losses", "picked", "largest", "totals", "row_parts", "column_parts", "numbers"), "*fp32"),
+    **dict.fromkeys(("levels1", "levels2", "borders1", "borders2"), "*fp32"),
+    **dict.fromkeys(("targets", "first", "table"), "*i64"),
+    **dict.fromkeys(("correct", "blocks"), "*i32"),
+    **dict.fromkeys(("codes1", "codes2"), "*u8"),
+}
+NUMBERS = ("softcap", "scaling", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
+
+
+class Compiler:
+    """Replacement of `triton_launch.launch` that compiles a kernel, and prints its line."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def __call__(self, kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        names, options = kernel.arg_names, {}
+        for name in ("num_warps", "num_stages", "enable_fp_fusion"):
+            if name in constants:
+                options[name] = constants.pop(name)
+        types = POINTERS | dict.fromkeys(NUMBERS, "fp32")
+        signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+        places = {(names.index(name),): value for name, value in constants.items()}
+        whole = [name for name in names if name not in constants and name not in NUMBERS]
+        divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
+        source = ASTSource(kernel, signature, places, divisible)
+        compiled = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
+        ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
+        counts = (len(re.findall(pattern, ptx)) for pattern in (r"ld\.global\.v4\.b32|cp\.async\.cg", r"mma\S*\.sync"))
+        print(kernel.__name__, self.capability, shared, *counts)
+
+
+class Sized:
+    """Tensor of which only shape and size of the elements matter."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+
+    def element_size(self) -> int:
+        return 2
+
+
+def compile_all(capability: int, with_variants: bool) -> None:
+    """Compile all kernels for the shapes of an 8B model."""
+    compiler, logits = Compiler(capability), Sized(2048, 128256)
+    cross_entropy.launch_cross_entropy(compiler, logits, None, None, None, True, 30.0)
+    cross_entropy.launch_row_statistics(compiler, logits, None, (None,) * 4, None)
+    cross_entropy.launch_row_gradient(compiler, logits, None, None, None, None)
+    for rank in (16, 32) if with_variants else (16,):
+        lora_linear.launch_add_low_rank(compiler, Sized(8192, 14336), Sized(8192, rank), None, 2.0, (1, rank))
+        operands = Sized(8192, 14336), Sized(8192, rank), Sized(14336, rank)
+        lora_linear.launch_low_rank_gradients(compiler, lambda shape: None, *operands)
+    variants = [("bfloat16", "groups"), ("float32", "none"), ("float16", "nearest"), ("bfloat16", "single")]
+    for weight, rounding in variants if with_variants else variants[:1]:
+        kinds = {"WEIGHT": weight, "GRADIENT": weight, "ROUNDING": rounding, "ALIGNMENT": 16}
+        betas, blocks = (0.9, 0.1, 0.99, 0.01), Sized(7, 2)
+        adamw.launch_adamw(compiler, None, None, blocks, betas, kinds)
+        adamw.launch_adamw_8bit(compiler, None, None, blocks, (None,) * 6, betas, 1e-8, kinds)
+
+
+if __name__ == "__main__":
+    with_variants = sys.argv[1:] == ["--all"]
+    for capability in (HOPPER, AMPERE) if with_variants else (HOPPER,):
+        compile_all(capability, with_variants)
