@@ -165,8 +165,8 @@ def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[st
     groups: dict[tuple[str, str, str, int], list[_Update]] = {}
     for update in updates:
         if update.row.size:
-            dtypes = (each.dtype.name.lower() for each in (update.weight, update.gradient))
-            groups.setdefault((*dtypes, update.rounding, update.row.alignment), []).append(update)
+            weight, gradient = (each.dtype.name.lower() for each in (update.weight, update.gradient))
+            groups.setdefault((weight, gradient, update.rounding, update.row.alignment), []).append(update)
     for key, group in groups.items():
         yield group, dict(zip(("WEIGHT", "GRADIENT", "ROUNDING", "ALIGNMENT"), key, strict=True))
 
