@@ -22,7 +22,7 @@ from paddlenlp_ext.data.types import InvalidRowError
 from paddlenlp_ext.generation import engine
 from paddlenlp_ext.serve.access import AccessCheck
 from paddlenlp_ext.serve.answers import Answers
-from paddlenlp_ext.serve.choices import Choice
+from paddlenlp_ext.serve.choices import Choice, Event
 from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, EventStream, until_disconnected
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.serve.fields import Fields, parse_body
@@ -42,6 +42,7 @@ from paddlenlp_ext.serve.responses import (
     error_response,
     model_entry,
 )
+from paddlenlp_ext.serve.tool_calls import call_text
 from paddlenlp_ext.serve.worker import Worker
 
 _JSON_TYPE = "application/json"
@@ -152,9 +153,7 @@ class Service:
         answers = Answers(form, sum(map(len, prompts)), self._limits.request_timeout)
         for prompt, limit in zip(prompts, limits, strict=True):
             for row in range(parsed.num_answers):
-                # A chat answer is a text of its own, and its prompt ends with special tokens.
-                context = () if isinstance(parsed, ChatRequest) else prompt[-_CONTEXT_TOKENS:]
-                choice = Choice(len(answers.jobs), model.decode, parsed.stops, answers.send, context)
+                choice = _choice(parsed, model, len(answers.jobs), answers.send, prompt)
                 answers.jobs.append(_job(parsed, model, choice, prompt, limit, row))
         self._worker.submit(answers.jobs)
         if parsed.stream:
@@ -180,6 +179,16 @@ class Service:
                 problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one"
             raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
         return longest - num_prompt if requested is None else requested
+
+
+def _choice(
+    parsed: GenerationRequest, model: ServedModel, number: int, send: Callable[[Event], None], prompt: list[int]
+) -> Choice:
+    """Return the receiver of one answer's tokens."""
+    if isinstance(parsed, ChatRequest):  # a text of its own: its prompt ends with special tokens
+        calls = call_text(model.template, parsed.tool_names, parsed.max_calls)
+        return Choice(number, model.decode, parsed.stops, send, calls=calls)
+    return Choice(number, model.decode, parsed.stops, send, context=prompt[-_CONTEXT_TOKENS:])
 
 
 def _job(

@@ -1,41 +1,17 @@
-"""Text of one answer, computed from its tokens as they arrive, and its end at a stop text."""
+"""Events of one answer: its text up to a stop text, and its calls of tools, from tokens as they arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from paddlenlp_ext.generation.engine import STOP
 from paddlenlp_ext.generation.logprobs import TokenLogprob
 from paddlenlp_ext.generation.text_decoder import TextDecoder
+from paddlenlp_ext.serve.stop_texts import StopTexts
+from paddlenlp_ext.serve.tool_calls import CallText, ToolCall
 
-
-class StopTexts:
-    """Search of stop texts in a text that arrives in parts; a part that may begin a stop text is held back."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._held = stops, ""
-
-    def add(self, text: str) -> tuple[str, bool]:
-        """Return the text that can be shown, up to the first stop text; and True if one was found."""
-        self._held += text
-        found = [index for index in map(self._held.find, self._stops) if index >= 0]
-        if found:
-            shown, self._held = self._held[: min(found)], ""
-            return shown, True
-        overlap = max((self._overlap(stop) for stop in self._stops), default=0)
-        cut = len(self._held) - overlap
-        shown, self._held = self._held[:cut], self._held[cut:]
-        return shown, False
-
-    def finish(self) -> str:
-        """Return the text that is held back."""
-        held, self._held = self._held, ""
-        return held
-
-    def _overlap(self, stop: str) -> int:
-        """Return the length of the longest end of the held text that begins `stop`."""
-        longest = min(len(self._held), len(stop) - 1)
-        return next((size for size in range(longest, 0, -1) if stop.startswith(self._held[-size:])), 0)
+TOOL_CALLS = "tool_calls"
 
 
 @dataclass(frozen=True)
@@ -47,7 +23,8 @@ class Event:
         text: text that can be shown.
         logprobs: log-probabilities of the tokens that became complete since the last event.
         num_tokens: number of generated tokens in this event.
-        finish_reason: "stop" or "length" in the last event of the answer, else None.
+        tool_calls: calls of tools, in the last event but one of an answer that has some.
+        finish_reason: "stop", "length" or "tool_calls" in the last event of the answer, else None.
         prompt_logprobs: log-probabilities of the prompt, in the first event of an answer that returns it.
         error: error that ended the answer.
     """
@@ -56,6 +33,7 @@ class Event:
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     num_tokens: int = 0
+    tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: Exception | None = None
@@ -63,7 +41,8 @@ class Event:
     @property
     def is_empty(self) -> bool:
         """True if a client need not receive the event."""
-        return not (self.text or self.logprobs or self.finish_reason) and self.prompt_logprobs is None
+        is_shown = self.text or self.logprobs or self.tool_calls or self.finish_reason
+        return not is_shown and self.prompt_logprobs is None
 
 
 class Choice:
@@ -75,6 +54,7 @@ class Choice:
         stops: texts at which the answer ends.
         send: takes the events.
         context: last tokens of the text that is continued.
+        calls: reader of calls of tools; None: calls are part of the text.
     """
 
     def __init__(
@@ -84,8 +64,9 @@ class Choice:
         stops: Sequence[str],
         send: Callable[[Event], None],
         context: Sequence[int] = (),
+        calls: CallText | None = None,
     ) -> None:
-        self._number, self._send = number, send
+        self._number, self._send, self._calls = number, send, calls
         self._decoder, self._stops = TextDecoder(decode, context), StopTexts(stops)
         self._is_stopped = False
 
@@ -95,7 +76,8 @@ class Choice:
 
     def on_token(self, token: int, logprob: TokenLogprob | None) -> bool:
         """Send the text of a token; return True if it completes a stop text."""
-        shown, self._is_stopped = self._stops.add(self._decoder.add(token))
+        text, self._is_stopped = self._stops.add(self._decoder.add(token))
+        shown = text if self._calls is None else self._calls.add(text)
         self._send(Event(self._number, shown, () if logprob is None else (logprob,), num_tokens=1))
         return self._is_stopped
 
@@ -112,5 +94,12 @@ class Choice:
         if not self._is_stopped:
             text, found = self._stops.add(self._decoder.finish())
             text += "" if found else self._stops.finish()
-            reason = "stop" if found else reason
+            reason = STOP if found else reason
+        if self._calls is not None:
+            shown = self._calls.add(text)
+            rest, calls = self._calls.finish()
+            text = shown + rest
+            if calls:
+                self._send(Event(self._number, text, tool_calls=calls))
+                text, reason = "", TOOL_CALLS if reason == STOP else reason
         self._send(Event(self._number, text, finish_reason=reason))

@@ -45,12 +45,14 @@ class Fields:
         self._read.add(name)
         return self._values.get(name)
 
-    def flag(self, name: str) -> bool:
-        """Return true or false; absent: false."""
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return true or false."""
         value = self.get(name)
-        if value is not None and not isinstance(value, bool):
+        if value is None:
+            return default
+        if not isinstance(value, bool):
             raise self._wrong_type(name, "true or false", value)
-        return bool(value)
+        return value
 
     def integer(self, name: str, minimum: int, maximum: int) -> int | None:
         """Return a whole number from `minimum` to `maximum`, or None."""

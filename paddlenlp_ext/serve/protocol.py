@@ -75,9 +75,19 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(GenerationRequest):
-    """Request of an answer to a conversation."""
+    """Request of an answer to a conversation.
+
+    Attributes:
+        max_calls: maximum number of calls of tools in an answer; None: no limit.
+    """
 
     conversation: Conversation
+    max_calls: int | None
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of the tools that the answer may call."""
+        return frozenset(tool["function"]["name"] for tool in self.conversation.tools)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +112,9 @@ def parse_chat(fields: Fields) -> ChatRequest:
         raise invalid("max_tokens", "max_completion_tokens has another value; send one of the two")
     max_tokens = limits[0] if limits[1] is None else limits[1]
     conversation = _conversation(fields)
+    max_calls = None if fields.flag("parallel_tool_calls", default=True) else 1
     common = _common(fields, max_tokens=max_tokens, num_top=(num_top or 0) if with_logprobs else None)
-    return ChatRequest(conversation=conversation, **common)
+    return ChatRequest(conversation=conversation, max_calls=max_calls, **common)
 
 
 def parse_completion(fields: Fields, max_prompts: int) -> CompletionRequest:
@@ -214,7 +225,6 @@ def _conversation(fields: Fields) -> Conversation:
     choice = fields.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise invalid("tool_choice", "the server does not force calls of tools; send auto or none")
-    fields.flag("parallel_tool_calls")  # the template decides how calls are written
     row: dict[str, Any] = {"messages": [{k: v for k, v in each.items() if v is not None} for each in messages]}
     if not isinstance(tools, list):
         raise invalid("tools", f"the value is {type_name(tools)}; send a list")

@@ -58,16 +58,21 @@ class ChatFormat:
 
     def part(self, event: Event) -> dict[str, Any]:
         """Return the entry of a stream for an event."""
-        delta = {"content": event.text} if event.text else {}
+        delta: dict[str, Any] = {"content": event.text} if event.text else {}
+        if event.tool_calls:
+            delta["tool_calls"] = [{"index": index, **call.entry} for index, call in enumerate(event.tool_calls)]
         logprobs = self._logprobs(event.logprobs) if self._with_logprobs and event.logprobs else None
         return {"index": event.choice, "delta": delta, "logprobs": logprobs, "finish_reason": event.finish_reason}
 
     def full(self, choice: int, events: Sequence[Event]) -> dict[str, Any]:
         """Return the entry of an answer from all its events."""
         tokens = [each for event in events for each in event.logprobs]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(event.text for event in events)}
+        if calls := [call.entry for event in events for call in event.tool_calls]:
+            message |= {"content": message["content"] or None, "tool_calls": calls}
         return {
             "index": choice,
-            "message": {"role": "assistant", "content": "".join(event.text for event in events), "refusal": None},
+            "message": {**message, "refusal": None},
             "logprobs": self._logprobs(tokens) if self._with_logprobs else None,
             "finish_reason": events[-1].finish_reason,
         }

@@ -22,8 +22,10 @@ from tests.serve.asgi import running
 
 END = "<|end|>"
 TEMPLATE = (
-    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
-    "{% for m in messages %}<|role|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if tools %}tools: {{ tools | tojson }}, called as "
+    '<tool_call>{"name": ..., "arguments": ...}</tool_call>\n{% endif %}'
+    "{% for m in messages %}<|role|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|role|>assistant\n{% endif %}"
 )
 
