@@ -32,7 +32,7 @@ def generate_for(
         input_ids: the padded batch, in place of `prompts`.
         attention_mask: [B, S], 0 for padding.
         do_sample: True: sampling, False: greedy, None: `decode_strategy` decides.
-        pad_token_id: id that pads the result after the end of a row; None: the first end token.
+        pad_token_id: id that pads the result after the end of a row; None: the first end token, or 0 without one.
         options: further arguments of `generate`.
 
     Returns:
@@ -63,7 +63,8 @@ def generate_for(
         )
     new = generate(model, [row[mask].tolist() for row, mask in zip(ids_BS, mask_BS, strict=True)], **options)
     if pad_token_id is None:
-        pad_token_id = next(iter(model.eos_token_ids), 0)
+        ends = options["eos_token_id"]
+        pad_token_id = ends if isinstance(ends, int) else next(iter(ends or ()), 0)
     width = max(map(len, new), default=0)
     new_BN = [tokens + [pad_token_id] * (width - len(tokens)) for tokens in new]
     return paddle.to_tensor(np.concatenate([ids_BS, np.array(new_BN, np.int64).reshape(len(new), width)], axis=1))

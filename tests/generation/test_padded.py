@@ -32,7 +32,8 @@ def test_generate_padded_batch_matches_single_prompts(side: str, as_tensor):
     np.testing.assert_array_equal(result.numpy()[:, 7:], expected)
 
 
-def test_generate_pads_rows_that_end_early():
+@pytest.mark.parametrize("pad", [77, None])
+def test_generate_pads_rows_that_end_early_with_the_given_token_or_the_end_token(pad):
     model = tiny_model("llama_grouped_heads")
     full = model.generate(PROMPTS, max_new_tokens=4)
     end = full[0][1]
@@ -40,9 +41,9 @@ def test_generate_pads_rows_that_end_early():
     assert len(ended[0]) < 4
     ids, mask = padded("left")
     options = {"attention_mask": paddle.to_tensor(mask), "max_new_tokens": 4, "eos_token_id": end}
-    result = model.generate(paddle.to_tensor(ids), **options, pad_token_id=77).numpy()[:, 7:]
+    result = model.generate(paddle.to_tensor(ids), **options, pad_token_id=pad).numpy()[:, 7:]
     width = max(map(len, ended))
-    np.testing.assert_array_equal(result, [row + [77] * (width - len(row)) for row in ended])
+    np.testing.assert_array_equal(result, [row + [pad or end] * (width - len(row)) for row in ended])
 
 
 def test_generate_do_sample_equals_the_sampling_strategy():
