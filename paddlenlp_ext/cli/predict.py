@@ -72,7 +72,10 @@ def predict(arguments: PredictorArguments) -> None:
 
     def encode_prompt(question: str, history: Sequence[tuple[str, str]]) -> list[int]:
         prompt = Prompt(Conversation.asking(question, history, arguments.system), None)
-        return encode_truncated_prompt(template, prompt, arguments.src_length)[0]
+        ids, was_truncated = encode_truncated_prompt(template, prompt, arguments.src_length)
+        if was_truncated:
+            logger.warning("the oldest turns, or the end of the message, exceed --src_length and are left out")
+        return ids
 
     chat(model, encode_prompt, decode, **options)
 

@@ -268,6 +268,16 @@ def test_predictor_without_data_file_chats(base, monkeypatch, capsys):
     assert capsys.readouterr().out == written
 
 
+def test_predictor_chat_names_a_truncated_conversation(base, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{'x' * 15}\n{'x' * 15}\n"))
+    monkeypatch.setattr(predict.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(predict.logger, "propagate", False)
+    words = ["--src_length", "20", "--max_length", "2", "--chat_template", "none"]
+    predictor.main(["--model_name_or_path", str(base), *words])
+    truncated = [record for record in caplog.records if "exceed --src_length" in record.getMessage()]
+    assert len(truncated) == 1, "the first message fits, and not with its answer"
+
+
 @pytest.mark.parametrize(("reason", "dtype"), [(None, "bfloat16"), ("no AVX-512", "float32")])
 def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file, caplog, monkeypatch, reason, dtype):
     monkeypatch.setattr(predict.bf16, "unavailable_reason", lambda: reason)
