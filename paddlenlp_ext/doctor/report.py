@@ -28,8 +28,12 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
         for name, reason in choice.fixable.items()
     }
     capability = ".".join(map(str, ASSUMED_CAPABILITY))
-    note = [f"\\* not on this machine: the choices on a GPU of compute capability {capability}"] if absent else []
-    parts = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *note, _list(reasons)]
+    notes = [
+        "Activations on a CPU are float32 in bfloat16 runs, too: its bfloat16 column is for weights and gradients."
+    ]
+    if absent:
+        notes.append(f"\\* not on this machine: the choices on a GPU of compute capability {capability}")
+    parts = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *notes, _list(reasons)]
     return "\n\n".join(part for part in parts if part)
 
 
