@@ -32,7 +32,7 @@ class DecoderConfig:
     Attributes:
         windows: sliding window of each layer; None for a layer that attends to the full document.
         rotates: whether each layer rotates queries and keys; None: all layers do.
-        interleaved_rope: whether the rotation turns neighbouring channels (ops/rope.py).
+        interleaved_rope: whether the rotation turns neighbouring channels (ops/rope).
         latent: sizes of latent attention, whose `head_dim` is that of queries and keys; None: keys and values are
             projections of the hidden states.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).

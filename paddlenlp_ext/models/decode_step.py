@@ -25,10 +25,9 @@ from paddlenlp_ext.ops.attention.cache import ReservingCache
 from paddlenlp_ext.ops.attention.decode import ReservedPositions
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.geglu import geglu
+from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.quantized.cpu import packed_struct
-from paddlenlp_ext.ops.swiglu import swiglu
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger

@@ -35,7 +35,8 @@ from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
 from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
-from paddlenlp_ext.ops.rope import apply_rope
+from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
+from paddlenlp_ext.paddle_compat import has_forward_hooks
 
 
 @dataclass(frozen=True)
@@ -228,9 +229,7 @@ class Attention(AttentionLayer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
         q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
-        q_norm, k_norm = (None, None) if self.qk_norm is None else (getattr(self, name) for name in self.qk_norm.names)
-        q_BSNH = self._norm_and_rotate(q_BSE, q_norm, inputs)
-        k_BSKH = self._norm_and_rotate(k_BSE, k_norm, inputs)
+        q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._heads(v_BSE)
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
@@ -251,17 +250,39 @@ class Attention(AttentionLayer):
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
 
-    def _norm_and_rotate(self, x_BSE: paddle.Tensor, norm: RMSNorm | None, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map projected queries or keys [B, S, heads * H] to [B, S, heads, H]."""
-        kind, rotation = self.qk_norm, inputs.rotations[self.layer_index]
-        if norm is None or kind is None:
-            return self.rotate(self._heads(x_BSE), *rotation)
-        if not kind.per_head:
-            return self.rotate(self._heads(norm(x_BSE)), *rotation)
-        x_BSNH = self._heads(x_BSE)
-        if kind.after_rotation:
-            return norm(self.rotate(x_BSNH, *rotation))
-        return self.rotate(norm(x_BSNH), *rotation)
+    def _norm_and_rotate(
+        self, q_BSE: paddle.Tensor, k_BSE: paddle.Tensor, inputs: AttentionInputs
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Map projected queries and keys [B, S, heads * H] to [B, S, heads, H]."""
+        kind, fused = self.qk_norm, self._fused_norms()
+        if kind is not None and not kind.per_head:
+            q_BSE, k_BSE = self._norm_both(q_BSE, k_BSE)
+        q_BSNH, k_BSKH = self._heads(q_BSE), self._heads(k_BSE)
+        of_heads = kind if kind is not None and kind.per_head and fused is None else None
+        if of_heads is not None and not of_heads.after_rotation:
+            q_BSNH, k_BSKH = self._norm_both(q_BSNH, k_BSKH)
+        if self.rotates:
+            rotation = inputs.rotations[self.layer_index]
+            q_BSNH, k_BSKH = rotate_heads(q_BSNH, k_BSKH, *rotation, self.interleaved, fused)
+        if of_heads is not None and of_heads.after_rotation:
+            q_BSNH, k_BSKH = self._norm_both(q_BSNH, k_BSKH)
+        return q_BSNH, k_BSKH
+
+    def _norm_both(self, q: paddle.Tensor, k: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Apply the layers of the norms to queries and keys."""
+        assert self.qk_norm is not None
+        q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)
+        return q_norm(q), k_norm(k)
+
+    def _fused_norms(self) -> HeadNorms | None:
+        """Return the norms that the rotation can compute: those of single heads, without adapters and hooks."""
+        if self.qk_norm is None or not self.qk_norm.per_head or not self.rotates:
+            return None
+        q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)
+        if any(type(norm) is not RMSNorm or norm.shards or has_forward_hooks(norm) for norm in (q_norm, k_norm)):
+            return None
+        numbers = q_norm.epsilon, q_norm.offset, self.qk_norm.after_rotation
+        return HeadNorms(q_norm.weight, k_norm.weight, *numbers)
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
         # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.

@@ -7,8 +7,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
-from paddlenlp_ext.ops.geglu import geglu
-from paddlenlp_ext.ops.swiglu import swiglu
+from paddlenlp_ext.ops.gates import geglu, swiglu
 
 GATES = {"silu": swiglu, "gelu_tanh": geglu}
 
@@ -32,7 +31,7 @@ class FeedForward(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., hidden_size] to [..., hidden_size]."""
         gate, up = recompute_region("mlp_column_ln", self._gate_and_up, x)
-        return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up))
+        return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up, reuse_inputs=True))
 
     def _gate_and_up(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.gate_proj(x), self.up_proj(x)

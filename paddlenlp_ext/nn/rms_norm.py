@@ -9,6 +9,7 @@ from paddle import nn
 
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
+from paddlenlp_ext.ops.rms_norm.reference import scale_of
 
 
 class FeatureShards(Protocol):
@@ -51,21 +52,19 @@ class RMSNorm(nn.Layer):
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size] with another weight [size] in place of the layer's."""
-        scale = self._scale(weight)
-        return rms_norm(x, scale, self.epsilon) if self.shards is None else self._norm_sharded(x, scale, self.shards)
+        if self.shards is not None:
+            return self._norm_sharded(x, weight, self.shards)
+        return rms_norm(x, weight, self.epsilon, self.offset)
 
     def normalize_sum(
         self, x: paddle.Tensor, addend: paddle.Tensor, weight: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the result of `forward_add` with another weight [size] in place of the layer's."""
-        return add_rms_norm(x, addend, self._scale(weight), self.epsilon)
+        return add_rms_norm(x, addend, weight, self.epsilon, self.offset)
 
-    def _scale(self, weight: paddle.Tensor) -> paddle.Tensor:
-        return weight if self.offset == 0.0 else weight + self.offset
-
-    def _norm_sharded(self, x: paddle.Tensor, scale: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
+    def _norm_sharded(self, x: paddle.Tensor, weight: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
         """Normalize by the mean square over all shards, in float32."""
         x_fp32 = x.astype("float32")
         squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))
         inverse = (squares / (x.shape[-1] * shards.size) + self.epsilon).rsqrt()
-        return (x_fp32 * inverse * scale.astype("float32")).astype(x.dtype)
+        return (x_fp32 * inverse * scale_of(weight, self.offset).astype("float32")).astype(x.dtype)

@@ -12,9 +12,9 @@ import pytest
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.cpu.library import function
 from paddlenlp_ext.ops.frozen_linear import FrozenDense
+from paddlenlp_ext.ops.gates.cpu import swiglu_cpp
 from paddlenlp_ext.ops.linear import linear_cpp
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
-from paddlenlp_ext.ops.swiglu import swiglu_cpp
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 

@@ -1,13 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
-
-    (x[i], x[j]) -> (x[i] cos - x[j] sin, x[j] cos + x[i] sin)
-
-| layout | pairs (i, j) | models |
-| --- | --- | --- |
-| halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
-| interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
-
-The tables have the angles of the pairs twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not rotated.
+"""Rotary position embedding on the CPU, in C++ and in plain Paddle.
 
 Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head.
 """
@@ -21,29 +12,8 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.nn import functional as F
 
-from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
-
-
-def rope_reference(
-    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
-) -> paddle.Tensor:
-    """Rotate each pair by its angle in fp32."""
-    rotary_dim = cos_BSR.shape[-1]
-    x, rest_BSNP = x_BSNH[..., :rotary_dim].astype("float32"), x_BSNH[..., rotary_dim:]
-    if interleaved:
-        cos_BSR, sin_BSR = _interleave(cos_BSR), _interleave(sin_BSR)
-        turned = paddle.stack([-x[..., 1::2], x[..., 0::2]], axis=-1).flatten(-2)
-    else:
-        first, second = paddle.chunk(x, 2, axis=-1)
-        turned = paddle.concat([-second, first], axis=-1)
-    rotated = (x * cos_BSR.unsqueeze(2) + turned * sin_BSR.unsqueeze(2)).astype(x_BSNH.dtype)
-    return paddle.concat([rotated, rest_BSNP], axis=-1) if rest_BSNP.shape[-1] else rotated
-
-
-def _interleave(table_BSR: paddle.Tensor) -> paddle.Tensor:
-    """Reorder a table to the angles [0, 0, 1, 1, ...]."""
-    return paddle.repeat_interleave(table_BSR[..., : table_BSR.shape[-1] // 2], 2, axis=-1)
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
+from paddlenlp_ext.ops.rope.reference import interleave
 
 
 def rope_cpu(
@@ -54,7 +24,7 @@ def rope_cpu(
     On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
     """
     if interleaved:
-        cos_BSR, sin_BSR = _interleave(cos_BSR), _interleave(sin_BSR)
+        cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
     return _Rope.apply(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 
@@ -135,13 +105,3 @@ def _rotated(
     sizes = batch * length, num_heads, head_dim, rotary_dim
     function("rope_turn")(*inputs, interleaved, back, *sizes, pointer(out_BSNH))
     return out_BSNH
-
-
-rope_op = DispatchedOp("rope", native=(rope_cpp, usable), cpu=(rope_cpu, on_cpu_in_fp32), reference=rope_reference)
-
-
-def apply_rope(
-    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
-) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`, in halves or interleaved pairs."""
-    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)

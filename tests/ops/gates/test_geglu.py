@@ -7,7 +7,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.geglu import geglu, geglu_cpp, geglu_recomputed, geglu_reference
+from paddlenlp_ext.ops.gates import geglu
+from paddlenlp_ext.ops.gates.cpu import geglu_cpp
+from paddlenlp_ext.ops.gates.reference import geglu_recomputed, geglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

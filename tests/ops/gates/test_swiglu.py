@@ -7,7 +7,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.swiglu import swiglu, swiglu_cpp, swiglu_cpu, swiglu_reference
+from paddlenlp_ext.ops.gates import swiglu
+from paddlenlp_ext.ops.gates.cpu import swiglu_cpp, swiglu_cpu
+from paddlenlp_ext.ops.gates.reference import swiglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

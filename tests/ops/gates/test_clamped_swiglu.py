@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.clamped_swiglu import clamped_swiglu
+from paddlenlp_ext.ops.gates import clamped_swiglu
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 
 ALPHA, LIMIT = 1.702, 1.5

@@ -8,14 +8,9 @@ import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.ops.cpu.library import set_threads
-from paddlenlp_ext.ops.rms_norm import (
-    add_rms_norm_cpp,
-    add_rms_norm_reference,
-    rms_norm,
-    rms_norm_cpp,
-    rms_norm_cpu,
-    rms_norm_reference,
-)
+from paddlenlp_ext.ops.rms_norm import add_rms_norm_reference, rms_norm
+from paddlenlp_ext.ops.rms_norm.cpu import add_rms_norm_cpp, rms_norm_cpp, rms_norm_cpu
+from paddlenlp_ext.ops.rms_norm.reference import rms_norm_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

@@ -1,6 +1,4 @@
-"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
-
-    y = x / sqrt(mean(x^2) + epsilon) * weight
+"""RMS norm on the CPU, in C++ and in plain Paddle.
 
 The C++ backend (csrc/rms_norm.cpp) makes one pass over the data in each direction. It saves the input and one number
 per row, not the output.
@@ -15,24 +13,24 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
-from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
+from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
+from paddlenlp_ext.ops.rms_norm.reference import scale_of
 
 
-def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
     """Normalise the last axis of x [..., D] in C++."""
-    x, weight_D = x.contiguous(), weight_D.astype(x.dtype)
+    x, weight_D = x.contiguous(), scale_of(weight_D, offset).astype(x.dtype)
     if needs_grad(x, weight_D):
         return _RmsNormCpp.apply(x, weight_D, epsilon)
     return _forward(x, weight_D, epsilon)[0]
 
 
 def add_rms_norm_cpp(
-    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return `x + addend`, both [..., D], and the normalised sum, computed in C++."""
     assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
-    x, addend, weight_D = x.contiguous(), addend.contiguous(), weight_D.astype(x.dtype)
+    x, addend, weight_D = x.contiguous(), addend.contiguous(), scale_of(weight_D, offset).astype(x.dtype)
     if needs_grad(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon)
     return _add_forward(x, addend, weight_D, epsilon)[:2]
@@ -126,16 +124,9 @@ def _rows(x: paddle.Tensor) -> tuple[int, int]:
     return math.prod(x.shape[:-1]), x.shape[-1]
 
 
-def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """Normalise the last axis; the statistics are fp32 for every input dtype."""
-    x_fp32 = x.astype("float32")
-    inverse_rms = paddle.rsqrt(x_fp32.square().mean(axis=-1, keepdim=True) + epsilon)
-    return (x_fp32 * inverse_rms).astype(x.dtype) * weight_D.astype(x.dtype)
-
-
-def rms_norm_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+def rms_norm_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
     """Normalise with a hand-written gradient; row sums are matmuls, because Paddle's reductions are slow on the CPU."""
-    return _RmsNorm.apply(x.reshape([-1, x.shape[-1]]), weight_D, epsilon).reshape(x.shape)
+    return _RmsNorm.apply(x.reshape([-1, x.shape[-1]]), scale_of(weight_D, offset), epsilon).reshape(x.shape)
 
 
 class _RmsNorm(PyLayer):
@@ -159,32 +150,3 @@ class _RmsNorm(PyLayer):
         mean_R1 = paddle.matmul(scaled_RD * x_RD, mean_weights_D1)
         along_x_RD = x_RD * (mean_R1 * inverse_R1 * inverse_R1)
         return scaled_RD.subtract_(along_x_RD).multiply_(inverse_R1), weight_gradient
-
-
-def add_rms_norm_reference(
-    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend` and the normalised sum, by the best available `rms_norm`."""
-    total = x + addend
-    return total, rms_norm(total, weight_D, epsilon)
-
-
-rms_norm_op = DispatchedOp(
-    "rms_norm",
-    native=(rms_norm_cpp, usable),
-    cpu=(rms_norm_cpu, on_cpu_in_fp32),
-    reference=rms_norm_reference,
-)
-add_rms_norm_op = DispatchedOp("add_rms_norm", native=(add_rms_norm_cpp, usable), reference=add_rms_norm_reference)
-
-
-def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """Normalise the last axis of `x` [..., D] and scale it by `weight_D`."""
-    return rms_norm_op.choose(x)(x, weight_D, epsilon)
-
-
-def add_rms_norm(
-    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalised sum: a residual addition followed by a norm."""
-    return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon)

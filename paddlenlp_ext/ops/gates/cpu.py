@@ -1,4 +1,7 @@
-"""C++ backend of the gates of a feed-forward layer, `activation(gate) * up` (csrc/gates.cpp)."""
+"""Gates on the CPU, in C++ (csrc/gates.cpp) and in plain Paddle.
+
+All of them save only their inputs, whether or not these may be overwritten.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,17 @@ from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
 from paddlenlp_ext.ops.saved_tensors import with_recompute_function
 
 
-def gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddle.Tensor:
+def swiglu_cpp(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute SwiGLU in one pass of C++."""
+    return _gate_cpp(gate, up, is_gelu=False)
+
+
+def geglu_cpp(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute GeGLU in one pass of C++."""
+    return _gate_cpp(gate, up, is_gelu=True)
+
+
+def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddle.Tensor:
     """Compute the gate in one pass; the activation is silu, or the tanh approximation of gelu.
 
     Only the inputs are saved, and consumers can recompute the product from them. Under `bf16_matmuls` the inputs are
@@ -66,3 +79,31 @@ def _forward(
     results = pointer(gate_half), pointer(up_half), pointer(out)
     function("gate_forward_rounded")(pointer(gate), pointer(up), math.prod(gate.shape), *results, is_gelu)
     return out, gate_half, up_half
+
+
+def swiglu_cpu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute the sigmoid by tanh, the fastest exponential of Paddle's CPU kernels."""
+    return _SwiGlu.apply(gate, up)
+
+
+def _sigmoid(x: paddle.Tensor) -> paddle.Tensor:
+    return (x * 0.5).tanh_().scale_(0.5, bias=0.5)
+
+
+class _SwiGlu(PyLayer):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return _sigmoid(gate).multiply_(gate).multiply_(up)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gate, up = ctx.saved_tensor()
+        sigmoid = _sigmoid(gate)
+        silu = gate * sigmoid
+        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle rejects gradients of frozen inputs
+        if gate.stop_gradient:
+            return None, up_gradient
+        # silu' = sigmoid + silu - sigmoid * silu
+        slope = sigmoid.subtract_(sigmoid * silu).add_(silu)
+        return slope.multiply_(up).multiply_(gradient), up_gradient

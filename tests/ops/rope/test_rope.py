@@ -6,7 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.rope import apply_rope, rope_cpp, rope_cpu, rope_reference
+from paddlenlp_ext.ops.rope import apply_rope
+from paddlenlp_ext.ops.rope.cpu import rope_cpp, rope_cpu
+from paddlenlp_ext.ops.rope.reference import rope_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

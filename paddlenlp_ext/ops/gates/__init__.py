@@ -1,0 +1,74 @@
+"""Gates of feed-forward layers, elementwise products of an activation of `gate` and of `up`.
+
+    SwiGLU      silu(gate) * up                             Shazeer 2020, arXiv:2002.05202
+    GeGLU       gelu(gate) * up                             the same; gelu by its tanh approximation, arXiv:1606.08415
+    clamped     g sigmoid(alpha g) (u + 1)                  gpt-oss (OpenAI 2025, arXiv:2508.10925)
+
+    silu(x) = x sigmoid(x)      gelu(x) = x / 2 (1 + tanh(v)),    v = sqrt(2 / pi) (x + 0.044715 x^3)
+    g = min(gate, limit)        u = clip(up, -limit, limit)
+
+| backend | file | notes |
+| --- | --- | --- |
+| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| triton | triton.py | one pass over the data in each direction, in float32; can write gradients over the inputs |
+| recomputed | reference.py | plain Paddle that saves only the inputs |
+| reference | reference.py | the formulas |
+
+`reuse_inputs` allows the backward pass to overwrite `gate` and `up` with their gradients: the caller must not use their
+values after the call. Only one backward pass is possible; Paddle allows no second one through a PyLayer anyway.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_cpu_in_fp32
+from paddlenlp_ext.ops.gates.cpu import geglu_cpp, swiglu_cpp, swiglu_cpu
+from paddlenlp_ext.ops.gates.reference import (
+    clamped_swiglu_recomputed,
+    clamped_swiglu_reference,
+    geglu_recomputed,
+    geglu_reference,
+    swiglu_reference,
+)
+from paddlenlp_ext.ops.gates.triton import clamped_swiglu_triton, geglu_triton, swiglu_triton
+from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+
+swiglu_op = DispatchedOp(
+    "swiglu",
+    native=(swiglu_cpp, usable),
+    cpu=(swiglu_cpu, on_cpu_in_fp32),
+    triton=(swiglu_triton, floats_on_gpu_with_triton),
+    reference=swiglu_reference,
+)
+geglu_op = DispatchedOp(
+    "geglu",
+    native=(geglu_cpp, usable),
+    triton=(geglu_triton, floats_on_gpu_with_triton),
+    recomputed=(geglu_recomputed, anywhere),
+    reference=geglu_reference,
+)
+clamped_swiglu_op = DispatchedOp(
+    "clamped_swiglu",
+    triton=(clamped_swiglu_triton, floats_on_gpu_with_triton),
+    recomputed=(clamped_swiglu_recomputed, anywhere),
+    reference=clamped_swiglu_reference,
+)
+
+
+def swiglu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Return `silu(gate) * up` for two tensors of the same shape."""
+    return swiglu_op.choose(gate)(gate, up, reuse_inputs)
+
+
+def geglu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Return `gelu(gate) * up` for two tensors of the same shape."""
+    return geglu_op.choose(gate)(gate, up, reuse_inputs)
+
+
+def clamped_swiglu(
+    gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
+) -> paddle.Tensor:
+    """Return the clamped gate of two tensors of the same shape."""
+    return clamped_swiglu_op.choose(gate)(gate, up, alpha, limit, reuse_inputs)

@@ -1,0 +1,89 @@
+"""Gates of feed-forward layers by Triton kernels on a GPU, one pass over the data in each direction.
+
+Only the inputs are saved, and consumers can recompute the product from them. With `reuse_inputs` the gradients are
+written over them, which saves two tensors of their size in the backward pass.
+
+tests/ops/gates/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
+GPU with Paddle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpu.library import needs_grad
+from paddlenlp_ext.ops.saved_tensors import with_recompute_function
+from paddlenlp_ext.ops.triton_launch import empty_beside, evenly_spaced_rows, launch
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.gates.triton_kernels import Rows
+
+
+class _Activation(NamedTuple):
+    """Activation of a gate, in the terms of the kernels."""
+
+    name: str
+    alpha: float = 0.0
+    limit: float = 0.0
+
+
+def swiglu_triton(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute `silu(gate) * up`."""
+    return _gate(gate, up, _Activation("silu"), reuse_inputs)
+
+
+def geglu_triton(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute `gelu(gate) * up`."""
+    return _gate(gate, up, _Activation("gelu"), reuse_inputs)
+
+
+def clamped_swiglu_triton(
+    gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
+) -> paddle.Tensor:
+    """Compute the clamped gate."""
+    return _gate(gate, up, _Activation("clamped", alpha, limit), reuse_inputs)
+
+
+def _gate(gate: paddle.Tensor, up: paddle.Tensor, activation: _Activation, reuse_inputs: bool) -> paddle.Tensor:
+    assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
+    if not needs_grad(gate, up):
+        return _product(gate, up, activation)
+    saved = gate.detach(), up.detach()
+    out = _Gate.apply(gate, up, activation, reuse_inputs)
+    return with_recompute_function(out, lambda: _product(*saved, activation))
+
+
+class _Gate(PyLayer):
+    @staticmethod
+    def forward(ctx, gate, up, activation, reuse_inputs):
+        ctx.save_for_backward(gate.detach(), up.detach())
+        ctx.activation, ctx.reuse_inputs = activation, reuse_inputs
+        ctx.grads_needed = [not each.stop_gradient for each in (gate, up)]
+        return _product(gate, up, activation)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        from paddlenlp_ext.ops.gates.triton_kernels import launch_backward
+
+        inputs = [_rows(each) for each in ctx.saved_tensor()]
+        outputs = inputs if ctx.reuse_inputs else [_rows(empty_beside(rows.tensor)) for rows in inputs]
+        launch_backward(launch, _rows(gradient), *inputs, *outputs, *ctx.activation)
+        # Paddle rejects gradients of frozen inputs.
+        return tuple(rows.tensor if needed else None for rows, needed in zip(outputs, ctx.grads_needed, strict=True))
+
+
+def _product(gate: paddle.Tensor, up: paddle.Tensor, activation: _Activation) -> paddle.Tensor:
+    from paddlenlp_ext.ops.gates.triton_kernels import launch_forward
+
+    out = empty_beside(gate)
+    launch_forward(launch, _rows(gate), _rows(up), _rows(out), *activation)
+    return out
+
+
+def _rows(x: paddle.Tensor) -> Rows:
+    from paddlenlp_ext.ops.gates.triton_kernels import Rows
+
+    return Rows(*evenly_spaced_rows(x))

@@ -1,0 +1,58 @@
+"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
+
+    y = x / sqrt(mean(x^2) + epsilon) * (offset + weight)        offset: 1 in the Gemma models, otherwise 0
+
+| backend | file | notes |
+| --- | --- | --- |
+| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| triton | triton.py | one pass over the data in each direction, all arithmetic in float32 |
+| reference | reference.py | rounds to the dtype of x before the scale is applied |
+
+Shapes: D row length.
+"""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
+from paddlenlp_ext.ops.rms_norm.cpu import add_rms_norm_cpp, rms_norm_cpp, rms_norm_cpu
+from paddlenlp_ext.ops.rms_norm.reference import rms_norm_reference
+from paddlenlp_ext.ops.rms_norm.triton import add_rms_norm_triton, rms_norm_triton
+from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+
+
+def add_rms_norm_reference(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return `x + addend` and the normalised sum, by the best available `rms_norm`."""
+    total = x + addend
+    return total, rms_norm(total, weight_D, epsilon, offset)
+
+
+rms_norm_op = DispatchedOp(
+    "rms_norm",
+    native=(rms_norm_cpp, usable),
+    cpu=(rms_norm_cpu, on_cpu_in_fp32),
+    triton=(rms_norm_triton, floats_on_gpu_with_triton),
+    reference=rms_norm_reference,
+)
+add_rms_norm_op = DispatchedOp(
+    "add_rms_norm",
+    native=(add_rms_norm_cpp, usable),
+    triton=(add_rms_norm_triton, floats_on_gpu_with_triton),
+    reference=add_rms_norm_reference,
+)
+
+
+def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
+    """Normalise the last axis of `x` [..., D] and scale it by `offset + weight_D`."""
+    return rms_norm_op.choose(x)(x, weight_D, epsilon, offset)
+
+
+def add_rms_norm(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return `x + addend`, both [..., D], and the normalised sum: a residual addition followed by a norm."""
+    return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon, offset)

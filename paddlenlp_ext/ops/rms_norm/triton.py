@@ -1,0 +1,125 @@
+"""RMS norm by Triton kernels on a GPU; the gradients of the weight are the same in every run.
+
+tests/ops/rms_norm/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
+GPU with Paddle.
+
+Shapes: D row length.
+"""
+
+from __future__ import annotations
+
+import math
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpu.library import needs_grad
+from paddlenlp_ext.ops.triton_launch import empty_beside, evenly_spaced_rows, launch
+
+
+def rms_norm_triton(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
+    """Normalize the last axis of x [..., D]; the rows of x may be slices of longer rows."""
+    if needs_grad(x, weight_D):
+        return _RmsNorm.apply(x, weight_D, epsilon, offset)
+    return _forward(x, weight_D, epsilon, offset)[0]
+
+
+def add_rms_norm_triton(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return `x + addend`, both [..., D], and the normalized sum, computed in one pass."""
+    assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
+    if needs_grad(x, addend, weight_D):
+        return _AddRmsNorm.apply(x, addend, weight_D, epsilon, offset)
+    return _add_forward(x, addend, weight_D, epsilon, offset)
+
+
+class _RmsNorm(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight_D, epsilon, offset):
+        out, x, ctx.x_stride = _forward(x, weight_D, epsilon, offset)
+        ctx.save_for_backward(x, weight_D)
+        ctx.numbers, ctx.grads_needed = (epsilon, offset), [not each.stop_gradient for each in (x, weight_D)]
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight_D = ctx.saved_tensor()
+        x_gradient, weight_gradient = _backward(ctx, gradient, x, ctx.x_stride, weight_D, ctx.grads_needed[1], None)
+        return x_gradient if ctx.grads_needed[0] else None, weight_gradient  # Paddle rejects those of frozen inputs
+
+
+class _AddRmsNorm(PyLayer):
+    @staticmethod
+    def forward(ctx, x, addend, weight_D, epsilon, offset):
+        total, out = _add_forward(x, addend, weight_D, epsilon, offset)
+        ctx.save_for_backward(total, weight_D)
+        ctx.numbers, ctx.grads_needed = (epsilon, offset), [not each.stop_gradient for each in (x, addend, weight_D)]
+        return total, out
+
+    @staticmethod
+    def backward(ctx, total_gradient, gradient):
+        total, weight_D = ctx.saved_tensor()
+        of_x, of_addend, of_weight = ctx.grads_needed
+        shared, weight_gradient = _backward(
+            ctx, gradient, total, total.shape[-1], weight_D, of_weight, total_gradient.contiguous()
+        )
+        # Two tensors: Paddle accumulates further gradients into one of them in place.
+        other = shared.clone() if of_x and of_addend else shared
+        return shared if of_x else None, other if of_addend else None, weight_gradient
+
+
+def _forward(
+    x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
+) -> tuple[paddle.Tensor, paddle.Tensor, int]:
+    """Return the norm, and the x that the kernel reads with the distance of its rows."""
+    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_forward
+
+    _check_weight(x, weight_D)
+    x, x_stride = evenly_spaced_rows(x)
+    out = empty_beside(x)
+    launch_forward(launch, x, x_stride, weight_D.contiguous(), out, epsilon, offset)
+    return out, x, x_stride
+
+
+def _add_forward(
+    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the sum and its norm."""
+    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_forward
+
+    _check_weight(x, weight_D)
+    x, x_stride = evenly_spaced_rows(x)
+    total, out = empty_beside(x), empty_beside(x)
+    tensors = x, x_stride, weight_D.contiguous(), out
+    launch_forward(launch, *tensors, epsilon, offset, addend.contiguous(), total)
+    return total, out
+
+
+def _check_weight(x: paddle.Tensor, weight_D: paddle.Tensor) -> None:
+    assert weight_D.shape == [x.shape[-1]], f"a weight of shape {weight_D.shape} for rows of {x.shape[-1]}"
+
+
+def _backward(
+    ctx,
+    gradient: paddle.Tensor,
+    x: paddle.Tensor,
+    x_stride: int,
+    weight_D: paddle.Tensor,
+    of_weight: bool,
+    total_gradient: paddle.Tensor | None,
+) -> tuple[paddle.Tensor, paddle.Tensor | None]:
+    """Return the gradients of x, plus that of the sum if there is one, and of the weight if it is needed."""
+    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_backward, num_partials
+    from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+
+    num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
+    x_gradient = empty_beside(x)
+    partials = empty_beside(x, [num_partials(num_rows, size), size], paddle.float32) if of_weight else None
+    tensors = gradient.contiguous(), x, x_stride, weight_D.contiguous(), x_gradient
+    launch_backward(launch, *tensors, *ctx.numbers, total_gradient, partials)
+    if partials is None:
+        return x_gradient, None
+    weight_gradient = empty_beside(weight_D)
+    launch_column_sums(launch, partials, weight_gradient)
+    return x_gradient, weight_gradient

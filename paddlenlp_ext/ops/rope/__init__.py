@@ -1,0 +1,101 @@
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), of queries and keys together also with their norms.
+
+    (x[i], x[j]) -> (x[i] cos - x[j] sin, x[j] cos + x[i] sin)
+
+| layout | pairs (i, j) | models |
+| --- | --- | --- |
+| halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
+| interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
+
+The tables have the angles of the pairs twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not rotated.
+
+| backend | file | notes |
+| --- | --- | --- |
+| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| triton | triton.py | queries, keys and the norms of their heads in one launch |
+| reference | reference.py | for queries and keys: one call each of the best norm and the best rotation |
+
+Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+
+from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
+from paddlenlp_ext.ops.rms_norm import rms_norm
+from paddlenlp_ext.ops.rope.cpu import rope_cpp, rope_cpu
+from paddlenlp_ext.ops.rope.reference import rope_reference
+from paddlenlp_ext.ops.rope.triton import rope_triton, rotate_heads_triton
+from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of the heads of queries and keys (ops/rms_norm).
+
+    Attributes:
+        q_weight, k_weight: weights [H], which all heads of a tensor share.
+        epsilon, offset: numbers of the norms' formula.
+        after_rotation: whether the norms follow the rotation instead of preceding it.
+    """
+
+    q_weight: paddle.Tensor
+    k_weight: paddle.Tensor
+    epsilon: float
+    offset: float = 0.0
+    after_rotation: bool = False
+
+
+def rotate_heads_separately(
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    cos_BSR: paddle.Tensor,
+    sin_BSR: paddle.Tensor,
+    interleaved: bool = False,
+    norms: HeadNorms | None = None,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Compute `rotate_heads` by the best available `rms_norm` and `apply_rope`."""
+
+    def turn(x: paddle.Tensor, weight_H: paddle.Tensor | None) -> paddle.Tensor:
+        if norms is None or weight_H is None:
+            return apply_rope(x, cos_BSR, sin_BSR, interleaved)
+        if norms.after_rotation:
+            return rms_norm(apply_rope(x, cos_BSR, sin_BSR, interleaved), weight_H, norms.epsilon, norms.offset)
+        return apply_rope(rms_norm(x, weight_H, norms.epsilon, norms.offset), cos_BSR, sin_BSR, interleaved)
+
+    return turn(q_BSNH, norms and norms.q_weight), turn(k_BSKH, norms and norms.k_weight)
+
+
+rope_op = DispatchedOp(
+    "rope",
+    native=(rope_cpp, usable),
+    cpu=(rope_cpu, on_cpu_in_fp32),
+    triton=(rope_triton, floats_on_gpu_with_triton),
+    reference=rope_reference,
+)
+rotate_heads_op = DispatchedOp(
+    "rotate_heads", triton=(rotate_heads_triton, floats_on_gpu_with_triton), reference=rotate_heads_separately
+)
+
+
+def apply_rope(
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`, in halves or interleaved pairs."""
+    return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)
+
+
+def rotate_heads(
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    cos_BSR: paddle.Tensor,
+    sin_BSR: paddle.Tensor,
+    interleaved: bool = False,
+    norms: HeadNorms | None = None,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Rotate the heads of queries and keys as `apply_rope` does, and normalize each head if `norms` are given."""
+    return rotate_heads_op.choose(q_BSNH)(q_BSNH, k_BSKH, cos_BSR, sin_BSR, interleaved, norms)

@@ -1,0 +1,155 @@
+"""Rotary position embedding of queries and keys in one launch of a Triton kernel, with the norms of their heads.
+
+Without norms only the tables are saved for the backward pass. tests/ops/rope/test_triton.py runs all of it but the
+launch in Triton's interpreter, on the CPU. It has not run on a GPU with Paddle.
+
+Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpu.library import needs_grad
+from paddlenlp_ext.ops.triton_launch import common_stride, empty_beside, launch
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.rope import HeadNorms
+    from paddlenlp_ext.ops.rope.triton_kernels import Heads
+
+
+def rope_triton(
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate every head; heads and tokens may be slices of longer rows."""
+    return _rotate((x_BSNH,), (cos_BSR, sin_BSR), interleaved)[0]
+
+
+def rotate_heads_triton(
+    q_BSNH: paddle.Tensor,
+    k_BSKH: paddle.Tensor,
+    cos_BSR: paddle.Tensor,
+    sin_BSR: paddle.Tensor,
+    interleaved: bool = False,
+    norms: HeadNorms | None = None,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Rotate queries and keys, and normalize each head if `norms` are given, in one launch."""
+    assert q_BSNH.shape[-1] == k_BSKH.shape[-1], f"heads of {q_BSNH.shape[-1]} and {k_BSKH.shape[-1]} channels"
+    if norms is None:
+        q_BSNH, k_BSKH = _rotate((q_BSNH, k_BSKH), (cos_BSR, sin_BSR), interleaved)
+        return q_BSNH, k_BSKH
+    heads, tables = (q_BSNH, k_BSKH), _tables((q_BSNH, k_BSKH), (cos_BSR, sin_BSR))
+    norms = dataclasses.replace(norms, q_weight=norms.q_weight.contiguous(), k_weight=norms.k_weight.contiguous())
+    weights = norms.q_weight, norms.k_weight
+    assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm's weight does not match the heads"
+    if needs_grad(*heads, *weights):
+        return _NormRope.apply(*heads, *weights, *tables, norms, interleaved)
+    return _norm_rope(heads, tables, norms, interleaved)
+
+
+def _rotate(
+    heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, paddle.Tensor], interleaved: bool
+) -> tuple[paddle.Tensor, ...]:
+    tables = _tables(heads, tables)
+    if needs_grad(*heads):
+        return _Rope.apply(*tables, interleaved, *heads)
+    return _turned(heads, tables, interleaved, back=False)
+
+
+def _tables(
+    heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, paddle.Tensor]
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return contiguous tables, after a check of their shapes."""
+    (batch, length, _, head_dim), rotary_dim = heads[0].shape, tables[0].shape[-1]
+    assert all(each.shape == [batch, length, rotary_dim] for each in tables), "the tables' shape does not match x"
+    assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
+    return tables[0].contiguous(), tables[1].contiguous()
+
+
+class _Rope(PyLayer):
+    @staticmethod
+    def forward(ctx, cos_BSR, sin_BSR, interleaved, *heads):
+        ctx.save_for_backward(cos_BSR, sin_BSR)
+        ctx.interleaved, ctx.grads_needed = interleaved, [not each.stop_gradient for each in heads]
+        return _turned(heads, (cos_BSR, sin_BSR), interleaved, back=False)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        turned = _turned(gradients, ctx.saved_tensor(), ctx.interleaved, back=True)
+        # Paddle rejects gradients of frozen inputs.
+        return None, None, *(each if needed else None for each, needed in zip(turned, ctx.grads_needed, strict=True))
+
+
+class _NormRope(PyLayer):
+    @staticmethod
+    def forward(ctx, q_BSNH, k_BSKH, q_weight_H, k_weight_H, cos_BSR, sin_BSR, norms, interleaved):
+        inputs = q_BSNH, k_BSKH, q_weight_H, k_weight_H
+        ctx.save_for_backward(*inputs, cos_BSR, sin_BSR)
+        ctx.interleaved, ctx.grads_needed = interleaved, [not each.stop_gradient for each in inputs]
+        ctx.options = norms.epsilon, norms.offset, norms.after_rotation
+        return _norm_rope((q_BSNH, k_BSKH), (cos_BSR, sin_BSR), norms, interleaved)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        from paddlenlp_ext.ops.rope import HeadNorms
+        from paddlenlp_ext.ops.rope.triton_kernels import launch_norm_rope_backward, partial_rows
+        from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+
+        q_BSNH, k_BSKH, q_weight_H, k_weight_H, *tables = ctx.saved_tensor()
+        norms = HeadNorms(q_weight_H, k_weight_H, *ctx.options)
+        results = [empty_beside(q_BSNH), empty_beside(k_BSKH), None, None]
+        rows = partial_rows(q_BSNH, k_BSKH, tables[0])
+        partials = None
+        if any(ctx.grads_needed[2:]):
+            partials = empty_beside(q_BSNH, [sum(rows), q_BSNH.shape[-1]], paddle.float32)
+        gradients = [each.contiguous() for each in gradients]
+        launch_norm_rope_backward(
+            *(launch, gradients, _heads(q_BSNH), _heads(k_BSKH), tables, results[:2], ctx.interleaved),
+            norms=norms,
+            partials=partials,
+        )
+        for index, weight, first, count in ((2, q_weight_H, 0, rows[0]), (3, k_weight_H, *rows)):
+            if ctx.grads_needed[index]:
+                results[index] = empty_beside(weight)
+                launch_column_sums(launch, partials, results[index], first, count)
+        of_heads = (each if needed else None for each, needed in zip(results, ctx.grads_needed, strict=True))
+        return *of_heads, None, None
+
+
+def _turned(
+    heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, ...], interleaved: bool, back: bool
+) -> tuple[paddle.Tensor, ...]:
+    from paddlenlp_ext.ops.rope.triton_kernels import launch_rope
+
+    outs = tuple(empty_beside(each) for each in heads)
+    q, k = _heads(heads[0]), _heads(heads[1]) if len(heads) > 1 else None
+    launch_rope(launch, q, k, (tables[0], tables[1]), (outs[0], outs[-1]), interleaved, back=back)
+    return outs
+
+
+def _norm_rope(
+    heads: tuple[paddle.Tensor, paddle.Tensor],
+    tables: tuple[paddle.Tensor, paddle.Tensor],
+    norms: HeadNorms,
+    interleaved: bool,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    from paddlenlp_ext.ops.rope.triton_kernels import launch_rope
+
+    outs = empty_beside(heads[0]), empty_beside(heads[1])
+    launch_rope(launch, _heads(heads[0]), _heads(heads[1]), tables, outs, interleaved, norms=norms)
+    return outs
+
+
+def _heads(x_BSNH: paddle.Tensor) -> Heads:
+    """Return a tensor with the strides of tokens and heads; copy it if tokens are not evenly spaced."""
+    from paddlenlp_ext.ops.rope.triton_kernels import Heads
+
+    stride = common_stride(x_BSNH.shape[:2], x_BSNH.strides[:2]) if x_BSNH.strides[-1] == 1 else None
+    if stride is None:
+        x_BSNH = x_BSNH.contiguous()
+        stride = x_BSNH.shape[2] * x_BSNH.shape[3]
+    return Heads(x_BSNH, stride, x_BSNH.strides[2])
