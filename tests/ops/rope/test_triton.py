@@ -19,7 +19,7 @@ skip_without_triton()
 EPSILON = 1e-3
 AMPLITUDE = 1.25
 """Factor of the tables, as with YaRN: the inverse of the rotation is not its transpose."""
-SHAPES = [(1, 1, 2, 2), (3, 1, 6, 6), (9, 2, 64, 64), (5, 3, 74, 38), (20, 4, 128, 96)]  # N, K, H, R
+SHAPES = [(1, 1, 2, 2), (3, 1, 6, 6), (5, 3, 74, 38)]  # N, K, H, R
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +30,11 @@ def kernels():
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
-    """Run the launches in the interpreter, with at most three partial sums of each block of heads; return them."""
+    """Run the launches in the interpreter, with small blocks of heads and two partial sums of each; return them."""
     recorder = Recorder()
     monkeypatch.setattr("paddlenlp_ext.ops.rope.triton.launch", recorder)
-    monkeypatch.setattr(kernels, "_PROGRAMS", 3)
+    monkeypatch.setattr(kernels, "_PROGRAMS", 2)
+    monkeypatch.setattr(kernels, "_ELEMENTS", 256)
     return recorder
 
 
@@ -74,14 +75,14 @@ def formula(x, weight, gradient, angles, interleaved, order, offset) -> list[np.
 def run(shape, interleaved, order="none", offset=0.0, frozen=()):
     """Return results and gradients of queries and keys, [q, dq, dw_q, k, dk, dw_k], of the kernels and the formula."""
     num_q, num_k, head_dim, rotary_dim = shape
-    angles = normal(1, 2, 5, rotary_dim // 2).astype(np.float64)
+    angles = normal(1, 1, 3, rotary_dim // 2).astype(np.float64)
     arrays = (
-        normal(2, 2, 5, num_q, head_dim),
-        normal(3, 2, 5, num_k, head_dim),
+        normal(2, 1, 3, num_q, head_dim),
+        normal(3, 1, 3, num_k, head_dim),
         normal(4, head_dim),
         normal(5, head_dim),
     )
-    gradients = normal(6, 2, 5, num_q, head_dim), normal(7, 2, 5, num_k, head_dim)
+    gradients = normal(6, 1, 3, num_q, head_dim), normal(7, 1, 3, num_k, head_dim)
     inputs = [paddle.to_tensor(each, stop_gradient=index in frozen) for index, each in enumerate(arrays)]
     norms = None if order == "none" else HeadNorms(*inputs[2:], EPSILON, offset, order == "after")
     cos, sin = (each.astype("float32") for each in tables(angles))
@@ -108,9 +109,17 @@ def test_rotate_heads_triton_rotates_pairs_and_transposes_for_gradients(launched
     assert launched.names == ["rope_kernel"] * 2
 
 
-@pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "interleaved", "order"),
+    [
+        (SHAPES[0], False, "before"),
+        (SHAPES[1], True, "after"),
+        (SHAPES[1], False, "after"),
+        (SHAPES[2], False, "before"),
+        (SHAPES[2], True, "before"),
+        (SHAPES[2], False, "after"),
+    ],
+)
 def test_rotate_heads_triton_with_norms_matches_the_formula(launched, shape, interleaved, order):
     assert_all_close(*run(shape, interleaved, order, offset=1.0), atol=3e-5)
     assert launched.names == ["rope_kernel", "norm_rope_backward_kernel", "column_sums_kernel", "column_sums_kernel"]
@@ -121,8 +130,8 @@ def test_rotate_heads_triton_with_frozen_tensors_returns_no_gradients_for_them(l
     assert_all_close(*run(SHAPES[1], False, "before", frozen=frozen), atol=3e-5)
     sums = 2 - len({2, 3} & {*frozen})
     assert launched.names[2:] == ["column_sums_kernel"] * sums
-    # 10 tokens and a block of heads of q and k each; with frozen weights a program for each token
-    assert launched[1].grid == ((10, 2) if sums == 0 else (3, 2))
+    # 3 tokens and a block of heads of q and k each; with frozen weights a program for each token
+    assert launched[1].grid == ((3, 2) if sums == 0 else (2, 2))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
