@@ -21,7 +21,7 @@ def test_memory_bound_kernels_compile_for_hopper_to_wide_loads_and_stores(tmp_pa
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8
+    assert len(lines) == 3
     for kernel, loads, stores in lines:
         assert int(loads) > 0, f"{kernel} reads element by element"
-        assert int(stores) > 0 or kernel == "column_sums_kernel", f"{kernel} writes element by element"
+        assert int(stores) > 0, f"{kernel} writes element by element"
