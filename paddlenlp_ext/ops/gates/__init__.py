@@ -57,18 +57,18 @@ clamped_swiglu_op = DispatchedOp(
 )
 
 
-def swiglu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+def swiglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
     """Return `silu(gate) * up` for two tensors of the same shape."""
     return swiglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
-def geglu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+def geglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
     """Return `gelu(gate) * up` for two tensors of the same shape."""
     return geglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
 def clamped_swiglu(
-    gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
+    gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, *, reuse_inputs: bool = False
 ) -> paddle.Tensor:
     """Return the clamped gate of two tensors of the same shape."""
     return clamped_swiglu_op.choose(gate)(gate, up, alpha, limit, reuse_inputs)

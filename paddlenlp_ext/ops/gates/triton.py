@@ -68,11 +68,12 @@ class _Gate(PyLayer):
     def backward(ctx, gradient):
         from paddlenlp_ext.ops.gates.triton_kernels import launch_backward
 
-        inputs = [_rows(each) for each in ctx.saved_tensor()]
-        outputs = inputs if ctx.reuse_inputs else [_rows(empty_beside(rows.tensor)) for rows in inputs]
-        launch_backward(launch, _rows(gradient), *inputs, *outputs, *ctx.activation)
-        # Paddle rejects gradients of frozen inputs.
-        return tuple(rows.tensor if needed else None for rows, needed in zip(outputs, ctx.grads_needed, strict=True))
+        gate, up = to_gate, to_up = [_rows(each) for each in ctx.saved_tensor()]
+        if not ctx.reuse_inputs:
+            to_gate, to_up = _rows(empty_beside(gate.tensor)), _rows(empty_beside(up.tensor))
+        launch_backward(launch, _rows(gradient), gate, up, to_gate, to_up, *ctx.activation)
+        of_gate, of_up = ctx.grads_needed  # Paddle rejects gradients of frozen inputs
+        return to_gate.tensor if of_gate else None, to_up.tensor if of_up else None
 
 
 def _product(gate: paddle.Tensor, up: paddle.Tensor, activation: _Activation) -> paddle.Tensor:

@@ -42,6 +42,7 @@ class Rows(NamedTuple):
 def _activation(g, u, alpha, limit, ACTIVATION: tl.constexpr):
     """Return a(g), a'(g), v(u) and v'(u)."""
     v, v_slope = u, tl.full(u.shape, 1.0, tl.float32)
+    is_free = g <= limit  # read by the clamped gate only
     if ACTIVATION == "silu":
         z, z_slope = g, tl.full(g.shape, 1.0, tl.float32)
     elif ACTIVATION == "gelu":
@@ -50,7 +51,6 @@ def _activation(g, u, alpha, limit, ACTIVATION: tl.constexpr):
         z = SCALE * near * (1.0 + 0.044715 * near * near)
         z_slope = SCALE * (1.0 + 0.134145 * near * near)
     else:
-        is_free = g <= limit
         g = tl.minimum(g, limit)
         z, z_slope = alpha * g, tl.full(g.shape, 1.0, tl.float32) * alpha
         v = 1.0 + tl.minimum(tl.maximum(u, -limit), limit)

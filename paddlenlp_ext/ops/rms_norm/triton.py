@@ -116,8 +116,8 @@ def _backward(
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     x_gradient = empty_beside(x)
     partials = empty_beside(x, [num_partials(num_rows, size), size], paddle.float32) if of_weight else None
-    tensors = gradient.contiguous(), x, x_stride, weight_D.contiguous(), x_gradient
-    launch_backward(launch, *tensors, *ctx.numbers, total_gradient, partials)
+    gradient, weight_D, (epsilon, offset) = gradient.contiguous(), weight_D.contiguous(), ctx.numbers
+    launch_backward(launch, gradient, x, x_stride, weight_D, x_gradient, epsilon, offset, total_gradient, partials)
     if partials is None:
         return x_gradient, None
     weight_gradient = empty_beside(weight_D)

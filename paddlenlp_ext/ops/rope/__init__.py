@@ -67,7 +67,8 @@ def rotate_heads_separately(
             return rms_norm(apply_rope(x, cos_BSR, sin_BSR, interleaved), weight_H, norms.epsilon, norms.offset)
         return apply_rope(rms_norm(x, weight_H, norms.epsilon, norms.offset), cos_BSR, sin_BSR, interleaved)
 
-    return turn(q_BSNH, norms and norms.q_weight), turn(k_BSKH, norms and norms.k_weight)
+    weights = (None, None) if norms is None else (norms.q_weight, norms.k_weight)
+    return turn(q_BSNH, weights[0]), turn(k_BSKH, weights[1])
 
 
 rope_op = DispatchedOp(

@@ -100,24 +100,29 @@ class _NormRope(PyLayer):
         from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
 
         q_BSNH, k_BSKH, q_weight_H, k_weight_H, *tables = ctx.saved_tensor()
-        norms = HeadNorms(q_weight_H, k_weight_H, *ctx.options)
-        results = [empty_beside(q_BSNH), empty_beside(k_BSKH), None, None]
-        rows = partial_rows(q_BSNH, k_BSKH, tables[0])
-        partials = None
-        if any(ctx.grads_needed[2:]):
+        cos_sin, needed = (tables[0], tables[1]), ctx.grads_needed
+        results = empty_beside(q_BSNH), empty_beside(k_BSKH)
+        rows, partials = partial_rows(q_BSNH, k_BSKH, tables[0]), None
+        if needed[2] or needed[3]:
             partials = empty_beside(q_BSNH, [sum(rows), q_BSNH.shape[-1]], paddle.float32)
-        gradients = [each.contiguous() for each in gradients]
         launch_norm_rope_backward(
-            *(launch, gradients, _heads(q_BSNH), _heads(k_BSKH), tables, results[:2], ctx.interleaved),
-            norms=norms,
+            launch,
+            (gradients[0].contiguous(), gradients[1].contiguous()),
+            _heads(q_BSNH),
+            _heads(k_BSKH),
+            cos_sin,
+            results,
+            ctx.interleaved,
+            norms=HeadNorms(q_weight_H, k_weight_H, *ctx.options),
             partials=partials,
         )
-        for index, weight, first, count in ((2, q_weight_H, 0, rows[0]), (3, k_weight_H, *rows)):
-            if ctx.grads_needed[index]:
-                results[index] = empty_beside(weight)
-                launch_column_sums(launch, partials, results[index], first, count)
-        of_heads = (each if needed else None for each, needed in zip(results, ctx.grads_needed, strict=True))
-        return *of_heads, None, None
+        of_weights = [empty_beside(q_weight_H), empty_beside(k_weight_H)]
+        for index, (first, count) in enumerate(((0, rows[0]), rows)):
+            if needed[2 + index]:
+                launch_column_sums(launch, partials, of_weights[index], first, count)
+        # Paddle rejects gradients of frozen inputs.
+        of_inputs = zip((*results, *of_weights), needed, strict=True)
+        return *(each if is_needed else None for each, is_needed in of_inputs), None, None
 
 
 def _turned(
