@@ -19,16 +19,16 @@ from paddlenlp_ext.doctor.report import backend_section
 from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.ops.attention import attention_op
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere
-from paddlenlp_ext.ops.swiglu import swiglu_op
+from paddlenlp_ext.ops.gates import swiglu_op
 
 
-def double_gradient(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+def double_gradient(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
     """Compute SwiGLU with a wrong gradient only."""
     right = paddle.nn.functional.silu(gate) * up
     return right + (right - right.detach())
 
 
-def failing(gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
+def failing(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
     raise RuntimeError("first line\n\nlaunch failed")
 
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.doctor.layouts import layout_checks, layout_target
 from paddlenlp_ext.doctor.targets import CPU_TARGETS
 from paddlenlp_ext.doctor.training import LIMITS, measure_training, training_checks, training_runs
 from paddlenlp_ext.ops.dispatch import anywhere
-from paddlenlp_ext.ops.swiglu import swiglu_op
+from paddlenlp_ext.ops.gates import swiglu_op
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from tests.doctor.test_op_checks import double_gradient
 

@@ -9,14 +9,13 @@ from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.ops.frozen_linear import FrozenDense
-from paddlenlp_ext.ops.geglu import geglu
+from paddlenlp_ext.ops.gates import clamped_swiglu, geglu, swiglu
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.ops.layer_norm import layer_norm
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
-from paddlenlp_ext.ops.rope import apply_rope
-from paddlenlp_ext.ops.swiglu import swiglu
+from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
 
 EPSILON = 1e-6
 CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
@@ -53,15 +52,34 @@ def run_geglu(inputs: Inputs) -> list[paddle.Tensor]:
     return [geglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96))]
 
 
+@op_case("clamped_swiglu")
+def run_clamped_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
+    """Compute the gate of gpt-oss."""
+    return [clamped_swiglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96), 1.702, 1.5)]
+
+
 @op_case("rope")
 def run_rope(inputs: Inputs) -> list[paddle.Tensor]:
     """Rotate halves, and a share of the channels as neighbours."""
-    results = []
-    for rotated, interleaved in ((16, False), (8, True)):
-        angles_BSR = np.tile(np.arange(14).reshape(2, 7, 1) / 10.0 ** np.arange(rotated // 2), 2).astype(np.float32)
-        tables = paddle.to_tensor(np.cos(angles_BSR)), paddle.to_tensor(np.sin(angles_BSR))
-        results.append(apply_rope(inputs.trained(2, 7, 4, 16), *tables, interleaved))
+    layouts = ((16, False), (8, True))
+    return [apply_rope(inputs.trained(2, 7, 4, 16), *_tables(rotated), interleaved) for rotated, interleaved in layouts]
+
+
+@op_case("rotate_heads")
+def run_rotate_heads(inputs: Inputs) -> list[paddle.Tensor]:
+    """Rotate queries and keys together, alone and with norms of their heads before and after."""
+    results = [*rotate_heads(inputs.trained(2, 7, 4, 16), inputs.trained(2, 7, 2, 16), *_tables(8), True)]
+    for after in (False, True):
+        norms = HeadNorms(inputs.trained(16), inputs.trained(16), EPSILON, 1.0, after)
+        pair = inputs.trained(2, 7, 4, 16), inputs.trained(2, 7, 2, 16)
+        results += rotate_heads(*pair, *_tables(16), False, norms)
     return results
+
+
+def _tables(rotated: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return cosines and sines for 2 x 7 positions and `rotated` channels."""
+    angles_BSR = np.tile(np.arange(14).reshape(2, 7, 1) / 10.0 ** np.arange(rotated // 2), 2).astype(np.float32)
+    return paddle.to_tensor(np.cos(angles_BSR)), paddle.to_tensor(np.sin(angles_BSR))
 
 
 @op_case("linear")

@@ -15,7 +15,7 @@
 | reference | reference.py | the formulas |
 
 `reuse_inputs` allows the backward pass to overwrite `gate` and `up` with their gradients: the caller must not use their
-values after the call. Only one backward pass is possible; Paddle allows no second one through a PyLayer anyway.
+values after the call, and a second backward pass is an error. Backends may keep the inputs all the same.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class _Gate(PyLayer):
     @staticmethod
     def forward(ctx, gate, up, activation, reuse_inputs):
         ctx.save_for_backward(gate.detach(), up.detach())
-        ctx.activation, ctx.reuse_inputs = activation, reuse_inputs
+        ctx.activation, ctx.reuse_inputs, ctx.is_used = activation, reuse_inputs, False
         ctx.grads_needed = [not each.stop_gradient for each in (gate, up)]
         return _product(gate, up, activation)
 
@@ -68,6 +68,12 @@ class _Gate(PyLayer):
     def backward(ctx, gradient):
         from paddlenlp_ext.ops.gates.triton_kernels import launch_backward
 
+        if ctx.reuse_inputs and ctx.is_used:
+            raise ValueError(
+                "a second backward pass through a gate whose inputs the first one overwrote; compute the forward pass "
+                "again, or call the gate without reuse_inputs"
+            )
+        ctx.is_used = True
         gate, up = to_gate, to_up = [_rows(each) for each in ctx.saved_tensor()]
         if not ctx.reuse_inputs:
             to_gate, to_up = _rows(empty_beside(gate.tensor)), _rows(empty_beside(up.tensor))

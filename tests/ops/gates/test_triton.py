@@ -88,6 +88,14 @@ def test_gate_triton_without_reuse_keeps_its_inputs(launched):
     np.testing.assert_array_equal(up.numpy(), normal(2, 3, 7))
 
 
+def test_gate_triton_with_reuse_refuses_a_second_backward_pass(launched):
+    leaves = [paddle.to_tensor(normal(seed, 3, 7), stop_gradient=False) for seed in (1, 2)]
+    out = swiglu_triton(*(each * 1.0 for each in leaves), reuse_inputs=True)
+    paddle.grad(out, leaves, retain_graph=True)
+    with pytest.raises(Exception, match="a second backward pass through a gate"):
+        paddle.grad(out, leaves)
+
+
 def test_gate_triton_product_can_be_recomputed(launched):
     gate, up = (paddle.to_tensor(normal(seed, 3, 7), stop_gradient=False) for seed in (1, 2))
     out = swiglu_triton(gate, up)
