@@ -45,7 +45,7 @@ class StaticModel:
         quant_type: format of the linear layers' weights; None for floating point.
 
     Raises:
-        ValueError: the folder has no exported program, or its config.json describes none.
+        ValueError: the folder has no exported program, its config.json describes none, or Paddle cannot load it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
@@ -67,7 +67,13 @@ class StaticModel:
         self.dtype_name: str = description["dtype"]
         self.quant_type: str | None = description["quant_type"]
         self._cache_dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
-        self._predictor = _create_predictor(program, weights)
+        try:
+            self._predictor = _create_predictor(program, weights)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{folder}: Paddle cannot load {program.name} and {weights.name} ({reason}); export the model again"
+            ) from error
 
     @property
     def eos_token_ids(self) -> list[int]:

@@ -114,13 +114,17 @@ def test_static_model_in_a_folder_without_a_program_names_the_remedy(tmp_path: P
         StaticModel(tmp_path)
 
 
-def test_static_model_with_an_incomplete_description_names_the_key(tmp_path: Path) -> None:
+def test_static_model_with_an_incomplete_description_or_program_names_it(tmp_path: Path) -> None:
     tiny_model("qwen2_tied").save_pretrained(tmp_path)
     for name in ("model.json", "model.pdiparams"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("{")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "static_graph": {"cache_dtype": "float32"}}))
     with pytest.raises(ValueError, match=r"config\.json: static_graph has no cache_shapes; export the model again"):
+        StaticModel(tmp_path)
+    description = {"cache_dtype": "float32", "cache_shapes": [], "dtype": "float32", "quant_type": None}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "static_graph": description}))
+    with pytest.raises(ValueError, match=r"Paddle cannot load model\.json and model\.pdiparams \(.*; export the model"):
         StaticModel(tmp_path)
 
 
