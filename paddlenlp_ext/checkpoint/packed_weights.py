@@ -110,14 +110,13 @@ class PackedWeights(WeightSource):
             ValueError: groups of different sizes.
         """
         _, inputs = self._layout.shape(self._source, layer)
-        groups = self._layout.groups(self._source, layer)
+        groups, count = self._layout.groups(self._source, layer), self._num_groups(layer)
         if groups is None:
-            return np.arange(inputs, dtype=np.int32)
-        count = self._num_groups(layer)
-        is_known = groups.shape == (inputs,) and groups.min() >= 0 and groups.max() < count and inputs % count == 0
-        if not is_known or set(np.bincount(groups, minlength=count)) != {inputs // count}:
+            groups = np.arange(inputs) * count // max(inputs, 1)
+        is_known = groups.shape == (inputs,) and inputs > 0 and groups.min() >= 0 and groups.max() < count
+        if not is_known or set(np.bincount(groups, minlength=count)) != {inputs / count}:
             raise ValueError(
-                f"{self.path}: {layer}.g_idx does not divide the {inputs} inputs into {count} groups of the same size; "
+                f"{self.path}: {layer} does not divide its {inputs} inputs into {count} groups of the same size; "
                 "start from the original model"
             )
         return np.argsort(groups, kind="stable").astype(np.int32)
