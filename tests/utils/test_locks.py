@@ -92,6 +92,19 @@ def test_run_lock_is_one_for_a_thread_and_refused_to_another(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_check_no_active_run_in_a_forked_child_finds_the_run_of_its_parent(tmp_path):
+    with run_lock(tmp_path):
+        check_no_active_run(tmp_path)
+        child = os.fork()
+        if child == 0:
+            try:
+                check_no_active_run(tmp_path)
+                os._exit(1)
+            except ValueError:
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_run_lock_waits_for_a_process_that_is_ending(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "EXIT_PATIENCE_S", 20.0)
     monkeypatch.setattr(locks, "_POLL_S", 0.01)

@@ -11,6 +11,8 @@ from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.config.sections import ParallelConfig
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.memory.activations import CPU_NATIVE
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
 from paddlenlp_ext.trainer.memory.layout import process_shares
@@ -68,9 +70,11 @@ def test_process_shares_zero_divides_what_its_stage_says(whole, stage, shards_we
     (share,) = estimates(Degrees(sharding=2), sharding=stage)
     assert share.optimizer == pytest.approx(whole.optimizer / 2, rel=0.05)
     assert (share.weights < whole.weights) == shards_weights
-    model = skeleton()
-    (plan,) = process_shares(model, Degrees(sharding=2), ParallelConfig(sharding=stage), 1)
-    assert plan.shards_gradients == (stage != "stage1")
+    adapted = get_peft_model(CausalLM(DecoderConfig.from_dict(CONFIG)), LoRAConfig(rank=2))
+    for model, shards_gradients in ((skeleton(), stage != "stage1"), (adapted, False)):
+        (plan,) = process_shares(model, Degrees(data=3, sharding=2), ParallelConfig(sharding=stage), 1)
+        assert plan.shards_gradients == shards_gradients
+        assert plan.replicas == 6
 
 
 def test_process_shares_experts_are_divided_and_their_rows_are_held():
