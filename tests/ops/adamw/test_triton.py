@@ -41,6 +41,7 @@ def launched(kernels, monkeypatch):
         monkeypatch.setattr(kernels, name, value)
     monkeypatch.setattr(fp32, "SHAPES", SHAPES)
     monkeypatch.setattr(bf16, "SHAPES", SHAPES)
+    monkeypatch.setattr(bf16, "NUM_STEPS", 2)
     module._block_map.cache_clear()
     yield launches
     module._block_map.cache_clear()
@@ -136,7 +137,7 @@ def test_adamw_bf16_triton_refuses_stochastic_rounding_to_float16(launched):
         adamw_bf16_triton([bf16.Bf16Update(update, position=DrawPosition(0, 0, 0, 0, 5, 5))], 0.9, 0.99, 1e-8)
 
 
-@pytest.mark.parametrize("shape", [(1,), (256,), (3, 257)])
+@pytest.mark.parametrize("shape", [(1,), (300,)])
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
 def test_adamw_8bit_triton_stores_the_codes_of_the_reference(launched, shape, scale):
     def run(value, gradient, moments, step):
