@@ -11,6 +11,7 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.models import post_training
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.linear_feeds import linear_feeds
 from paddlenlp_ext.models.model_source import ModelSource
@@ -124,6 +125,26 @@ def test_quantize_after_training_skips_one_of_the_layers_of_experts(tmp_path, me
     assert {name.rpartition(".")[2] for name in quantized_layers(model)} == {other}
     assert len(quantized_layers(model)) == 2
     assert np.abs(logits(model) - expected).mean() < 0.06 * np.abs(expected).mean()
+
+
+def test_quantize_after_training_gives_each_layer_the_hidden_states_of_separate_rows(tmp_path, monkeypatch):
+    source, given, expected = saved("gemma3_sandwich", tmp_path), [], []
+
+    def record(layer, names, feeds, run, options, errors):
+        hook = layer.register_forward_pre_hook(lambda layer, arguments: given.append(arguments[0].numpy()[0]))
+        run()
+        hook.remove()
+
+    monkeypatch.setattr(post_training, "quantize_decoder_layer", record)
+    quantize_after_training(source, PostTrainingOptions(method="gptq", integers=IntegerFormat(bits=8)), [ROWS[:2]])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(lambda layer, arguments: expected.append(arguments[0].numpy()[0]))
+    with paddle.no_grad():
+        for row in ROWS[:2]:
+            model(paddle.to_tensor(row[None]))
+    for found, *rows in zip(given, expected[:2], expected[2:], strict=True):
+        np.testing.assert_allclose(found, np.concatenate(rows), atol=1e-4 * np.abs(found).max())
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq"])
