@@ -1,19 +1,26 @@
-"""Compare the greedy answers of a model with an adapter: unmerged, merged in a folder, and exported as static graphs.
+"""Compare the greedy answers of a model with an adapter: unmerged, merged, served, as GGUF, and as static graphs.
 
     python -m benchmarks.exported_answers [--adapter FOLDER] [--prompts 50] [--tokens 32] [--batch_sizes 1,8]
 
 Every variant answers the same prompts. The table has the share of answers equal to those of base and adapter, and for
-exported programs the largest difference of a logit from the model that was exported. Without `--adapter`, a LoRA
-adapter with random weights is used.
+exported programs the largest difference of a logit from the model that was exported. The server receives as many
+requests at a time as a batch has rows. Without `--adapter`, a LoRA adapter with random weights is used. llama.cpp runs
+in an environment of its own (`make .venv-llama-cpp/installed`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +30,12 @@ configure_runtime()  # before Paddle is imported
 
 import numpy as np
 
+from benchmarks import ROOT
 from benchmarks.measure import environment
+from benchmarks.serving import running_server
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.export_arguments import parse_arguments
+from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
 from paddlenlp_ext.cli.export_model import export_model
 from paddlenlp_ext.cli.merge import MergeArguments, run_merge
 from paddlenlp_ext.data.conversation import Conversation
@@ -36,7 +46,12 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.static_graph.runtime import StaticModel
 
+Prompts = Sequence[list[int]]
+Answers = Callable[[Prompts, int], Sequence[Any]]
+"""Function of prompts and batch size that returns the answers: tokens, or the text that a server sends."""
+
 BASE = "smollm2-135m-instruct"
+MODEL = ["--model_name_or_path", BASE]
 FORMATS = {
     "static, float32": (),
     "static, bfloat16": ("--dtype", "bfloat16"),
@@ -53,29 +68,41 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--batch_sizes", default="1,8")
+    default = str(ROOT / ".venv-llama-cpp" / "bin" / "python")
+    parser.add_argument("--llama_cpp", default=default, help="Python with llama.cpp")
     options = parser.parse_args()
     sizes = [int(size) for size in options.batch_sizes.split(",")]
     template = load_template(None, AutoTokenizer.from_pretrained(BASE))
-    texts = [question.format(thing) for question in QUESTIONS for thing in THINGS][: options.prompts]
-    prompts = [template.encode_prompt(Conversation.asking(text)) for text in texts]
+    questions = [question.format(thing) for question in QUESTIONS for thing in THINGS][: options.prompts]
+    prompts = [template.encode_prompt(Conversation.asking(question)) for question in questions]
     print(environment())
     print(f"{len(prompts)} prompts, {options.tokens} tokens; batches of {options.batch_sizes}")
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         adapter = options.adapter or random_adapter(work / "adapter")
         unmerged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(BASE), adapter)
-        expected = answers(unmerged, prompts, options.tokens, max(sizes))
+        expected = in_process(unmerged, options.tokens)(prompts, max(sizes))
+        compare = partial(report, expected=expected, prompts=prompts, sizes=sizes)
         run_merge(MergeArguments(adapter_path=str(adapter), output_path=str(work / "merged"), model_name_or_path=BASE))
         merged = AutoModelForCausalLM.from_pretrained(work / "merged")
-        report("base and adapter", unmerged, expected, prompts, options.tokens, sizes)
-        report("merged", merged, expected, prompts, options.tokens, sizes)
+        compare("base and adapter", in_process(unmerged, options.tokens))
+        compare("merged", in_process(merged, options.tokens))
+        tokenizer = AutoTokenizer.from_pretrained(BASE)
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in expected]
+        with running_server([*MODEL, "--lora_path", f"tuned={adapter}"]) as port:
+            compare("served", served(port, options.tokens), expected=texts)
+        file = work / "model.gguf"
+        run_export(export_arguments([*MODEL, "--lora_path", str(adapter), "--output_file", str(file)]))
+        compare("GGUF F16, read here", in_process(AutoModelForCausalLM.from_pretrained(file), options.tokens))
+        case = {"model": str(file), "tokens": options.tokens, "end_tokens": unmerged.eos_token_ids}
+        compare("GGUF F16, llama.cpp", in_llama_cpp(options.llama_cpp, case, work / "case.json"))
         for label, words in FORMATS.items():
-            names = ["--model_name_or_path", BASE, "--lora_path", str(adapter), "--output_path", str(work / "exported")]
+            names = [*MODEL, "--lora_path", str(adapter), "--output_path", str(work / "exported")]
             line = export_model(parse_arguments([*names, "--device", "cpu", "--overwrite", "true", *words]))
             found = re.search(r"by up to (\S+)", line)
             assert found is not None, line
             static = StaticModel(work / "exported")
-            report(f"{label}; logits {found[1]}", static, expected, prompts, options.tokens, sizes)
+            compare(f"{label}; logits {found[1]}", in_process(static, options.tokens))
 
 
 def random_adapter(folder: Path) -> str:
@@ -89,21 +116,53 @@ def random_adapter(folder: Path) -> str:
     return str(folder)
 
 
-def answers(model: Any, prompts: list[list[int]], tokens: int, batch_size: int) -> list[list[int]]:
-    return generate(model, prompts, max_new_tokens=tokens, batch_size=batch_size, eos_token_id=model.eos_token_ids)
+def in_process(model: Any, tokens: int) -> Answers:
+    """Return the function that answers with a model of this process."""
+
+    def answers(prompts: Prompts, batch_size: int) -> Prompts:
+        end_tokens = model.eos_token_ids
+        return generate(model, prompts, max_new_tokens=tokens, batch_size=batch_size, eos_token_id=end_tokens)
+
+    return answers
 
 
-def report(
-    label: str, model: Any, expected: list[list[int]], prompts: list[list[int]], tokens: int, sizes: list[int]
-) -> None:
-    """Print the share of equal answers and the time of each batch size."""
+def served(port: int, tokens: int) -> Answers:
+    """Return the function that asks a server for completions, with a request for each prompt."""
+
+    def ask(prompt: list[int]) -> str:
+        body = {"model": "tuned", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)["choices"][0]["text"]
+
+    def answers(prompts: Prompts, batch_size: int) -> list[str]:
+        with ThreadPoolExecutor(batch_size) as pool:
+            return list(pool.map(ask, prompts))
+
+    return answers
+
+
+def in_llama_cpp(python: str, case: dict[str, Any], file: Path) -> Answers:
+    """Return the function that answers with llama.cpp."""
+
+    def answers(prompts: Prompts, batch_size: int) -> Prompts:
+        file.write_text(json.dumps({**case, "prompts": prompts, "batch": batch_size}))
+        command = [python, "-m", "benchmarks.peers.answers_llama_cpp", str(file)]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    return answers
+
+
+def report(label: str, answers: Answers, *, expected: Sequence[Any], prompts: Prompts, sizes: Sequence[int]) -> None:
+    """Print the share of equal answers and the seconds of each batch size."""
     for size in sizes:
         start = time.perf_counter()
-        found = answers(model, prompts, tokens, size)
+        found = answers(prompts, size)
         seconds = time.perf_counter() - start
         equal = sum(own == other for own, other in zip(found, expected, strict=True))
-        rate = sum(map(len, found)) / seconds
-        print(f"{label:42} batch {size}: {equal} of {len(prompts)} answers equal, {rate:6.1f} tokens/s", flush=True)
+        print(f"{label:42} batch {size}: {equal} of {len(prompts)} answers equal, {seconds:6.1f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paddlenlp_ext import configure_runtime
@@ -174,25 +175,31 @@ def main(argv: Sequence[str]) -> None:
     args.name = "model"
 
     expected = expected_answers(args)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["--model_name_or_path", args.model, "--served_model_name", args.name, "--port", str(port)]
+    words = ["--model_name_or_path", args.model, "--served_model_name", args.name]
     words += ["--dtype", args.dtype, "--max_batch_size", str(args.max_batch_size)]
-    server = subprocess.Popen([sys.executable, "-m", "paddlenlp_ext.serve", *words])
-    try:
-        _wait_for(port, server)
+    with running_server(words) as port:
         asyncio.run(run_clients(1, argparse.Namespace(**{**vars(args), "seconds": 1}), port, expected))  # warm up
         runs = [asyncio.run(run_clients(int(number), args, port, expected)) for number in args.clients.split(",")]
-    finally:
-        server.terminate()
-        code = server.wait(90)
     for figures in runs:
         report("serving", {**vars(args), **figures}, "paddlepaddle")
     by_clients = {figures["clients"]: figures["tokens_per_second"] for figures in runs}
     if {1, 8} <= by_clients.keys():
         print(f"tokens/s of 8 clients over 1: {by_clients[8] / by_clients[1]:.2f}")
-    print(f"exit code of the server after SIGTERM: {code}")
+
+
+@contextlib.contextmanager
+def running_server(words: Sequence[str]) -> Iterator[int]:
+    """Yield the port of a server with these arguments; end it with SIGTERM and print its exit code."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "paddlenlp_ext.serve", *words, "--port", str(port)])
+    try:
+        _wait_for(port, server)
+        yield port
+    finally:
+        server.terminate()
+        print(f"exit code of the server after SIGTERM: {server.wait(90)}")
 
 
 def _wait_for(port: int, server: subprocess.Popen) -> None:
