@@ -42,7 +42,7 @@ class AdamW8Bit(SmallStateOptimizer):
             if "moment1_scale" in update.state and on_gpu_with_triton(update.parameter) is None:
                 fused.append(self._fused_update(update))
             else:
-                self._apply(update)
+                self._update_one(update)
         if fused:
             adamw_8bit_triton(fused)
 

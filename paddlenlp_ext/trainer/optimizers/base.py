@@ -65,7 +65,7 @@ class SmallStateOptimizer(ABC):
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         for update in self._updates():
-            self._apply(update)
+            self._update_one(update)
 
     def _updates(self) -> Iterator[ParameterUpdate]:
         """Count a step of each parameter that has a gradient, and yield its update."""
@@ -79,7 +79,7 @@ class SmallStateOptimizer(ABC):
             step = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
             yield ParameterUpdate(parameter, gradient, state, step, weight_decay)
 
-    def _apply(self, update: ParameterUpdate) -> None:
+    def _update_one(self, update: ParameterUpdate) -> None:
         """Update one parameter."""
         parameter, gradient, state, step, weight_decay = update
         is_half = parameter.dtype != paddle.float32
