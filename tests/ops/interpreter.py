@@ -32,7 +32,7 @@ def interpreted(name: str) -> Iterator[ModuleType]:
 
 
 class Launch(NamedTuple):
-    """One launch: the kernel's name, the grid, and all arguments by the names of the kernel's parameters."""
+    """One launch: the kernel's name, the grid, and all arguments and compiler options by name."""
 
     name: str
     grid: tuple[int, ...]
@@ -51,10 +51,10 @@ class Recorder(list[Launch]):
         self.runs = runs
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        bound = inspect.signature(kernel.fn).bind(
-            *arguments, **{name: value for name, value in constants.items() if name != "num_warps"}
-        )
-        self.append(Launch(kernel.fn.__name__, grid, {**bound.arguments, "num_warps": constants["num_warps"]}))
+        parameters = inspect.signature(kernel.fn)
+        options = {name: constants.pop(name) for name in constants.keys() - parameters.parameters.keys()}
+        bound = parameters.bind(*arguments, **constants)
+        self.append(Launch(kernel.fn.__name__, grid, {**bound.arguments, **options}))
         if self.runs:
             wrap = {name: HostArray(x) if isinstance(x, paddle.Tensor) else x for name, x in bound.arguments.items()}
             kernel[grid](**wrap)

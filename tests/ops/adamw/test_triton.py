@@ -18,24 +18,26 @@ from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 from tests.common.arrays import normal
 from tests.ops import test_adamw as fp32
 from tests.ops import test_adamw_bf16 as bf16
+from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 from tests.ops.test_adamw_8bit import new_moments, steps
 from tests.ops.test_stochastic_rounding import round_in_numpy
-from tests.ops.triton_interpreter import Launches, interpreted_kernels
 from tests.trainer.optimizers.toy import Toy, options, set_random_gradients, values_of
+
+skip_without_triton()
 
 SHAPES = [[1], [17, 3], [3, 40], [5, 131]]
 
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted_kernels("paddlenlp_ext.ops.adamw.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.adamw.triton_kernels") as kernels:
         yield kernels
 
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Use the kernels on the CPU; a program has 512 values and handles half of them at a time."""
-    launches = Launches()
+    launches = Recorder()
     monkeypatch.setattr(module, "launch", launches)
     for name, value in (("SPAN", 512), ("_VALUES", 256), ("_BLOCKS_8BIT", 1)):
         monkeypatch.setattr(kernels, name, value)
@@ -50,11 +52,12 @@ def launched(kernels, monkeypatch):
 def test_adamw_triton_over_five_steps_follows_the_formula(launched):
     fp32.test_adamw_over_five_steps_follows_the_formula(adamw_triton)
     assert launched.names == ["adamw_kernel"] * 5
-    _, grid, (table, numbers, blocks, *betas), constants = launched.calls[0]
-    assert grid == (5,)  # 655 values of the last tensor are two programs
-    assert (table.shape, numbers.shape, blocks.shape) == ([4, 13], [4, 4], [5, 2])
+    assert launched[0].grid == (5,)  # 655 values of the last tensor are two programs
+    arguments = launched[0].arguments
+    assert [arguments[name].shape for name in ("table", "numbers", "blocks")] == [[4, 13], [4, 4], [5, 2]]
+    betas = [arguments[name] for name in ("beta1", "one_minus_beta1", "beta2", "one_minus_beta2")]
     assert betas == pytest.approx([0.9, 0.1, 0.99, 0.01], abs=1e-7)
-    assert constants["enable_fp_fusion"] is False and constants["ROUNDING"] == "none"
+    assert arguments["enable_fp_fusion"] is False and arguments["ROUNDING"] == "none"
 
 
 def test_adamw_triton_writes_only_its_tensors(launched):
@@ -66,7 +69,7 @@ def test_adamw_triton_writes_only_its_tensors(launched):
     values = buffer.numpy()
     np.testing.assert_allclose(values[33:133], -0.5, rtol=1e-6)
     assert not values[:33].any() and not values[133:].any()
-    assert launched.calls[0][3]["ALIGNMENT"] == 1
+    assert launched[0].arguments["ALIGNMENT"] == 1
 
 
 def test_adamw_triton_launches_tensors_with_wide_loads_apart(launched):
@@ -75,7 +78,7 @@ def test_adamw_triton_launches_tensors_with_wide_loads_apart(launched):
         for size in (48, 50, 640)
     ]
     adamw_triton(updates, 0.9, 0.99, 1e-8)
-    assert [(grid, constants["ALIGNMENT"]) for _, grid, _, constants in launched.calls] == [((3,), 16), ((1,), 1)]
+    assert [(grid, arguments["ALIGNMENT"]) for _, grid, arguments in launched] == [((3,), 16), ((1,), 1)]
     for update in updates:
         np.testing.assert_allclose(update.parameter.numpy(), -0.5, rtol=1e-6)
 
@@ -84,7 +87,7 @@ def test_adamw_triton_of_tensors_without_values_launches_nothing(launched):
     update = fp32.AdamWUpdate(paddle.zeros([0]), paddle.zeros([0]), *bf16.state_of([0]), 0.5, 0.0)
     adamw_triton([update], 0.9, 0.99, 1e-8)
     adamw_triton([], 0.9, 0.99, 1e-8)
-    assert not launched.calls
+    assert not launched
 
 
 def test_adamw_bf16_triton_updates_master_copies_and_rounds_them(launched):
@@ -99,7 +102,7 @@ def test_adamw_bf16_triton_without_master_copies_rounds_stochastically(launched)
     bits, _ = bf16.run(adamw_bf16_triton, False, "bfloat16")
     different = [np.mean(got != want) for got, want in zip(bits, bf16.expected(False, "bfloat16")[0], strict=True)]
     assert max(different) < 5e-3, different
-    assert {constants["ROUNDING"] for *_, constants in launched.calls} == {"groups", "single"}
+    assert {launch.arguments["ROUNDING"] for launch in launched} == {"groups", "single"}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_adamw_8bit_triton_updates_all_tensors_in_one_launch(launched):
         adamw_8bit_reference(value.scale_(1.0 - now.rate * decay), gradient, new_moments(value.size), now)
     for one, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6, atol=1e-7)
-    assert [(name, grid) for name, grid, *_ in launched.calls] == [("adamw_8bit_kernel", (4,))]
+    assert [(launch.name, launch.grid) for launch in launched] == [("adamw_8bit_kernel", (4,))]
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
@@ -182,7 +185,7 @@ def test_adamw_8bit_optimizer_with_triton_takes_the_steps_of_other_backends(laun
                 rounding.step = step
             optimizer.step()
         results.append(values_of(model))
-    assert launched.names == ["adamw_8bit_kernel"] * len(launched.calls) and len(launched.calls) >= 3
+    assert launched.names == ["adamw_8bit_kernel"] * len(launched) and len(launched) >= 3
     for name, value in results[0].items():
         # The interpreter truncates the weights that have master copies.
         tolerance = 2.0**-7 if dtype == "bfloat16" else 1e-6

@@ -13,25 +13,27 @@ from paddlenlp_ext.ops.linear_cross_entropy import triton as module
 from paddlenlp_ext.ops.linear_cross_entropy.products import losses_by_chunks
 from paddlenlp_ext.ops.linear_cross_entropy.sharded import sharded_products_reference
 from tests.common.arrays import normal
+from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 from tests.ops.linear_cross_entropy.test_cross_entropy import formula
 from tests.ops.linear_cross_entropy.test_linear_cross_entropy import dense, make
 from tests.ops.linear_cross_entropy.test_updates import check_gradients, tensors_of
 from tests.ops.linear_cross_entropy.test_updates import make as make_updates
-from tests.ops.triton_interpreter import Launches, interpreted_kernels
+
+skip_without_triton()
 
 SIZES = [(1, 2), (2, 17), (3, 1031)]
 
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted_kernels("paddlenlp_ext.ops.linear_cross_entropy.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.linear_cross_entropy.triton_kernels") as kernels:
         yield kernels
 
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Use the kernels on the CPU, with few columns at a time."""
-    launches = Launches()
+    launches = Recorder()
     monkeypatch.setattr(module, "launch", launches)
     monkeypatch.setattr(kernels, "_COLUMNS", 512)
     monkeypatch.setattr(
@@ -58,10 +60,10 @@ def test_cross_entropy_triton_matches_the_formula(launched, sizes, scale, softca
     np.testing.assert_allclose(losses.numpy(), expected_losses, rtol=3e-6, atol=6e-6)
     np.testing.assert_allclose(tensor.numpy(), gradient, rtol=0, atol=1e-6)
     assert int(correct) == expected_correct >= 1
-    ((name, grid, arguments, constants),) = launched.calls
-    assert (name, grid, arguments[4]) == ("cross_entropy_kernel", sizes[:1], sizes[1])
+    ((name, grid, arguments),) = launched
+    assert (name, grid, arguments["num_columns"]) == ("cross_entropy_kernel", sizes[:1], sizes[1])
     columns = min(512, 1 << (sizes[1] - 1).bit_length())
-    assert (constants["COLUMNS"], constants["CAPPED"]) == (columns, softcap is not None)
+    assert (arguments["COLUMNS"], arguments["CAPPED"]) == (columns, softcap is not None)
 
 
 def test_cross_entropy_triton_without_gradient_keeps_the_logits(launched):
@@ -119,7 +121,7 @@ def test_linear_cross_entropy_with_launched_kernels_matches_the_formula(launched
         np.testing.assert_allclose(weight_t.grad.numpy(), 0.25 * weight_gradient, rtol=0, atol=1e-5)
     num_targets = int((labels != -100).sum())
     rows = [min(13, num_targets - start) for start in range(0, num_targets, 13)] if chunk else [num_targets]
-    assert [grid for _, grid, *_ in launched.calls] == [(count,) for count in rows]
+    assert [launch.grid for launch in launched] == [(count,) for count in rows]
 
 
 def test_linear_cross_entropy_with_updates_and_launched_kernels_matches_the_formula(launched):

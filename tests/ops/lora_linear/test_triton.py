@@ -17,8 +17,10 @@ from paddlenlp_ext.ops.saved_tensors import with_recompute_function
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
+from tests.ops.interpreter import Launch, Recorder, interpreted, skip_without_triton
 from tests.ops.test_lora_linear import SCALING, numbers, on_frozen_base, reference
-from tests.ops.triton_interpreter import Launches, interpreted_kernels
+
+skip_without_triton()
 
 SHAPES = [((1,), 3, 2, 1), ((33,), 17, 5, 4), ((7, 13), 101, 67, 20), ((2, 20), 24, 90, 32), ((9,), 40, 50, 33)]
 SIZES = {
@@ -33,14 +35,14 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted_kernels("paddlenlp_ext.ops.lora_linear.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.lora_linear.triton_kernels") as kernels:
         yield kernels
 
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Use the kernels on the CPU for any number of positions, with small tiles."""
-    launches = Launches()
+    launches = Recorder()
     for name, size in SIZES.items():
         monkeypatch.setattr(kernels, name, size)
     monkeypatch.setattr(module, "launch", launches)
@@ -63,15 +65,22 @@ def test_lora_linear_triton_launches_grids_that_cover_the_matrices(launched):
     (rows, in_, out, rank), tile = (91, 101, 67, 20), 32
     x, weight, bias, a, b, gradient = numbers((7, 13), in_, out, rank)
     run_both_ways(on_frozen_base(lora_linear_triton, weight, bias), [x, a, b], gradient)
-    forward, gradients, backward = launched.calls
-    assert forward[1] == (math.ceil(out / 64), math.ceil(rows / 32))
-    assert forward[2][3:] == (SCALING, rows, out, rank, 1, rank)
-    assert backward[1] == (math.ceil(in_ / 64), math.ceil(rows / 32))
-    assert backward[2][3:] == (1.0, rows, in_, rank, in_, 1)
-    assert gradients[3] | {"ROWS": 16, "COLUMNS": 1024 // tile, "RANK": tile} == gradients[3]
-    assert gradients[1] == (3, 3) and gradients[2][5:] == (rows, out, rank, 32)  # 8 programs to aim at, over 3 columns
-    row_parts, column_parts = gradients[2][3:5]
-    assert (row_parts.shape, column_parts.shape) == ([3, rows, rank], [3, out, rank])
+    forward, gradients, backward = launched
+    assert forward.grid == (math.ceil(out / 64), math.ceil(rows / 32))
+    sizes = {"scaling": SCALING, "num_rows": rows, "num_columns": out, "rank": rank}
+    assert_has(forward, {**sizes, "rank_stride": 1, "column_stride": rank})
+    assert backward.grid == (math.ceil(in_ / 64), math.ceil(rows / 32))
+    assert_has(backward, {**sizes, "scaling": 1.0, "num_columns": in_, "rank_stride": in_, "column_stride": 1})
+    assert gradients.grid == (3, 3)  # 8 programs to aim at, over 3 columns
+    del sizes["scaling"]
+    assert_has(gradients, {**sizes, "span": 32, "ROWS": 16, "COLUMNS": 1024 // tile, "RANK": tile})
+    parts = [gradients.arguments[name].shape for name in ("row_parts", "column_parts")]
+    assert parts == [[3, rows, rank], [3, out, rank]]
+
+
+def assert_has(launch: Launch, arguments: dict) -> None:
+    """Assert that a launch has these arguments, among others."""
+    assert {name: launch.arguments[name] for name in arguments} == arguments
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 1), (1, 2)])
@@ -128,7 +137,7 @@ def test_lora_linear_triton_of_few_positions_launches_nothing(launched, monkeypa
     x, weight, bias, a, b, gradient = numbers((18,), 17, 5, 4)
     actual = run_both_ways(on_frozen_base(lora_linear_triton, weight, bias), [x, a, b], gradient)
     assert_all_close(actual, reference(x, weight, bias, a, b, gradient), atol=1e-4)
-    assert not launched.calls
+    assert not launched
 
 
 def test_add_low_rank_in_half_precision_rounds_once(launched):
