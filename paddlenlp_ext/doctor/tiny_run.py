@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -25,21 +26,8 @@ from paddlenlp_ext.trainer.finetune import load_config
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-TINY_MODEL: dict[str, Any] = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "eos_token_id": None,
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-    "tie_word_embeddings": False,
-}
-"""Sizes that all kernels support: products of 64 inputs, heads of 16 channels."""
+TINY_MODEL: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_model.json").read_text(encoding="utf-8"))
+"""Config of a model with sizes that all kernels support: products of 64 inputs, heads of 16 channels."""
 STEPS = 2
 _REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (3, 38, 51)}}
 _KEYS: dict[str, Any] = {

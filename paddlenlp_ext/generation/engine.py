@@ -205,8 +205,9 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that are not in the batch yet."""
-        return len(self._waiting)
+        """Number of requests that are not in the batch yet, without those that are cancelled."""
+        waiting = tuple(self._waiting)  # another thread may ask while a step changes the queue
+        return sum(not row.request.is_cancelled for row in waiting)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue."""

@@ -1,7 +1,7 @@
 """Calls of tools in the text of an answer, in the two common forms.
 
     Hermes     text <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> ...     also Qwen 2.5 and 3
-    Llama 3    {"name": "add", "parameters": {"a": 1}}; ...                               the full answer
+    bare JSON  {"name": "add", "parameters": {"a": 1}}; ...                               the full answer
 
 The chat template tells the model how to write calls, so the form is recognized from the template. Text from the first
 call on is held back until the answer ends, and then becomes calls. It remains text if any of it is not a call of a tool
@@ -24,7 +24,7 @@ from paddlenlp_ext.serve.stop_texts import overlap
 from paddlenlp_ext.utils.json_reader import JsonError, read_value, skip_space
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
-_LLAMA_EXAMPLE = re.compile(r'\{"name":[^{}]*"parameters":')
+_BARE_EXAMPLE = re.compile(r'\{"name":[^{}]*"parameters":')
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class HermesText(CallText):
         return outside if outside.strip() else "", values
 
 
-class LlamaText(CallText):
+class BareText(CallText):
     """Text that is a sequence of calls, with a semicolon or white space between them, or not a call at all."""
 
     def _calls_start(self) -> int:
@@ -134,7 +134,7 @@ def call_form(template: str) -> type[CallText] | None:
     template = template.replace('\\"', '"')  # a string of Jinja in double quotes
     if _OPENING in template and '"arguments"' in template:
         return HermesText
-    return LlamaText if _LLAMA_EXAMPLE.search(template) else None
+    return BareText if _BARE_EXAMPLE.search(template) else None
 
 
 def call_text(template: ChatTemplate, names: Collection[str], max_calls: int | None) -> CallText | None:

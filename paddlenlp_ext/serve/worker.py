@@ -47,7 +47,7 @@ class Worker:
         with self._changed:
             if not self.is_running:
                 raise ApiError(503, "the server is stopping; try again later", "unavailable")
-            num_waiting = len(self._inbox) + self._engine.num_waiting
+            num_waiting = sum(not request.is_cancelled for request in self._inbox) + self._engine.num_waiting
             if num_waiting + len(requests) > self._max_waiting:
                 problem = f"{num_waiting} answers are waiting, and the queue has room for {self._max_waiting}"
                 raise ApiError(429, f"{problem}; try again later", "queue_full")

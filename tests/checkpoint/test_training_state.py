@@ -38,7 +38,7 @@ def test_load_training_state_damaged_file_is_named(tmp_path, name):
     save_training_state(tmp_path, {"w": np.zeros(4, np.float32)}, {"step": 1})
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(content[:-6])
-    with pytest.raises(ValueError, match=f"{name}: damaged"):
+    with pytest.raises(ValueError, match=rf"{name}(:\d+:\d+)?: damaged"):
         load_training_state(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=f"{name}: no such file"):

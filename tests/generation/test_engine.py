@@ -63,6 +63,17 @@ def run(engine: Engine, answers: list[Answer], steps_between: int = 0) -> None:
     assert engine.num_rows == engine.num_waiting == 0
 
 
+def test_engine_num_waiting_leaves_out_cancelled_requests():
+    engine, (first, second) = (
+        Engine(SingleModel(tiny_model(next(iter(FAMILIES)))), max_rows=1),
+        (Answer([1, 2], 3) for _ in range(2)),
+    )
+    for answer in (first, second):
+        engine.submit(answer.request)
+    first.request.is_cancelled = True
+    assert engine.num_waiting == 1
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_engine_requests_that_join_and_leave_equal_generate(family):
     """Let rows join a running batch of three, with prompts in parts of 7 tokens, and leave at different steps."""

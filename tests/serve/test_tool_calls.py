@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.serve.app import Limits, make_app
-from paddlenlp_ext.serve.tool_calls import HermesText, LlamaText, call_form
+from paddlenlp_ext.serve.tool_calls import BareText, HermesText, call_form
 from tests.golden import DATA
 from tests.serve.asgi import call
 
@@ -36,8 +36,8 @@ def read(form, text: str, size: int, **options: Any) -> tuple[str, list[tuple[st
         (HermesText, ADD, ("", CALLED[:1])),
         (HermesText, f"I add <numbers>.\n{ADD}\n{WEATHER}\n", ("I add <numbers>.\n", CALLED)),
         (HermesText, f"{WEATHER} done", (" done", CALLED[1:])),
-        (LlamaText, '\n{"name": "add", "parameters": {"a": 1, "b": [2]}}', ("", CALLED[:1])),
-        (LlamaText, '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}};', ("", [("add", {})] * 2)),
+        (BareText, '\n{"name": "add", "parameters": {"a": 1, "b": [2]}}', ("", CALLED[:1])),
+        (BareText, '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}};', ("", [("add", {})] * 2)),
     ],
 )
 def test_call_text_of_calls_returns_them_and_the_other_text(form, text, expected, size):
@@ -58,11 +58,11 @@ def test_call_text_of_calls_returns_them_and_the_other_text(form, text, expected
         (HermesText, ADD.replace('{"a": 1, "b": [2]}', "1")),
         (HermesText, f"{ADD}<tool_call>[]</tool_call>"),
         (HermesText, '{"name": "add", "parameters": {}}'),
-        (LlamaText, " \n"),
-        (LlamaText, 'Call {"name": "add", "parameters": {}}'),
-        (LlamaText, '{"name": "add", "parameters": {}} is the call'),
-        (LlamaText, '{"name": "remove", "parameters": {}}'),
-        (LlamaText, '{"sum": 2}'),
+        (BareText, " \n"),
+        (BareText, 'Call {"name": "add", "parameters": {}}'),
+        (BareText, '{"name": "add", "parameters": {}} is the call'),
+        (BareText, '{"name": "remove", "parameters": {}}'),
+        (BareText, '{"sum": 2}'),
     ],
 )
 def test_call_text_without_complete_calls_of_the_tools_is_unchanged(form, text, size):
@@ -70,9 +70,9 @@ def test_call_text_without_complete_calls_of_the_tools_is_unchanged(form, text, 
 
 
 def test_call_text_holds_back_only_what_may_be_a_call():
-    hermes, llama = HermesText(TOOLS), LlamaText(TOOLS)
+    hermes, bare = HermesText(TOOLS), BareText(TOOLS)
     assert [hermes.add(part) for part in ("x <", "b <tool", "_call", ">{")] == ["x ", "<b ", "", ""]
-    assert [llama.add(part) for part in (" ", "no {", '"name"')] == ["", " no {", '"name"']
+    assert [bare.add(part) for part in (" ", "no {", '"name"')] == ["", " no {", '"name"']
 
 
 def test_call_text_returns_at_most_the_limit_of_calls():
@@ -85,7 +85,7 @@ def test_call_text_returns_at_most_the_limit_of_calls():
         ("qwen2_5", HermesText),
         ("qwen3", HermesText),
         ("smollm3", HermesText),
-        ("llama3_2", LlamaText),
+        ("llama3_2", BareText),
         ("qwen3_5", None),  # tags around XML
         ("gemma3", None),
         ("gptoss", None),
