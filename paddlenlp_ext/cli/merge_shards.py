@@ -24,6 +24,7 @@ class MergeShardsArguments(OptionGroup):
         MISSING, help="pipeline-parallel degree of the run", minimum=0, aliases=("pp",)
     )
     output_path: str | None = option(None, help="folder of the merged model; unset: model_name_or_path")
+    overwrite: bool = option(False, help="replace a model at the output path")
     device: str = option("cpu", help="accepted for compatibility, no effect: nothing is computed")
     allow_pickle: bool = option(False, help="read the .pdparams files; objects other than arrays are refused")
 
@@ -47,5 +48,6 @@ def merge_shards(argv: Sequence[str]) -> str:
         arguments.tensor_parallel_degree,
         arguments.pipeline_parallel_degree,
         None if arguments.output_path is None else Path(arguments.output_path),
+        arguments.overwrite,
     )
     return f"{report.output}: {report.num_tensors} tensors, {report.num_joined} of them joined from shards"

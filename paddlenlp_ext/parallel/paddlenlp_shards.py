@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,9 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.parallel.shard_parameters import AXES
 from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.merge.files import copy_tokenizer
+from paddlenlp_ext.peft.merge.merge_adapter import check_output
 from paddlenlp_ext.peft.pdparams import read_pickled_arrays
-from paddlenlp_ext.utils.files import check_writable, read_json_object
+from paddlenlp_ext.utils.files import atomic_folder, check_writable, read_json_object
 from paddlenlp_ext.utils.locks import check_no_active_run
 
 _FORMATS = ("float32", "float16", "bfloat16")
@@ -46,22 +49,27 @@ class MergeReport:
 
 
 def merge_saved_shards(
-    folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None
+    folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None, overwrite: bool = False
 ) -> MergeReport:
-    """Write the full model in Hugging Face's layout, with generation config and tokenizer.
+    """Write the full model in Hugging Face's layout, with generation config and tokenizer, all at once or not at all.
 
     Args:
         folder: PaddleNLP's folder, with its config.json.
         tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 and 1: not split along this axis.
-        output: folder for the model; None: `folder` itself.
+        output: folder for the model; None: `folder` itself, which keeps its other files.
+        overwrite: replace a model at `output`.
 
     Raises:
         ValueError: files are missing or hold other tensors than config.json describes, both degrees are at most 1, or
-            `output` cannot be written or belongs to an active run.
+            `output` cannot be written, exists or belongs to an active run.
     """
-    output = output or folder
-    check_no_active_run(output)
-    check_writable(output, str(output))
+    in_place = output is None or output.resolve() == folder.resolve()
+    output = folder.resolve() if output is None or in_place else output
+    if in_place:
+        check_no_active_run(output)
+        check_writable(output.parent, str(output))
+    else:
+        check_output(output, overwrite, (folder,))
     files = shard_files(folder, tensor_degree, pipeline_degree)
     content = _hf_config(folder)
     dtype = str(content.get("torch_dtype") or "float32")
@@ -78,9 +86,12 @@ def merge_saved_shards(
         value, joined = _join(name, parts, tuple(parameter.shape), axes.get(name))
         num_joined += joined
         tensors[name] = LazyTensor(value.shape, dtype, functools.partial(cast, value, "float32", dtype))
-    model.save_pretrained(str(output), tensors=tensors)
-    if output.resolve() != folder.resolve():
-        copy_tokenizer(folder, output)
+    with atomic_folder(output) as draft:
+        if in_place:
+            shutil.copytree(folder, draft, symlinks=True, copy_function=_link_or_copy, dirs_exist_ok=True)
+        else:
+            copy_tokenizer(folder, draft)
+        model.save_pretrained(str(draft), tensors=tensors)
     return MergeReport(output, len(tensors), num_joined)
 
 
@@ -100,6 +111,14 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
         found = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
         raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(found[:8])}")
     return files
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    """Give a file a second name, or copy it on file systems without hard links."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _hf_config(folder: Path) -> dict[str, Any]:

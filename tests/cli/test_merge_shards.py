@@ -19,8 +19,9 @@ def test_merge_shards_short_and_long_names_pass_the_same_arguments(monkeypatch):
     short = ["--model_name_or_path", "model", "--tp", "2", "--pp", "3", "--allow_pickle"]
     assert merge_shards(short) == "out: 5 tensors, 3 of them joined from shards"
     degrees = ["--tensor_parallel_degree", "2", "--pipeline_parallel_degree", "3", "--device", "gpu"]
-    merge_shards(["--model_name_or_path", "model", *degrees, "--output_path", "merged", "--allow_pickle"])
-    assert calls == [(Path("model"), 2, 3, None), (Path("model"), 2, 3, Path("merged"))]
+    degrees += ["--output_path", "merged", "--overwrite", "true"]
+    merge_shards(["--model_name_or_path", "model", *degrees, "--allow_pickle"])
+    assert calls == [(Path("model"), 2, 3, None, False), (Path("model"), 2, 3, Path("merged"), True)]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +29,7 @@ def test_merge_shards_short_and_long_names_pass_the_same_arguments(monkeypatch):
     [
         ([], "--tensor_parallel_degree is required"),
         (["--tp", "2", "--pp", "-1"], "-1 is out of range; allowed: at least 0"),
-        (["--tp", "2", "--pp", "1", "--overwrit"], "unknown key 'overwrit'"),
+        (["--tp", "2", "--pp", "1", "--overwritten"], "unknown key 'overwritten'"),
     ],
 )
 def test_merge_shards_invalid_arguments_raise(words, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -99,3 +100,36 @@ def test_merge_saved_shards_with_wrong_files_raises(tmp_path):
     (tmp_path / "saved" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
     with pytest.raises(ValueError, match=r"0 missing \(\), 12 unexpected"):
         merge_saved_shards(tmp_path / "saved", 2, 1)
+
+
+@pytest.mark.parametrize("place", ["saved", "merged"])
+def test_merge_saved_shards_failed_write_leaves_the_folder_unchanged(tmp_path, monkeypatch, place):
+    write_shards(tmp_path / "saved", 2, 1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def fail(folder, *_):
+        (Path(folder) / "model.safetensors").write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("paddlenlp_ext.models.causal_lm.save_sharded", fail)
+    with pytest.raises(OSError, match="disk full"):
+        merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / place)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_merge_saved_shards_into_the_working_directory_keeps_its_other_files(tmp_path, monkeypatch):
+    write_shards(tmp_path / "saved", 2, 1)
+    before = {path.name for path in (tmp_path / "saved").iterdir()}
+    monkeypatch.chdir(tmp_path / "saved")
+    merge_saved_shards(Path(), 2, 1)
+    written = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert written == before | {"model.safetensors", "generation_config.json"}
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+def test_merge_saved_shards_to_an_existing_model_needs_overwrite(tmp_path):
+    write_shards(tmp_path / "saved", 2, 1)
+    merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / "merged")
+    with pytest.raises(ValueError, match="already exists; choose another folder, or pass --overwrite"):
+        merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / "merged")
+    merge_saved_shards(tmp_path / "saved", 2, 1, tmp_path / "merged", overwrite=True)
