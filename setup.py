@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 here = Path(__file__).parent
-TRITON = "triton ; platform_system == 'Linux'"
+TRITON = "triton >=3.8 ; platform_system == 'Linux'"  # older releases launch with PyTorch only
 
 setup(
     name="paddlenlp-ext",

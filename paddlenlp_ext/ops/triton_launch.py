@@ -1,11 +1,24 @@
-"""Launch Triton kernels on Paddle tensors."""
+"""Launch Triton kernels on Paddle tensors, without PyTorch.
+
+Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if that has been
+imported, and fails if that PyTorch is built for CPUs; otherwise it takes CUDA's default stream, which does not wait for
+Paddle's. The driver here takes the stream from Paddle. It is active during launches only, so that kernels that PyTorch
+launches in the same process keep PyTorch's streams. Everything else that Triton reads of a tensor, `data_ptr()` and the
+name of `dtype`, Paddle's tensors have.
+
+The package `use-triton-in-paddle` is not used: it edits the files of the installed Triton.
+
+tests/ops/test_triton_launch.py runs all of this over a library that takes the place of CUDA's.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import paddle
 
@@ -28,20 +41,51 @@ def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     return on_gpu_with_triton(x)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on Paddle's current stream; Triton itself uses PyTorch's current stream or CUDA's default one."""
+def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the GPU of its first argument, on Paddle's current stream of that GPU.
+
+    The current device of the process, which need not be that GPU, is unchanged. Products and sums are fused unless
+    `enable_fp_fusion` says otherwise: Triton's default depends on its release.
+    """
+    device = first.place.gpu_device_id()
+    active, driver = _drivers()
+    with _LOCK:
+        previous, current = active._active, driver.get_current_device()
+        active.set_active(driver)
+        if current != device:
+            driver.set_current_device(device)
+        try:
+            kernel.run(first, *arguments, grid=grid, warmup=False, **{"enable_fp_fusion": True, **constants})
+        finally:
+            if current != device:
+                driver.set_current_device(current)
+            active.set_active(previous)
+
+
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _drivers() -> tuple[Any, Any]:
+    """Return the holder of Triton's active driver, and a driver for Paddle."""
+    from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
     from triton.runtime import driver
 
-    triton_stream = driver.active.get_current_stream
-    driver.active.get_current_stream = _paddle_stream
-    try:
-        kernel[grid](*arguments, **constants)
-    finally:
-        driver.active.get_current_stream = triton_stream
+    class PaddleDriver(CudaDriver):
+        """CudaDriver whose functions do not depend on the modules that the process has imported."""
+
+        def __init__(self) -> None:
+            self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
+            self.get_device_capability = self.utils.get_device_capability
+            self.get_current_device = self.utils.get_current_device
+            self.set_current_device = self.utils.set_current_device
+            self.get_current_stream = _current_stream
+
+    return driver, PaddleDriver()
 
 
-def _paddle_stream(device: int) -> int:
-    return paddle.device.current_stream(f"gpu:{device}").__cuda_stream__()[1]
+def _current_stream(device: int) -> int:
+    return cast("Any", paddle.device.cuda.current_stream(device)).cuda_stream  # Paddle's annotations lack it
 
 
 def empty_beside(x: paddle.Tensor, shape: Sequence[int] | None = None, dtype: Any = None) -> paddle.Tensor:
