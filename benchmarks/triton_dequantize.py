@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable
 
 import torch
 import triton
 
 from benchmarks.measure import report
+from benchmarks.triton_timing import copy_bandwidth, device_of, milliseconds
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel, product_kernel
 
@@ -110,18 +110,6 @@ def check(device: str) -> None:
             assert (got - exact).norm() < (1e-6 if dtype == torch.float32 else 4e-3) * exact.norm(), (shape, dtype)
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the median time of a call in milliseconds, with the L2 cache flushed before each call."""
-    return triton.testing.do_bench(run, return_mode="median")
-
-
-def copy_bandwidth() -> float:
-    """Return the GB/s that a copy of 2 GB reads and writes."""
-    source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 2 / milliseconds(lambda: target.copy_(source)) / 1e6
-
-
 def times_of_bitsandbytes(full: torch.Tensor) -> dict[str, float]:
     """Return the milliseconds of bitsandbytes on a full-precision weight [out, in]; empty if it is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -164,9 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare the kernels with PyTorch on small weights")
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not args.check:
-        raise SystemExit("times need a GPU; with TRITON_INTERPRET=1 and --check the kernels run on a CPU")
+    device = device_of(args.check)
     check(device)
     if args.check:
         print(f"both kernels agree with PyTorch on the {device}")

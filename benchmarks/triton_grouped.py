@@ -23,6 +23,7 @@ import torch
 import triton
 
 from benchmarks.measure import report
+from benchmarks.triton_timing import device_of, milliseconds
 from paddlenlp_ext.ops.grouped_triton_kernels import grouped_product_kernel, grouped_weight_gradient_kernel
 
 LAYERS = {  # experts, chosen, hidden, inner outputs (gate and up)
@@ -125,11 +126,6 @@ def counts_of(load: str, rows: int, experts: int) -> list[int]:
     return np.floor(weights / weights.sum() * rows).astype(int).tolist()
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the median time of a call in milliseconds, with the L2 cache flushed before each call."""
-    return triton.testing.do_bench(run, return_mode="median")
-
-
 def measure(layer: str, name: str, tokens: int, load: str, tile: tuple[int, int]) -> dict[str, object]:
     """Return times in milliseconds and speeds of one layer."""
     experts, chosen, hidden, outputs = LAYERS[layer]
@@ -150,9 +146,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 128], help="rows of a tile")
     parser.add_argument("--columns", type=int, nargs="+", default=[128], help="columns of a tile")
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not args.check:
-        raise SystemExit("times need a GPU; with TRITON_INTERPRET=1 and --check the kernels run on a CPU")
+    device = device_of(args.check)
     torch.manual_seed(0)
     check(device)
     if args.check:

@@ -1,39 +1,56 @@
-"""Speed and memory of the Triton kernels of norms, rotations and gates on a GPU, beside PyTorch and Liger-Kernel.
+"""Speed and memory of the Triton kernels of ops on a GPU, beside PyTorch, Liger-Kernel and bitsandbytes.
 
 Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
-measures `liger_kernel` if it is installed. Prints one JSON line per op, shape and program:
+measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSON line per op, shape and program:
 
     python -m benchmarks.triton_ops
-    python -m benchmarks.triton_ops --ops rope swiglu --programs ours liger
+    python -m benchmarks.triton_ops --ops rope loss_frozen --programs ours peer
     TRITON_INTERPRET=1 python -m benchmarks.triton_ops --check        on a CPU: small, no times
+
+| op | |
+| --- | --- |
+| rms_norm, add_rms_norm | norm of hidden states, also of a sum that the residual stream keeps |
+| rope, norm_rope | rotation of queries and keys, also after norms of their heads |
+| swiglu, geglu | gates of feed-forward layers |
+| loss, loss_frozen | lm_head, trained or frozen, and loss |
+| lora_linear | frozen linear layer with a low-rank update |
+| adamw, adamw_8bit | one step over the factors of LoRA r 16 on all linear layers of an 8B model |
 
 | program | |
 | --- | --- |
-| ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends |
+| ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
 | eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile |
-| liger | the function of Liger-Kernel |
+| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW |
 
-Times are medians with the L2 cache flushed before each run. `forward_copy_share` and `both_copy_share` are shares of
-the bandwidth of a copy of a tensor larger than the caches, counting each input and result of a pass once. `peak_mb` is
-what a forward and a backward pass allocate. `errors` are distances from the formula in float64, relative to its norm,
-of results and gradients.
+Times are medians with the L2 cache flushed before each run, of the forward pass and of both passes. Shares of
+`copy_gb_per_s`, the bandwidth of a copy of a tensor larger than the caches, count each input and result of a pass once.
+`both_tflops` counts the large matrix products; its share is that of `matmul_tflops`, the rate of a matmul of bfloat16.
+`peak_mb` is what a forward and a backward pass allocate. `errors` are distances of results and gradients from the
+formula in float64, relative to its norm.
 
-benchmarks/triton_cases.py has the ops and their shapes.
+benchmarks/triton_cases_*.py have the ops and their shapes.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import triton
 
+from benchmarks import triton_cases_layers, triton_cases_training
 from benchmarks.measure import report
-from benchmarks.triton_cases import BF16, OPS, Case, Op
+from benchmarks.triton_cases import BF16, F32, PROGRAMS, Case, Op
+from benchmarks.triton_timing import copy_bandwidth, device_of, matmul_rate, milliseconds
 
-PROGRAMS = ("ours", "eager", "compiled", "liger")
+OPS = {**triton_cases_layers.OPS, **triton_cases_training.OPS}
+TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
+
+
+def as_list(results: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the results of an op."""
+    return [results] if isinstance(results, torch.Tensor) else [*results]
 
 
 def results_and_gradients(
@@ -42,14 +59,15 @@ def results_and_gradients(
     """Return the results of an op and all gradients, for random gradients of the results that depend on shapes only."""
     own = [x.detach().to(dtype or x.dtype).clone().requires_grad_(x.requires_grad) for x in inputs]
     passed = [x * 1 if x.requires_grad else x for x in own]  # ops may overwrite what they are passed
-    outs = op(*passed)
-    outs = [outs] if isinstance(outs, torch.Tensor) else list(outs)
-    results = [out.detach().clone() for out in outs]
+    outs = as_list(op(*passed))
+    results, trained = [out.detach().clone() for out in outs], [x for x in own if x.requires_grad]
+    if not trained:
+        return results
     generator = torch.Generator(own[0].device).manual_seed(1)
     gradients = [
         torch.randn(out.shape, generator=generator, device=out.device).to(inputs[0].dtype).to(out.dtype) for out in outs
     ]
-    return results + list(torch.autograd.grad(outs, [x for x in own if x.requires_grad], gradients))
+    return results + list(torch.autograd.grad(outs, trained, gradients))
 
 
 def errors(op: Op, case: Case) -> list[float]:
@@ -62,59 +80,51 @@ def errors(op: Op, case: Case) -> list[float]:
 def check(device: str, names: Sequence[str]) -> None:
     """Compare the kernels with the formulas in float64 at small shapes."""
     for name in names:
-        make, _, sizes = OPS[name]
-        for dtype, tolerance in ((torch.float32, 2e-6), (torch.float16, 1e-3), (BF16, 8e-3)):
+        for dtype, tolerance in TOLERANCES.items():
             if device == "cpu" and dtype == BF16:
                 continue  # the interpreter truncates, a GPU rounds
-            case = make(dtype, device, *sizes)
-            found = errors(case.ours, case)
-            assert max(found) < tolerance, (name, dtype, found)
-
-
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the median time of a call in milliseconds, with the L2 cache flushed before each call."""
-    return triton.testing.do_bench(run, return_mode="median")
-
-
-def copy_bandwidth() -> float:
-    """Return the GB/s that a copy of 2 GB reads and writes."""
-    source = torch.empty(1 << 30, dtype=BF16, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() * 2 / milliseconds(lambda: target.copy_(source)) / 1e6
+            for sizes in OPS[name].checks:
+                case = OPS[name].make(dtype, device, *sizes)
+                found = errors(case.ours, case)
+                assert max(found) < tolerance, (name, sizes, dtype, found)
 
 
 def program_of(case: Case, program: str) -> Op | None:
     """Return the op of a program, or None if it has none or is not installed."""
-    if program == "liger":
-        return case.liger() if case.liger and importlib.util.find_spec("liger_kernel") else None
+    if program not in case.programs:
+        return None
+    if program == "peer":
+        return case.peer.make() if case.peer and importlib.util.find_spec(case.peer.package) else None
     if program == "compiled":
         return torch.compile(case.formula, dynamic=False)
     return case.ours if program == "ours" else case.formula
 
 
-def measure(case: Case, op: Op, copy_gb_per_s: float) -> dict[str, object]:
-    """Return times, shares of the bandwidth, memory and errors of an op."""
+def measure(case: Case, op: Op, copy_gb_per_s: float, matmul_tflops: float) -> dict[str, object]:
+    """Return times, memory and errors of an op, with its shares of a bandwidth or of the rate of a matmul."""
+    figures: dict[str, object] = {"errors": [float(f"{error:.2g}") for error in errors(op, case)]}
     trained = [x for x in case.inputs if x.requires_grad]
-    outs = op(*case.inputs)
-    gradients = [torch.randn_like(out) for out in ([outs] if isinstance(outs, torch.Tensor) else outs)]
-    del outs
+    gradients = [torch.randn_like(out) for out in as_list(op(*case.inputs))]
 
     def both() -> object:
-        outs = op(*case.inputs)
-        return torch.autograd.grad([outs] if isinstance(outs, torch.Tensor) else outs, trained, gradients)
+        outs = as_list(op(*case.inputs))
+        return torch.autograd.grad(outs, trained, gradients) if trained else outs
 
-    figures: dict[str, object] = {"errors": [float(f"{error:.2g}") for error in errors(op, case)]}
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     both()
     figures["peak_mb"] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-    for name, run, moved in (
-        ("forward", lambda: op(*case.inputs), case.forward_bytes),
-        ("both", both, case.forward_bytes + case.backward_bytes),
-    ):
+    passes = {"forward": (lambda: op(*case.inputs), case.forward_bytes)}
+    if trained:
+        passes["both"] = both, case.forward_bytes + case.backward_bytes
+    for name, (run, moved) in passes.items():
         time = milliseconds(run)
         figures[f"{name}_ms"] = round(time, 4)
-        figures[f"{name}_copy_share"] = round(moved / time / 1e6 / copy_gb_per_s, 3)
+        if moved:
+            figures[f"{name}_copy_share"] = round(moved / time / 1e6 / copy_gb_per_s, 3)
+        if case.operations and name == "both":
+            tflops = case.operations / time / 1e9
+            figures |= {"both_tflops": round(tflops, 1), "both_matmul_share": round(tflops / matmul_tflops, 3)}
     return figures
 
 
@@ -124,27 +134,25 @@ def main() -> None:
     parser.add_argument("--ops", nargs="+", choices=OPS, default=[*OPS], help="ops to run")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS, help="programs to measure")
     args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cpu" and not args.check:
-        raise SystemExit("times need a GPU; with TRITON_INTERPRET=1 and --check the kernels run on a CPU")
+    device = device_of(args.check)
     torch.manual_seed(0)
     check(device, args.ops)
     if args.check:
         print(f"{', '.join(args.ops)}: the kernels agree with PyTorch on the {device}")
         return
-    copy = copy_bandwidth()
-    card = {"gpu": torch.cuda.get_device_name(), "copy_gb_per_s": round(copy)}
-    packages = ["torch", "triton", *(["liger_kernel"] if importlib.util.find_spec("liger_kernel") else [])]
+    copy, rate = copy_bandwidth(), matmul_rate()
+    card = {"gpu": torch.cuda.get_device_name(), "copy_gb_per_s": round(copy), "matmul_tflops": round(rate)}
+    packages = [name for name in ("liger_kernel", "bitsandbytes") if importlib.util.find_spec(name)]
     for name in args.ops:
-        make, shapes, _ = OPS[name]
-        for label, (dtype, *sizes) in shapes.items():
+        for label, (dtype, *sizes) in OPS[name].shapes.items():
             for program in args.programs:
-                case = make(dtype, "cuda", *sizes)
+                case = OPS[name].make(dtype, "cuda", *sizes)
                 op = program_of(case, program)
                 if op is None:
                     continue
                 run = {"op": name, "shape": label, "sizes": sizes, "dtype": str(dtype), "program": program}
-                report("triton_ops", {**card, **run, **measure(case, op, copy)}, *packages)
+                figures = {**card, **run, **measure(case, op, copy, rate)}
+                report("triton_ops", figures, "torch", "triton", *packages)
                 del case, op
                 torch.cuda.empty_cache()
 

@@ -26,7 +26,7 @@ import triton.language as tl
 
 SPAN = 16384
 """Values of a program."""
-# Values that a program handles at a time; not measured yet (benchmarks/triton_losses.py).
+# Values that a program handles at a time; not measured yet (benchmarks/triton_ops.py).
 _VALUES, _WARPS = 1024, 4
 _BLOCKS_8BIT, _WARPS_8BIT = 8, 8
 _WIDTH: tl.constexpr = tl.constexpr(13)  # columns of the table

@@ -26,7 +26,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Sizes of a program; not measured yet (benchmarks/triton_losses.py).
+# Sizes of a program; not measured yet (benchmarks/triton_ops.py).
 _COLUMNS, _WARPS = 16384, 32
 """32 warps leave room for one program per multiprocessor, whose rows together fit the L2 cache."""
 

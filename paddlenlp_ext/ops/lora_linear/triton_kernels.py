@@ -20,7 +20,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Sizes of a program; not measured yet (benchmarks/triton_losses.py).
+# Sizes of a program; not measured yet (benchmarks/triton_ops.py).
 _ROWS, _COLUMNS, _LARGEST_TERMS = 64, 128, 64
 """Tile of `add_low_rank_kernel`, and terms of its sums read at a time."""
 _GRADIENT_ROWS, _GRADIENT_ROW_BYTES, _GRADIENT_SUMS = 32, 1024, 8192
