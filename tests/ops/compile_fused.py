@@ -1,4 +1,4 @@
-"""Compile the kernels of losses, LoRA and optimizers for GPUs without one; test_compile_fused.py runs a part of it.
+"""Compile the kernels of losses, LoRA, AdamW and decoding for GPUs without one; test_compile_fused.py runs a part.
 
     python -m tests.ops.compile_fused            every kernel for a Hopper GPU
     python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation
@@ -20,9 +20,9 @@ from triton.compiler import ASTSource
 from tests.common.scripts import ROOT, load_script
 
 # By path: the packages of the ops import Paddle.
-adamw, cross_entropy, lora_linear = (
+adamw, cross_entropy, lora_linear, norm_linear = (
     load_script(ROOT / "paddlenlp_ext" / "ops" / op / "triton_kernels.py")
-    for op in ("adamw", "linear_cross_entropy", "lora_linear")
+    for op in ("adamw", "linear_cross_entropy", "lora_linear", "norm_linear")
 )
 
 HOPPER, AMPERE = 90, 86
@@ -33,8 +33,13 @@ POINTERS = {
     **dict.fromkeys(("targets", "first", "table"), "*i64"),
     **dict.fromkeys(("correct", "blocks"), "*i32"),
     **dict.fromkeys(("codes1", "codes2"), "*u8"),
+    **dict.fromkeys(("x", "addend", "scale", "total", "bias0", "bias1", "bias2", "y0", "y1", "y2"), "*bf16"),
+    **{f"{name}{index}": "*fp32" for name in ("group_scales", "offset") for index in range(3)},
+    **dict.fromkeys(("levels", "scale_levels"), "*fp32"),
 }
-NUMBERS = ("softcap", "scaling", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon")
+CODES = {0: "*bf16", 4: "*u8", 8: "*i8"}
+"""Bits of a code -> the type of a matrix of them."""
+NUMBERS = ("softcap", "scaling", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "epsilon", "norm_offset")
 
 
 class Compiler:
@@ -49,6 +54,9 @@ class Compiler:
             if name in constants:
                 options[name] = constants.pop(name)
         types = POINTERS | dict.fromkeys(NUMBERS, "fp32")
+        if "BITS" in constants:
+            types |= {f"matrix{index}": CODES[constants["BITS"]] for index in range(3)}
+            types |= {f"scales{index}": "*u8" if constants["GROUP"] else "*fp32" for index in range(3)}
         signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
         places = {(names.index(name),): value for name, value in constants.items()}
         whole = [name for name in names if name not in constants and name not in NUMBERS]
@@ -80,6 +88,11 @@ def compile_all(capability: int, with_variants: bool) -> None:
         lora_linear.launch_add_low_rank(compiler, Sized(8192, 14336), Sized(8192, rank), None, 2.0, (1, rank))
         operands = Sized(8192, 14336), Sized(8192, rank), Sized(14336, rank)
         lora_linear.launch_low_rank_gradients(compiler, lambda shape: None, *operands)
+    formats = [norm_linear.Format(4, 64, 256), norm_linear.Format(4, 64), norm_linear.Format(8, 4096)]
+    for form in [*formats, norm_linear.Format()] if with_variants else formats[:1]:
+        for positions in (1, 16):
+            x, layers = Sized(positions, 4096), [norm_linear.Layer(None, Sized(positions, 14336))] * 2
+            norm_linear.launch_norm_linear(compiler, x, layers, form, None, 1e-5, 0.0, addend=x, total=x)
     variants = [("bfloat16", "groups"), ("float32", "none"), ("float16", "nearest"), ("bfloat16", "single")]
     for weight, rounding in variants if with_variants else variants[:1]:
         kinds = {"WEIGHT": weight, "GRADIENT": weight, "ROUNDING": rounding, "ALIGNMENT": 16}

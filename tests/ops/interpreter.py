@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 import pytest
 
@@ -29,6 +30,27 @@ def interpreted(name: str) -> Iterator[ModuleType]:
         # Triton reads the variable when a kernel is defined, for its own kernels when it is first imported.
         patch.setenv("TRITON_INTERPRET", "1")
         yield importlib.import_module(name)
+
+
+@contextmanager
+def bfloat16_products() -> Iterator[None]:
+    """Multiply values of bfloat16 in `tl.dot`, whose bits the interpreter would multiply as integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain = InterpreterBuilder.create_dot
+
+    def widened(handle: TensorHandle) -> TensorHandle:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def dot(builder: InterpreterBuilder, a: TensorHandle, b: TensorHandle, *rest: Any) -> TensorHandle:
+        return plain(builder, widened(a), widened(b), *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_dot", dot)
+        yield
 
 
 class Launch(NamedTuple):

@@ -8,14 +8,17 @@ import paddle
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
-from paddlenlp_ext.ops.frozen_linear import FrozenDense
+from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.gates import clamped_swiglu, geglu, swiglu
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.ops.layer_norm import layer_norm
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.ops.norm_linear import norm_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.quantize import quantize
 
 EPSILON = 1e-6
 CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
@@ -32,6 +35,25 @@ def run_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
 def run_add_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
     """Add a residual and normalise rows."""
     return [*add_rms_norm(inputs.trained(3, 7, 64), inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
+
+
+@op_case("norm_linear")
+def run_norm_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Add a residual, normalise the sum and map it by two layers, with dense and with quantized weights."""
+    results = []
+    for options in (None, QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8")):
+        x, addend = inputs.frozen(3, 64), inputs.frozen(3, 64)
+        linears = [_frozen_linear(inputs, rows, options) for rows in (48, 16)]
+        total, outputs = norm_linear(x, linears, inputs.frozen(64), EPSILON, 1.0, addend)
+        results += [total, *outputs]
+    return results
+
+
+def _frozen_linear(inputs: Inputs, rows: int, options: QuantizationConfig | None) -> FrozenDense | FrozenQuantized:
+    bias = inputs.frozen(rows)
+    if options is None:
+        return FrozenDense(inputs.frozen(rows, 64), bias)
+    return FrozenQuantized(quantize(inputs.array(rows, 64), options), bias)
 
 
 @op_case("layer_norm")

@@ -38,7 +38,9 @@ def dequantize_kernel(
     at = tl.program_id(0) * BYTES + tl.arange(0, BYTES)
     inside = at < num_bytes
     pair = tl.load(codes + at, mask=inside, other=0).to(tl.int32)
-    scale = _scale(scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, first_scale, GROUP, NESTED)
+    scale = load_scales(
+        scales, scale_levels, group_scales, offset, (at * 2) // BLOCK, inside, first_scale, GROUP, NESTED
+    )
     first = tl.load(levels + (pair >> 4)) * scale
     second = tl.load(levels + (pair & 15)) * scale
     index = tl.program_id(0) * (2 * BYTES) + tl.arange(0, 2 * BYTES)
@@ -79,7 +81,7 @@ def product_kernel(
         inside = (o < num_outputs)[:, None] & in_row[None, :]
         at = number[:, :, None] * HALF + tl.arange(0, HALF)
         pair = tl.load(codes + at, mask=inside[:, :, None], other=0).to(tl.int32)
-        scale = _scale(scales, scale_levels, group_scales, offset, number, inside, 0, GROUP, NESTED)[:, :, None]
+        scale = load_scales(scales, scale_levels, group_scales, offset, number, inside, 0, GROUP, NESTED)[:, :, None]
         first = tl.load(levels + (pair >> 4)) * scale
         second = tl.load(levels + (pair & 15)) * scale
         column = b[:, None] * BLOCK + tl.arange(0, BLOCK)
@@ -90,7 +92,7 @@ def product_kernel(
 
 
 @triton.jit
-def _scale(
+def load_scales(
     scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
 ):
     """Return the fp32 scales with the indices `number`; without NESTED, 0 where `inside` is False."""

@@ -42,7 +42,7 @@ def dequantize_rows_triton(
         "rows must begin at the start of a block and of a byte (see row_blocks)"
     )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
-    arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
+    arguments = (weight.codes[begin // 2 :], *tables(weight, begin // block), out)
     grid = (-(-count // (2 * _BYTES)),)
     launch(dequantize_kernel, grid, *arguments, count, -(-count // 2), begin // block, BYTES=_BYTES, **_format(weight))
     return out
@@ -62,7 +62,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
     assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
-    arguments = (x_TI.contiguous(), weight.codes, *_tables(weight, 0), y_TO, outputs, inputs)
+    arguments = (x_TI.contiguous(), weight.codes, *tables(weight, 0), y_TO, outputs, inputs)
     sizes = {"OUTPUTS": _OUTPUTS, "BLOCKS": _INPUTS // weight.block_size, "num_warps": _WARPS}
     launch(product_kernel, (-(-outputs // _OUTPUTS), positions), *arguments, **sizes, **_format(weight))
     return y_TO
@@ -73,7 +73,7 @@ def _format(weight: QuantizedWeight) -> dict[str, Any]:
     return {"BLOCK": weight.block_size, "GROUP": max(1, weight.group_size), "NESTED": nested}
 
 
-def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
+def tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
     """Return levels, scales, scale levels, group scales and offset, in the order of the kernels' parameters."""
     table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]

@@ -1,0 +1,103 @@
+"""RMS norm and linear layers over few positions in one launch, on a GPU.
+
+Decoding a token of a small batch is limited by launches and by reading the weights. The kernel saves three or four
+launches of a decoder layer's attention, and two or three of its feed-forward block, and reads packed weights once for
+all positions.
+
+tests/ops/norm_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run
+on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import paddle
+
+from paddlenlp_ext.ops.cpu.library import needs_grad
+from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+from paddlenlp_ext.ops.linear import contiguous
+from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
+from paddlenlp_ext.ops.quantized.triton_launch import tables
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.triton_launch import empty_beside, launch
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
+
+LARGEST_BATCH = 16
+"""Positions up to which the kernel is used: the columns of its tiles."""
+
+
+def norm_linear_triton(
+    x: paddle.Tensor,
+    linears: Sequence[FrozenDense | FrozenQuantized],
+    weight_D: paddle.Tensor,
+    epsilon: float,
+    offset: float = 0.0,
+    addend: paddle.Tensor | None = None,
+) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    """Compute `norm_linear` in one launch, or by the reference if the kernel does not support the arguments."""
+    if not supports(x, linears, weight_D, addend):
+        return norm_linear_reference(x, linears, weight_D, epsilon, offset, addend)
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import launch_norm_linear
+
+    x, addend = contiguous(x), None if addend is None else contiguous(addend)
+    ys = [empty_beside(x, [*x.shape[:-1], linear.weight.shape[0]]) for linear in linears]
+    layers = [_layer(linear, y) for linear, y in zip(linears, ys, strict=True)]
+    total = None if addend is None else empty_beside(x)
+    launch_norm_linear(
+        launch, x, layers, _format(linears[0]), contiguous(weight_D), epsilon, offset, addend=addend, total=total
+    )
+    return x if total is None else total, ys
+
+
+def supports(
+    x: paddle.Tensor,
+    linears: Sequence[FrozenDense | FrozenQuantized],
+    weight_D: paddle.Tensor,
+    addend: paddle.Tensor | None,
+) -> bool:
+    """Return whether one launch can compute these layers: few positions, one format, no gradients and no autocast."""
+    if not 0 < math.prod(x.shape[:-1]) <= LARGEST_BATCH or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
+        return False
+    tensors = [x, weight_D, *(each.bias for each in linears), *(each.weight for each in linears), addend]
+    if needs_grad(*(each for each in tensors if isinstance(each, paddle.Tensor))):
+        return False
+    formats = {_comparable_format(linear, x.dtype) for linear in linears}
+    return len(formats) == 1 and None not in formats
+
+
+def _comparable_format(linear: FrozenDense | FrozenQuantized, dtype: paddle.dtype) -> tuple | None:
+    """Return everything that must be equal for all layers; None for a layer that the kernel does not support."""
+    weight, bias = linear.weight, None if linear.bias is None else linear.bias.dtype
+    if not isinstance(weight, QuantizedWeight):
+        return (weight.dtype, bias) if weight.dtype == dtype else None
+    block, inputs = weight.block_size, weight.shape[1]
+    is_power = block >= 2 and block & (block - 1) == 0 and inputs % block == 0
+    if not weight.is_plain or inputs % 2 or not (block == inputs or is_power):
+        return None
+    return weight.algo, block, weight.group_size, bias
+
+
+def _format(linear: FrozenDense | FrozenQuantized) -> Format:
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format
+
+    weight = linear.weight
+    if not isinstance(weight, QuantizedWeight):
+        return Format()
+    if weight.algo == "weight_only_int8":
+        return Format(8, weight.block_size)
+    levels, _, scale_levels, _, _ = tables(weight, 0)
+    return Format(4, weight.block_size, weight.group_size, levels, scale_levels)
+
+
+def _layer(linear: FrozenDense | FrozenQuantized, y: paddle.Tensor) -> Layer:
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Layer
+
+    weight = linear.weight
+    if not isinstance(weight, QuantizedWeight):
+        return Layer(contiguous(weight), y, linear.bias)
+    return Layer(weight.codes, y, linear.bias, weight.scales, weight.group_scales, weight.offset)

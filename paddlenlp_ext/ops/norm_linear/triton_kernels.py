@@ -1,0 +1,261 @@
+"""Triton kernel of RMS norm and linear layers over few positions; independent of Paddle and PyTorch.
+
+    s = x + addend      y[t, o] = (sum_i s[t, i] w[i] W[o, i]) / rms[t] + bias[o],      rms = sqrt(mean(s^2) + epsilon)
+
+The norm's factor 1 / rms belongs to a position, so it can follow the product: one pass over x computes both sums, and
+one launch up to three layers that read the same x.
+
+A program computes a few outputs of one layer for all positions. Each of its warps multiplies a part of the inputs on
+tensor cores, and the parts are added at the end. A program therefore handles whole rows of W: few outputs occupy many
+warps, no second launch has to add partial sums, and their order is fixed. W is the first operand, so that the 16 rows
+of an instruction are outputs, and its 8 columns are positions. A single position leaves 7 of them unused; reading W
+still takes longer.
+
+x + addend is rounded to its dtype before it is normalized. Sums are float32. Operands of the products are bfloat16 for
+x in bfloat16, and TF32 for float16: this has as many digits as float16, and x w does not overflow. Products of float32
+do not use tensor cores. Weights in 4 and 8 bits are dequantized as in ops/quantized/triton_kernels.py.
+
+The compiler's software pipeline is off (one stage): it would copy each looked-up level of a code through shared memory.
+
+Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
+
+Names: T positions, I inputs, O outputs, w = offset + scale of the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from paddlenlp_ext.ops.quantized.triton_kernels import load_scales
+
+MOST_LAYERS = 3
+"""Layers of a launch, at most."""
+
+
+class Size(NamedTuple):
+    """Sizes of a program.
+
+    Attributes:
+        positions: number of positions to which fewer are padded; tensor cores need 8.
+        outputs: outputs of a program.
+        span: inputs that a warp reads at a time.
+        warps: warps of a program, if the rows are long enough for all of them.
+    """
+
+    positions: int
+    outputs: int
+    span: int
+    warps: int
+
+
+# Not measured yet (benchmarks/triton_ops.py).
+SIZES = (Size(8, 16, 64, 8), Size(16, 32, 64, 8))
+
+
+class Layer(NamedTuple):
+    """Tensors of a layer, of any framework.
+
+    Attributes:
+        matrix: float [O, I]; or codes, int8 [O * I] or uint8 [O * I / 2].
+        y: outputs [..., O]; written.
+        bias: [O], or None.
+        scales: float32, or uint8 with `group_scales`; None for a matrix of floats.
+        group_scales, offset: float32, and float32 [1]; None if scales are not quantized.
+    """
+
+    matrix: Any
+    y: Any
+    bias: Any = None
+    scales: Any = None
+    group_scales: Any = None
+    offset: Any = None
+
+
+class Format(NamedTuple):
+    """Format of the matrices of a launch.
+
+    Attributes:
+        bits: 8 or 4 of a code; 0 for floats.
+        block: weights that share a scale: I, or a power of two that divides I.
+        group: scales that share a group scale; 0 without group scales.
+        levels: float32 [16], value of each code of 4 bits.
+        scale_levels: float32 [256], value of each code of a scale; None without group scales.
+    """
+
+    bits: int = 0
+    block: int = 1
+    group: int = 0
+    levels: Any = None
+    scale_levels: Any = None
+
+
+@triton.jit
+def norm_linear_kernel(
+    x,  # [T, I]
+    addend,  # [T, I], read with ADDS
+    scale,  # [I]
+    total,  # x + addend [T, I], written with ADDS
+    levels,  # float32 [16], value of a code of 4 bits
+    scale_levels,  # float32 [256], value of a code of a scale
+    matrix0,  # of each layer; see `Layer`
+    matrix1,
+    matrix2,
+    scales0,
+    scales1,
+    scales2,
+    group_scales0,
+    group_scales1,
+    group_scales2,
+    offset0,
+    offset1,
+    offset2,
+    bias0,
+    bias1,
+    bias2,
+    y0,  # [T, O]
+    y1,
+    y2,
+    outputs0,
+    outputs1,
+    outputs2,
+    num_positions,  # T
+    num_inputs,  # I
+    epsilon,
+    norm_offset,
+    ADDS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    POSITIONS: tl.constexpr,  # T or more
+    OUTPUTS: tl.constexpr,
+    WAYS: tl.constexpr,  # parts of the inputs that are summed side by side
+    SPAN: tl.constexpr,  # inputs of a part that are read at a time
+    UNIT: tl.constexpr,  # neighbours of a span that share a scale
+):
+    """Compute OUTPUTS outputs of one layer for all positions."""
+    program = tl.program_id(0)
+    tiles0, tiles1 = tl.cdiv(outputs0, OUTPUTS), tl.cdiv(outputs1, OUTPUTS)
+    layer = (program >= tiles0).to(tl.int32) + (program >= tiles0 + tiles1).to(tl.int32)
+    tile = program - _pick(layer, 0, tiles0, tiles0 + tiles1)
+    num_outputs = _pick(layer, outputs0, outputs1, outputs2)
+    matrix = _pick(layer, matrix0, matrix1, matrix2)
+    scales = _pick(layer, scales0, scales1, scales2)
+    group_scales = _pick(layer, group_scales0, group_scales1, group_scales2)
+    offset = _pick(layer, offset0, offset1, offset2)
+    o = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    t, way = tl.arange(0, POSITIONS), tl.arange(0, WAYS)
+    is_output, is_position = (o < num_outputs)[None, :, None], (t < num_positions)[None, :, None]
+    row = o.to(tl.int64)[None, :, None] * num_inputs
+    sums = tl.zeros((WAYS, OUTPUTS, POSITIONS), dtype=tl.float32)
+    squares = tl.zeros((WAYS, POSITIONS), dtype=tl.float32)
+    for begin in range(0, num_inputs, WAYS * SPAN):
+        first = begin + way * SPAN
+        i = first[:, None, None] + tl.arange(0, SPAN)[None, None, :]
+        is_input = i < num_inputs
+        at, inside = t[None, :, None] * num_inputs + i, is_position & is_input
+        s = tl.load(x + at, mask=inside, other=0.0)
+        if ADDS:
+            s = s.to(tl.float32) + tl.load(addend + at, mask=inside, other=0.0).to(tl.float32)
+            s = s.to(total.dtype.element_ty)
+            if program == 0:
+                tl.store(total + at, s, mask=inside)
+        s = s.to(tl.float32)
+        squares += tl.sum(s * s, axis=2)
+        scaled = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
+        if BITS == 0:
+            own = tl.load(matrix + row + i, mask=is_output & is_input, other=0.0)
+        else:
+            unit = first[:, None] + tl.arange(0, SPAN // UNIT)[None, :] * UNIT
+            is_unit = is_output & (unit < num_inputs)[:, None, :]
+            number = (row + unit[:, None, :]) // BLOCK
+            factor = load_scales(
+                scales, scale_levels, group_scales, offset, number, is_unit, 0, max(1, GROUP), GROUP > 0
+            )
+            if BITS == 8:
+                own = tl.load(matrix + row + i, mask=is_output & is_input, other=0).to(tl.float32)
+            else:
+                half = (first // 2)[:, None, None] + tl.arange(0, SPAN // 2)[None, None, :]
+                pair = tl.load(matrix + row // 2 + half, mask=is_output & (half * 2 < num_inputs), other=0)
+                pair = pair.to(tl.int32)
+                own = tl.interleave(tl.load(levels + (pair >> 4)), tl.load(levels + (pair & 15)))
+            by_unit = own.reshape((WAYS, OUTPUTS, SPAN // UNIT, UNIT)) * factor[:, :, :, None]
+            own = by_unit.reshape((WAYS, OUTPUTS, SPAN))
+        sums = _add_product(own, tl.trans(scaled, 0, 2, 1), sums, x.dtype.element_ty)
+    inverse = tl.rsqrt(tl.sum(squares, axis=0) / num_inputs + epsilon)
+    y_of_position = tl.sum(sums, axis=0) * inverse[None, :]
+    if HAS_BIAS:
+        bias = _pick(layer, bias0, bias1, bias2)
+        y_of_position += tl.load(bias + o, mask=o < num_outputs, other=0.0).to(tl.float32)[:, None]
+    y = _pick(layer, y0, y1, y2)
+    inside = (o < num_outputs)[:, None] & (t < num_positions)[None, :]
+    tl.store(y + t[None, :] * num_outputs + o[:, None], y_of_position.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pick(layer, first, second, third):
+    """Return the argument of the layer."""
+    return first if layer == 0 else (second if layer == 1 else third)
+
+
+@triton.jit
+def _add_product(left, right, total, DTYPE: tl.constexpr):
+    """Return `total` plus the batched product, for an x of this dtype."""
+    if DTYPE.is_bf16():
+        total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    elif DTYPE.is_fp16():
+        total = tl.dot(left.to(tl.float32), right, total, input_precision="tf32")
+    else:
+        total = tl.dot(left.to(tl.float32), right, total, input_precision="ieee")
+    return total
+
+
+def launch_norm_linear(
+    launch: Callable[..., None],
+    x: Any,
+    layers: Sequence[Layer],
+    form: Format,
+    scale: Any,
+    epsilon: float,
+    offset: float,
+    addend: Any = None,
+    total: Any = None,
+) -> None:
+    """Launch the kernel on contiguous tensors.
+
+    Args:
+        launch: function of a kernel, its grid, its arguments and its constants.
+        x: [..., I], of at most 16 positions.
+        layers: one to three, of one format; all have biases, or none.
+        form: format of their matrices.
+        scale, epsilon, offset: weight [I] and numbers of the norm.
+        addend, total: summand and sum [..., I]; the sum is written. None: nothing is added.
+    """
+    *leading, num_inputs = x.shape
+    num_positions = math.prod(leading)
+    size = next(size for size in SIZES if num_positions <= size.positions)
+    outputs = [layer.y.shape[-1] for layer in layers]
+    unused = MOST_LAYERS - len(layers)
+    fields = zip(*layers, *[layers[0]] * unused, strict=True)
+    matrices, ys, biases, scales, group_scales, offsets = ([_or(each, x) for each in field] for field in fields)
+    tensors = (x, _or(addend, x), scale, _or(total, x), _or(form.levels, x), _or(form.scale_levels, x))
+    per_layer = (*matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *[0] * unused)
+    ways = min(size.warps, triton.next_power_of_2(triton.cdiv(num_inputs, size.span)))
+    flags = {"ADDS": addend is not None, "HAS_BIAS": layers[0].bias is not None}
+    unit = size.span if form.block in (1, num_inputs) else min(form.block, size.span)
+    codes = {"BITS": form.bits, "BLOCK": form.block, "GROUP": form.group, "UNIT": unit}
+    sizes = {"POSITIONS": size.positions, "OUTPUTS": size.outputs, "WAYS": ways, "SPAN": size.span, "num_warps": ways}
+    grid = (sum(triton.cdiv(each, size.outputs) for each in outputs),)
+    numbers = num_positions, num_inputs, epsilon, offset
+    constants = {**flags, **codes, **sizes, "num_stages": 1}
+    launch(norm_linear_kernel, grid, *tensors, *per_layer, *numbers, **constants)
+
+
+def _or(tensor: Any, other: Any) -> Any:
+    """Return `tensor`; in place of None another tensor, which the kernel does not read."""
+    return other if tensor is None else tensor
