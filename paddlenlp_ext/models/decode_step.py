@@ -72,7 +72,7 @@ def unavailable_reason(layer: Any) -> str | None:
     for part in layer.sublayers(include_self=True):
         if has_forward_hooks(part):
             return f"{type(part).__name__} has hooks"
-    norms = [getattr(layer, name) for name in _norm_names(layer).values()]
+    norms = [getattr(layer, name) for name in norm_names(layer).values()]
     reasons = (_part_reason(part) for part in (*attention.children(), *mlp.children(), *norms))
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -171,7 +171,7 @@ class DecodeStep:
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
-        for field, name in _norm_names(layer).items():
+        for field, name in norm_names(layer).items():
             setattr(to, field, self._norm(getattr(layer, name)))
         for field, linear in (
             *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
@@ -213,7 +213,7 @@ _NORMS: dict[type[nn.Layer], dict[str, str]] = {
 """Field of the DecodeLayer struct -> norm of the layer."""
 
 
-def _norm_names(layer: PreNormLayer | SandwichLayer | PostNormLayer) -> dict[str, str]:
+def norm_names(layer: PreNormLayer | SandwichLayer | PostNormLayer) -> dict[str, str]:
     """Return the names of a layer's norms by the fields of the DecodeLayer struct."""
     if isinstance(layer, SandwichLayer):
         fields = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")

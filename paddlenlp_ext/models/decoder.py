@@ -16,6 +16,7 @@ from paddle import nn
 
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decode_step import run_decode_step
+from paddlenlp_ext.models.fused_step import run_fused_step
 from paddlenlp_ext.models.layers import DECODER_LAYERS
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.causal_lm import DocumentLengths
@@ -124,9 +125,10 @@ class Decoder(nn.Layer):
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
         """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""
         if inputs.cache is not None:
-            decoded_BSD = run_decode_step(self.layers, start, stop, x_BSD, inputs)
-            if decoded_BSD is not None:
-                return decoded_BSD
+            for run in (run_decode_step, run_fused_step):
+                decoded_BSD = run(self.layers, start, stop, x_BSD, inputs)
+                if decoded_BSD is not None:
+                    return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
             # Paddle's recompute computes no weight gradients for a block whose inputs require none: with a frozen

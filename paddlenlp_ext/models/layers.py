@@ -44,14 +44,15 @@ class DecoderLayer(nn.Layer):
         """Return the norms of hidden states, without those inside attention."""
         return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
 
+    def scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Return what attention or feed-forward adds to the residual stream, for its output."""
+        return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
+
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        return self._scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
+        return self.scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
 
     def _feed_forward(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
-        return self._scaled(self.mlp(x_BSD))
-
-    def _scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
-        return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
+        return self.scaled(self.mlp(x_BSD))
 
 
 class PreNormLayer(DecoderLayer):

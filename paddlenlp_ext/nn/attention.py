@@ -228,7 +228,11 @@ class Attention(AttentionLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
-        q_BSE, k_BSE, v_BSE = recompute_region("attention_column_ln", self._project, x_BSD)
+        return self.from_projections(recompute_region("attention_column_ln", self._project, x_BSD), inputs)
+
+    def from_projections(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
+        """Attend with projected queries, keys and values, each [B, S, heads * H]; return [B, S, D]."""
+        q_BSE, k_BSE, v_BSE = projected
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._heads(v_BSE)
         if inputs.cache is None:

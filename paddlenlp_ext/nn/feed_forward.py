@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import paddle
 from paddle import nn
 
@@ -30,7 +32,11 @@ class FeedForward(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., hidden_size] to [..., hidden_size]."""
-        gate, up = recompute_region("mlp_column_ln", self._gate_and_up, x)
+        return self.from_projections(recompute_region("mlp_column_ln", self._gate_and_up, x))
+
+    def from_projections(self, projected: Sequence[paddle.Tensor]) -> paddle.Tensor:
+        """Map the outputs of `gate_proj` and `up_proj`, which may be overwritten, to [..., hidden_size]."""
+        gate, up = projected
         return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up, reuse_inputs=True))
 
     def _gate_and_up(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

@@ -1,0 +1,91 @@
+"""Decoding with norms and projections in one launch, in Triton's interpreter, against the layers as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generation.decoder import prefill, step
+from paddlenlp_ext.models import decoder
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.ops.norm_linear import norm_linear_op
+from paddlenlp_ext.ops.norm_linear.triton import norm_linear_triton
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.quantization.model import quantize_linears
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from tests.generation.tiny_models import SIZES, random_prompts, tiny_model
+from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
+
+skip_without_triton()
+
+PROMPTS = random_prompts((12, 5, 9))
+FUSED = ("llama_grouped_heads", "qwen3_qk_norm", "granite_multipliers", "gemma2_softcaps", "gemma3_sandwich")
+UNFUSED = ("olmo2_post_norm", "mixtral_experts", "cohere2_parallel", "minicpm3_latents")
+LAYERS = SIZES["num_hidden_layers"]
+
+
+@pytest.fixture(autouse=True)
+def _op_by_op(monkeypatch):
+    """Leave out the step in C++, which CPUs take."""
+    monkeypatch.setattr(decoder, "run_decode_step", lambda *arguments: None)
+
+
+def decoded(model, prompts) -> np.ndarray:
+    """Return the hidden states of a pass over two new positions of each prompt."""
+    with paddle.no_grad():
+        cache, _ = prefill(model, prompts)
+        return step(model, [[7, 1]] * len(prompts), cache).numpy()
+
+
+def launches_of(model, prompts=PROMPTS) -> int:
+    """Return the number of launches of a decoding with the Triton backend, after comparing it with one without."""
+    expected, recorder = decoded(model, prompts), Recorder()
+    with interpreted("paddlenlp_ext.ops.norm_linear.triton_kernels"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paddlenlp_ext.ops.norm_linear.triton.launch", recorder)
+        patch.setattr(norm_linear_op, "choose", lambda x: norm_linear_triton)
+        found = decoded(model, prompts)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-6 * np.abs(expected).max())
+    assert {*recorder.names} <= {"norm_linear_kernel"}
+    return len(recorder)
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_fused_step_equals_layers(family):
+    assert launches_of(tiny_model(family)) == 2 * LAYERS
+
+
+@pytest.mark.parametrize("family", UNFUSED)
+def test_fused_step_of_other_layers_launches_nothing(family):
+    assert launches_of(tiny_model(family)) == 0
+
+
+@pytest.mark.parametrize("options", ["nf4", "weight_only_int8"])
+def test_fused_step_with_quantized_weights_and_biases_equals_layers(options):
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "qwen2", "hidden_size": 64})
+    quantize_linears(model, QuantizationConfig(algo=options))
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.bias.set_value(paddle.randn(layer.self_attn.k_proj.bias.shape))
+    assert launches_of(model) == 2 * LAYERS
+
+
+def test_fused_step_runs_layers_with_an_adapter_or_a_hook_unchanged():
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
+    layers, fused = model.model.layers, 2 * LAYERS
+    for part in (layers[0], layers[0].self_attn, layers[0].input_layernorm, layers[0].mlp.up_proj):
+        hook = part.register_forward_post_hook(lambda layer, inputs, output: output * 2)
+        assert launches_of(model) == fused - 2
+        hook.remove()
+    hook = layers[0].self_attn.o_proj.register_forward_post_hook(lambda layer, inputs, output: output * 2)
+    assert launches_of(model) == fused
+    hook.remove()
+    assert launches_of(
+        get_peft_model(model, LoRAConfig(rank=2, target_modules=["model.layers.1.self_attn.q_proj"]))
+    ) == (fused - 2)
+
+
+def test_fused_step_is_taken_up_to_16_positions():
+    model = tiny_model("llama_grouped_heads")
+    assert launches_of(model, random_prompts((3,) * 8)) == 2 * LAYERS
+    assert launches_of(model, random_prompts((3,) * 9)) == 0
