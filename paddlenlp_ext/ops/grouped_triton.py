@@ -16,14 +16,6 @@ import paddle
 from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.triton_launch import launch
 
-# Sizes of a program; not measured yet (benchmarks/triton_grouped.py).
-_SMALLEST, _LARGEST = 16, 128
-"""Sides of a tile of the result; tensor cores need 16."""
-_TERMS = {4: 32, 2: 64}
-"""Bytes of an element -> largest number of terms of a sum that a program reads at a time."""
-_BAND = 8
-"""Tiles of rows whose programs are neighbours."""
-
 
 def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
     """Return group, first row and end of each tile of at most `rows` rows, int32 [tiles, 3]; no tile spans two groups.
@@ -75,18 +67,13 @@ class GroupedTriton:
         cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
     ) -> paddle.Tensor:
         """Return the gradient of the weight, [G, O, I]; groups without rows get zeros."""
-        from paddlenlp_ext.ops.grouped_triton_kernels import grouped_weight_gradient_kernel
+        from paddlenlp_ext.ops.grouped_triton_kernels import launch_weight_gradient
 
         if not x.shape[0]:
             return paddle.zeros_like(weight)
-        groups, outputs, inputs = weight.shape
-        gradient, place = _joined(gradients), x.place
-        result = paddle.empty(weight.shape, weight.dtype, device=place)
-        bounds = paddle.to_tensor(starts.astype(np.int32), place=place)
-        height, width = _side(outputs), _side(inputs)
-        sizes = {"OUTPUTS": height, "INPUTS": width, "ROWS": _TERMS[x.element_size()]}
-        grid, tensors = (groups * -(-outputs // height) * -(-inputs // width),), (gradient, x, result, bounds)
-        launch(grouped_weight_gradient_kernel, grid, *tensors, outputs, inputs, **sizes, **_warps(height, width))
+        result = paddle.empty(weight.shape, weight.dtype, device=x.place)
+        bounds = paddle.to_tensor(starts.astype(np.int32), place=x.place)
+        launch_weight_gradient(launch, _joined(gradients), x, result, bounds)
         return result
 
 
@@ -94,33 +81,20 @@ def _product(
     x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, columns: int, strides: tuple[int, int]
 ) -> paddle.Tensor:
     """Return y [N, columns] of `grouped_product_kernel`; `strides` are those of columns and terms of W."""
-    from paddlenlp_ext.ops.grouped_triton_kernels import grouped_product_kernel
+    from paddlenlp_ext.ops.grouped_triton_kernels import launch_product, product_sizes
 
     y = paddle.empty([x.shape[0], columns], x.dtype, device=x.place)
     if not x.shape[0]:
         return y
-    rows, width, terms = _side(_mean_rows(starts)), _side(columns), x.shape[1]
-    tiles = row_tiles(starts, rows)
-    sizes = {"ROWS": rows, "COLUMNS": width, "TERMS": _side(terms, _TERMS[x.element_size()]), "BAND": _BAND}
-    tensors = x, weight, y, paddle.to_tensor(tiles, place=x.place)
-    numbers = len(tiles), columns, terms, weight.shape[1] * weight.shape[2], *strides
-    grid = (len(tiles) * -(-columns // width),)
-    launch(grouped_product_kernel, grid, *tensors, *numbers, **sizes, **_warps(rows, width))
+    sizes = product_sizes(x.element_size(), _mean_rows(starts), columns, x.shape[1])
+    tiles = paddle.to_tensor(row_tiles(starts, sizes["ROWS"]), place=x.place)
+    launch_product(launch, x, weight, y, tiles, strides, sizes)
     return y
 
 
 def _mean_rows(starts: np.ndarray) -> int:
     """Return the mean number of rows of the groups that have any, rounded up."""
     return -(-int(starts[-1]) // int(np.count_nonzero(np.diff(starts))))
-
-
-def _side(count: int, largest: int | None = None) -> int:
-    """Return the side of a tile for `count` rows, columns or terms: a power of two within the bounds."""
-    return min(largest or _LARGEST, max(_SMALLEST, 1 << (count - 1).bit_length()))
-
-
-def _warps(height: int, width: int) -> dict[str, int]:
-    return {"num_warps": 8 if height * width > 64 * 128 else 4}
 
 
 def _joined(gradients: list) -> paddle.Tensor:

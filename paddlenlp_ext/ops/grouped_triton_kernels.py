@@ -14,8 +14,44 @@ Names: N rows, G groups, O outputs, I inputs, K terms of a sum, C columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
+
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
+
+def _fits(rows: int, columns: int, warps: int) -> bool:
+    """Return whether a thread has 8 to 128 sums of a tile."""
+    return 8 <= rows * columns // (32 * warps) <= 128
+
+
+PRODUCT_SIZES = TileSizes(
+    "grouped_product",
+    ("element_size", "rows"),
+    lambda entry: _fits(entry["ROWS"], entry["COLUMNS"], entry["num_warps"]),
+    ROWS=(16, 32, 64, 128),
+    COLUMNS=(64, 128, 256),
+    TERMS=(32, 64, 128),
+    BAND=(8,),
+    num_warps=(4, 8),
+    num_stages=(2, 3, 4),
+)
+"""`rows`: mean number of rows of the groups that have any."""
+WEIGHT_GRADIENT_SIZES = TileSizes(
+    "grouped_weight_gradient",
+    ("element_size",),
+    lambda entry: _fits(entry["OUTPUTS"], entry["INPUTS"], entry["num_warps"]),
+    OUTPUTS=(64, 128, 256),
+    INPUTS=(64, 128, 256),
+    ROWS=(32, 64, 128),
+    num_warps=(4, 8),
+    num_stages=(2, 3, 4),
+)
+_SMALLEST = 16
+"""Smallest side of an operand of tensor cores."""
 
 
 @triton.jit
@@ -96,3 +132,47 @@ def grouped_weight_gradient_kernel(
         total = tl.dot(own_gradient, own_x, total, input_precision="ieee")
     own_rows = out + group.to(tl.int64) * num_outputs * num_inputs + o[:, None].to(tl.int64) * num_inputs
     tl.store(own_rows + i[None, :], total.to(out.dtype.element_ty), mask=is_output[:, None] & is_input[None, :])
+
+
+def product_sizes(element_size: int, rows: int, columns: int, terms: int) -> dict[str, int]:
+    """Return the sizes of a product of groups of `rows` rows on average."""
+    sizes = PRODUCT_SIZES(element_size=element_size, rows=rows)
+    return sizes | {"COLUMNS": _side(columns, sizes["COLUMNS"]), "TERMS": _side(terms, sizes["TERMS"])}
+
+
+def launch_product(
+    launch: Callable[..., None],
+    x: Any,
+    weight: Any,
+    y: Any,
+    tiles: Any,
+    strides: tuple[int, int],
+    sizes: dict[str, int],
+) -> None:
+    """Launch the product.
+
+    Args:
+        launch: function of a kernel, its grid, its arguments and its constants.
+        x, weight: contiguous, [N, K] and [G, O, I].
+        y: [N, C]; written.
+        tiles: int32 [num_tiles, 3] of `sizes["ROWS"]` rows at most.
+        strides: those of columns and terms of W.
+        sizes: `product_sizes`.
+    """
+    (num_tiles, _), columns = tiles.shape, y.shape[1]
+    numbers = num_tiles, columns, x.shape[1], weight.shape[1] * weight.shape[2], *strides
+    grid = (num_tiles * triton.cdiv(columns, sizes["COLUMNS"]),)
+    launch(grouped_product_kernel, grid, x, weight, y, tiles, *numbers, **sizes)
+
+
+def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, out: Any, starts: Any) -> None:
+    """Launch the weight gradient of contiguous tensors; `out` is written."""
+    (groups, outputs, inputs), sizes = out.shape, WEIGHT_GRADIENT_SIZES(element_size=x.element_size())
+    sizes |= {"OUTPUTS": _side(outputs, sizes["OUTPUTS"]), "INPUTS": _side(inputs, sizes["INPUTS"])}
+    grid = (groups * triton.cdiv(outputs, sizes["OUTPUTS"]) * triton.cdiv(inputs, sizes["INPUTS"]),)
+    launch(grouped_weight_gradient_kernel, grid, gradient, x, out, starts, outputs, inputs, **sizes)
+
+
+def _side(count: int, largest: int) -> int:
+    """Return the side of a tile for `count` columns or terms: a power of two within the bounds."""
+    return min(largest, max(_SMALLEST, triton.next_power_of_2(count)))

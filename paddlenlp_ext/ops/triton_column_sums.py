@@ -12,8 +12,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-_ROWS, _COLUMNS = 64, 32
-"""Rows that a program reads at a time, and its columns: a full memory transaction of float32."""
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
+# ROWS that a program reads at a time, and its COLUMNS, of which 8 are a memory transaction.
+SIZES = TileSizes(
+    "column_sums",
+    (),
+    lambda entry: 8 <= entry["ROWS"] * entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32,
+    ROWS=(32, 64, 128),
+    COLUMNS=(8, 16, 32, 64),
+    num_warps=(4, 8),
+)
 
 
 @triton.jit
@@ -42,5 +51,5 @@ def launch_column_sums(
 ) -> None:
     """Write to `out` [D] the sums over `num_rows` rows (None: all) of `partials`, float32 [rows, D]."""
     rows, size = partials.shape
-    grid, count = (triton.cdiv(size, _COLUMNS),), rows if num_rows is None else num_rows
-    launch(column_sums_kernel, grid, partials, out, first_row, count, size, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4)
+    sizes, count = SIZES(), rows if num_rows is None else num_rows
+    launch(column_sums_kernel, (triton.cdiv(size, sizes["COLUMNS"]),), partials, out, first_row, count, size, **sizes)

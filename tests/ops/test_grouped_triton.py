@@ -45,8 +45,11 @@ def launched(kernels, monkeypatch):
         kernel[grid](*wrapped, **constants)
         calls.append((kernel.fn.__name__, grid, arguments, constants))
 
-    for name, value in (("launch", launch), ("_LARGEST", 32), ("_TERMS", {4: 16, 2: 128}), ("_BAND", 3)):
-        monkeypatch.setattr(grouped_triton, name, value)
+    monkeypatch.setattr(grouped_triton, "launch", launch)
+    product = {"ROWS": 32, "COLUMNS": 32, "TERMS": 16, "BAND": 3, "num_warps": 4}
+    monkeypatch.setattr(kernels.PRODUCT_SIZES, "fixed", product)
+    weight_gradient = {"OUTPUTS": 32, "INPUTS": 32, "ROWS": 16, "num_warps": 4}
+    monkeypatch.setattr(kernels.WEIGHT_GRADIENT_SIZES, "fixed", weight_gradient)
     monkeypatch.setattr(module.grouped_linear_op, "choose", lambda x: GroupedTriton)
     return calls
 

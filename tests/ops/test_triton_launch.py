@@ -66,6 +66,10 @@ PLACES = {
 }
 
 
+def test_device_capability_is_that_of_the_gpu(launches):
+    assert launches["capability"] == 90
+
+
 def test_launch_leaves_device_and_driver_as_they_were(launches):
     assert launches["device after"] == 1
     assert launches["error"] and launches["device after the error"] == 0

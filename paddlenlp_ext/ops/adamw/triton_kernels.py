@@ -24,11 +24,25 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
 SPAN = 16384
 """Values of a program."""
-# Values that a program handles at a time; not measured yet (benchmarks/triton_ops.py).
-_VALUES, _WARPS = 1024, 4
-_BLOCKS_8BIT, _WARPS_8BIT = 8, 8
+# VALUES, or BLOCKS of quantized moments, that a program handles at a time: 4 to 16 values a thread.
+SIZES = TileSizes(
+    "adamw",
+    (),
+    lambda entry: 4 <= entry["VALUES"] // (32 * entry["num_warps"]) <= 16,
+    VALUES=(512, 1024, 2048, 4096),
+    num_warps=(4, 8),
+)
+SIZES_8BIT = TileSizes(
+    "adamw_8bit",
+    (),
+    lambda entry: 4 <= entry["BLOCKS"] * 256 // (32 * entry["num_warps"]) <= 16,
+    BLOCKS=(2, 4, 8, 16),
+    num_warps=(4, 8),
+)
 _WIDTH: tl.constexpr = tl.constexpr(13)  # columns of the table
 _BLOCK: tl.constexpr = tl.constexpr(256)  # moments that share a scale
 _DROPPED_BITS: tl.constexpr = tl.constexpr(14)  # of the table of codes (ops/adamw_8bit.py)
@@ -228,8 +242,7 @@ def launch_adamw(
         betas: b1, 1 - b1, b2, 1 - b2.
         kinds: the kernel's WEIGHT and GRADIENT, as names of dtypes, ROUNDING and ALIGNMENT.
     """
-    sizes = {"SIZE": SPAN, "VALUES": _VALUES, "num_warps": _WARPS}
-    launch(adamw_kernel, (blocks.shape[0],), table, numbers, blocks, *betas, **_constants(kinds), **sizes)
+    launch(adamw_kernel, (blocks.shape[0],), table, numbers, blocks, *betas, SIZE=SPAN, **_constants(kinds), **SIZES())
 
 
 def launch_adamw_8bit(
@@ -243,8 +256,7 @@ def launch_adamw_8bit(
     kinds: dict[str, Any],
 ) -> None:
     """Update all tensors of a table; `quantizers` are levels, borders and codes of both moments."""
-    sizes = {"SIZE": SPAN, "BLOCKS": _BLOCKS_8BIT, "num_warps": _WARPS_8BIT}
-    tensors = table, numbers, blocks, *quantizers
+    sizes, tensors = {"SIZE": SPAN, **SIZES_8BIT()}, (table, numbers, blocks, *quantizers)
     launch(adamw_8bit_kernel, (blocks.shape[0],), *tensors, *betas, epsilon, **_constants(kinds), **sizes)
 
 

@@ -26,9 +26,19 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-_COLUMNS, _PER_WARP = 2048, 512
-"""Largest number of elements of a program, and elements of a warp: 16 a thread; not measured yet (benchmarks/
-triton_ops.py)."""
+from paddlenlp_ext.ops.tile_sizes import TileSizes, shrunk
+
+
+def _is_full(entry: dict[str, int]) -> bool:
+    """Return whether a thread has 4 to 32 elements."""
+    return 4 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
+
+
+# Sizes for long rows; for shorter ones COLUMNS and warps are reduced.
+FORWARD_SIZES, BACKWARD_SIZES = (
+    TileSizes(name, (), _is_full, COLUMNS=(1024, 2048, 4096, 8192), num_warps=(4, 8, 16))
+    for name in ("gate_forward", "gate_backward")
+)
 
 
 class Rows(NamedTuple):
@@ -136,7 +146,7 @@ def launch_forward(
         activation: "silu", "gelu" or "clamped".
         alpha, limit: numbers of the clamped gate.
     """
-    _launch(launch, gate_forward_kernel, (gate, up, out), activation, alpha, limit)
+    _launch(launch, gate_forward_kernel, FORWARD_SIZES(), (gate, up, out), activation, alpha, limit)
 
 
 def launch_backward(
@@ -157,15 +167,20 @@ def launch_backward(
         gate_gradient, up_gradient: gradients of the inputs; written. They may be the inputs themselves.
     """
     matrices = gradient, gate, up, gate_gradient, up_gradient
-    _launch(launch, gate_backward_kernel, matrices, activation, alpha, limit)
+    _launch(launch, gate_backward_kernel, BACKWARD_SIZES(), matrices, activation, alpha, limit)
 
 
 def _launch(
-    launch: Callable[..., None], kernel: Any, matrices: tuple[Rows, ...], activation: str, alpha: float, limit: float
+    launch: Callable[..., None],
+    kernel: Any,
+    sizes: dict[str, int],
+    matrices: tuple[Rows, ...],
+    activation: str,
+    alpha: float,
+    limit: float,
 ) -> None:
     *leading, size = matrices[0].tensor.shape
-    columns = min(_COLUMNS, triton.next_power_of_2(size))
+    sizes = shrunk(sizes, "COLUMNS", size)
     tensors, strides = zip(*matrices, strict=True)
-    constants = {"ACTIVATION": activation, "COLUMNS": columns, "num_warps": max(1, columns // _PER_WARP)}
-    grid = math.prod(leading), triton.cdiv(size, columns)
-    launch(kernel, grid, *tensors, size, *strides, float(alpha), float(limit), **constants)
+    grid, numbers = (math.prod(leading), triton.cdiv(size, sizes["COLUMNS"])), (float(alpha), float(limit))
+    launch(kernel, grid, *tensors, size, *strides, *numbers, ACTIVATION=activation, **sizes)

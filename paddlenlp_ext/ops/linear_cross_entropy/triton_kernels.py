@@ -26,9 +26,17 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Sizes of a program; not measured yet (benchmarks/triton_ops.py).
-_COLUMNS, _WARPS = 16384, 32
-"""32 warps leave room for one program per multiprocessor, whose rows together fit the L2 cache."""
+from paddlenlp_ext.ops.tile_sizes import TileSizes, shrunk
+
+
+def _is_full(entry: dict[str, int]) -> bool:
+    """Return whether a thread has 8 to 32 elements."""
+    return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
+
+
+# For shorter rows, COLUMNS and warps are reduced. 32 warps leave room for one or two programs per multiprocessor, whose
+# rows together fit the L2 cache.
+SIZES = TileSizes("cross_entropy", (), _is_full, COLUMNS=(4096, 8192, 16384, 32768), num_warps=(8, 16, 32))
 
 
 @triton.jit
@@ -189,5 +197,4 @@ def launch_row_gradient(
 
 
 def _options(num_columns: int, softcap: float | None) -> dict[str, Any]:
-    columns = min(_COLUMNS, triton.next_power_of_2(num_columns))
-    return {"CAPPED": softcap is not None, "COLUMNS": columns, "num_warps": max(1, columns * _WARPS // _COLUMNS)}
+    return {"CAPPED": softcap is not None, **shrunk(SIZES(), "COLUMNS", num_columns)}

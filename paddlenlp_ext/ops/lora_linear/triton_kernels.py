@@ -20,14 +20,26 @@ from typing import Any
 import triton
 import triton.language as tl
 
-# Sizes of a program; not measured yet (benchmarks/triton_ops.py).
-_ROWS, _COLUMNS, _LARGEST_TERMS = 64, 128, 64
-"""Tile of `add_low_rank_kernel`, and terms of its sums read at a time."""
-_GRADIENT_ROWS, _GRADIENT_ROW_BYTES, _GRADIENT_SUMS = 32, 1024, 8192
-"""Rows of dy that `low_rank_gradients_kernel` reads at a time, and limits of its columns: their bytes in a row of dy,
-and their number times the rank, which are the sums in registers. The tiles fit the shared memory of every GPU."""
-_PROGRAMS = 264
-"""Programs of `low_rank_gradients_kernel` to aim at: two for each multiprocessor of an H100."""
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
+ADD_SIZES = TileSizes(
+    "add_low_rank",
+    ("element_size",),
+    lambda entry: 32 <= entry["ROWS"] * entry["COLUMNS"] // (32 * entry["num_warps"]) <= 64,
+    ROWS=(32, 64, 128),
+    COLUMNS=(64, 128, 256),
+    TERMS=(16, 32, 64),  # of a sum read at a time
+    num_warps=(4, 8),
+)
+GRADIENT_SIZES = TileSizes(
+    "low_rank_gradients",
+    ("element_size", "rank"),
+    ROWS=(16, 32, 64),  # of dy, read at a time
+    COLUMNS=(64, 128, 256, 512),
+    PROGRAMS=(132, 264, 528),  # to aim at
+    num_warps=(4, 8),
+    num_stages=(2, 3, 4),
+)
 _SMALLEST = 16
 """Smallest side of an operand of tensor cores."""
 
@@ -111,8 +123,9 @@ def launch_add_low_rank(
 ) -> None:
     """Add `s u F` to y [..., C] in place; `strides` are those of F along K and C, whatever the shape of `factor`."""
     (num_rows, rank), num_columns = inner.shape, y.shape[-1]
-    sizes = {"ROWS": _ROWS, "COLUMNS": _COLUMNS, "RANK": min(_LARGEST_TERMS, _rank_tile(rank)), "num_warps": 4}
-    grid = (triton.cdiv(num_columns, _COLUMNS), triton.cdiv(num_rows, _ROWS))
+    sizes = ADD_SIZES(element_size=y.element_size())
+    sizes["RANK"] = min(sizes.pop("TERMS"), _rank_tile(rank))
+    grid = (triton.cdiv(num_columns, sizes["COLUMNS"]), triton.cdiv(num_rows, sizes["ROWS"]))
     launch(add_low_rank_kernel, grid, y, inner, factor, scaling, num_rows, num_columns, rank, *strides, **sizes)
 
 
@@ -127,16 +140,14 @@ def launch_low_rank_gradients(
         gradient, inner, factor: dy [N, C], u [N, K] and B [C, K], contiguous.
     """
     (num_rows, num_columns), rank = gradient.shape, factor.shape[1]
-    rank_tile = _rank_tile(rank)
-    columns = min(_GRADIENT_SUMS // rank_tile, _GRADIENT_ROW_BYTES // gradient.element_size())
-    column_tiles = triton.cdiv(num_columns, columns)
-    row_tiles = min(triton.cdiv(_PROGRAMS, column_tiles), triton.cdiv(num_rows, _GRADIENT_ROWS))
-    span = triton.cdiv(num_rows, row_tiles * _GRADIENT_ROWS) * _GRADIENT_ROWS
+    sizes = GRADIENT_SIZES(element_size=gradient.element_size(), rank=rank)
+    rows, programs, column_tiles = sizes["ROWS"], sizes.pop("PROGRAMS"), triton.cdiv(num_columns, sizes["COLUMNS"])
+    row_tiles = min(triton.cdiv(programs, column_tiles), triton.cdiv(num_rows, rows))
+    span = triton.cdiv(num_rows, row_tiles * rows) * rows
     grid = (column_tiles, triton.cdiv(num_rows, span))
     parts = empty([column_tiles, num_rows, rank]), empty([grid[1], num_columns, rank])
-    sizes = {"ROWS": _GRADIENT_ROWS, "COLUMNS": columns, "RANK": rank_tile, "num_warps": 8, "num_stages": 2}
     numbers = num_rows, num_columns, rank, span
-    launch(low_rank_gradients_kernel, grid, gradient, inner, factor, *parts, *numbers, **sizes)
+    launch(low_rank_gradients_kernel, grid, gradient, inner, factor, *parts, *numbers, RANK=_rank_tile(rank), **sizes)
     return parts
 
 

@@ -16,6 +16,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
+DEQUANTIZE_SIZES = TileSizes(
+    "dequantize_4bit",
+    (),
+    lambda entry: 4 <= entry["BYTES"] // (32 * entry["num_warps"]) <= 16,
+    BYTES=(512, 1024, 2048, 4096),  # codes of a program
+    num_warps=(4, 8),
+)
+PRODUCT_SIZES = TileSizes(
+    "product_4bit",
+    (),
+    OUTPUTS=(1, 2, 4),
+    INPUTS=(512, 1024),  # read at a time
+    num_warps=(1, 2, 4),
+)
+LARGEST_BLOCK = min(PRODUCT_SIZES.choices["INPUTS"])
+"""Largest number of weights that share a scale in `product_kernel`."""
+
 
 @triton.jit
 def dequantize_kernel(

@@ -18,10 +18,6 @@ from paddlenlp_ext.ops.triton_launch import launch, on_gpu_with_triton
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
-# Sizes of a program, the fastest ones on an H200 (benchmarks/triton_dequantize.py).
-_BYTES = 1024  # codes per program of dequantize_kernel
-_OUTPUTS, _INPUTS, _WARPS = 2, 512, 1  # of product_kernel
-
 
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
     """Return None for 4-bit codes on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
@@ -34,7 +30,7 @@ def dequantize_rows_triton(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
     """Dequantize rows of a 4-bit weight to [last - first, I]; they must begin at a block and a byte."""
-    from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel
+    from paddlenlp_ext.ops.quantized.triton_kernels import DEQUANTIZE_SIZES, dequantize_kernel
 
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
@@ -43,28 +39,33 @@ def dequantize_rows_triton(
     )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *tables(weight, begin // block), out)
-    grid = (-(-count // (2 * _BYTES)),)
-    launch(dequantize_kernel, grid, *arguments, count, -(-count // 2), begin // block, BYTES=_BYTES, **_format(weight))
+    sizes, numbers = DEQUANTIZE_SIZES(), (count, -(-count // 2), begin // block)
+    grid = (-(-count // (2 * sizes["BYTES"])),)
+    launch(dequantize_kernel, grid, *arguments, *numbers, **sizes, **_format(weight))
     return out
 
 
 def supports_product(weight: QuantizedWeight) -> bool:
     """Return whether `product_triton` supports this weight: rows of full blocks, and blocks that fit a program."""
+    from paddlenlp_ext.ops.quantized.triton_kernels import LARGEST_BLOCK
+
     block = weight.block_size
-    is_power = 2 <= block <= _INPUTS and block & (block - 1) == 0
+    is_power = 2 <= block <= LARGEST_BLOCK and block & (block - 1) == 0
     return weight.is_plain and weight.shape[1] % block == 0 and is_power
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. Each position reads all codes."""
-    from paddlenlp_ext.ops.quantized.triton_kernels import product_kernel
+    from paddlenlp_ext.ops.quantized.triton_kernels import PRODUCT_SIZES, product_kernel
 
     assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
     arguments = (x_TI.contiguous(), weight.codes, *tables(weight, 0), y_TO, outputs, inputs)
-    sizes = {"OUTPUTS": _OUTPUTS, "BLOCKS": _INPUTS // weight.block_size, "num_warps": _WARPS}
-    launch(product_kernel, (-(-outputs // _OUTPUTS), positions), *arguments, **sizes, **_format(weight))
+    sizes = PRODUCT_SIZES()
+    sizes["BLOCKS"] = sizes.pop("INPUTS") // weight.block_size
+    grid = -(-outputs // sizes["OUTPUTS"]), positions
+    launch(product_kernel, grid, *arguments, **sizes, **_format(weight))
     return y_TO
 
 

@@ -18,41 +18,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
 
+from paddlenlp_ext.ops.tile_sizes import TileSizes
 
-class Tile(NamedTuple):
-    """Sizes of a program for rows of at most `columns` elements.
-
-    Attributes:
-        columns: length to which rows are padded, a power of two.
-        rows: rows of a tile.
-        warps: warps of a program.
-        programs: largest number of partial sums of the weight gradient.
-    """
-
-    columns: int
-    rows: int
-    warps: int
-    programs: int
+LARGEST = 65536
+"""Largest number of elements of a row."""
 
 
-# Chosen for 16 elements a thread; not measured yet (benchmarks/triton_ops.py).
-TILES = (
-    Tile(64, 32, 4, 256),
-    Tile(128, 16, 4, 256),
-    Tile(256, 8, 4, 256),
-    Tile(512, 4, 4, 256),
-    Tile(1024, 2, 4, 256),
-    Tile(2048, 1, 4, 256),
-    Tile(4096, 1, 8, 256),
-    Tile(8192, 1, 16, 128),
-    Tile(16384, 1, 16, 128),
-    Tile(32768, 1, 32, 128),
-    Tile(65536, 1, 32, 128),
+def _is_full(entry: dict[str, int]) -> bool:
+    """Return whether a thread has 8 to 32 elements of a tile, or as few as the largest program allows."""
+    per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
+    return 8 <= per_thread <= 32 or (entry["ROWS"], entry["num_warps"]) == (1, 32)
+
+
+FORWARD_SIZES = TileSizes(
+    "rms_norm_forward", ("columns",), _is_full, ROWS=(1, 2, 4, 8, 16, 32), num_warps=(2, 4, 8, 16, 32)
+)
+BACKWARD_SIZES = TileSizes(
+    "rms_norm_backward",
+    ("columns",),
+    _is_full,
+    ROWS=(1, 2, 4, 8, 16, 32),
+    PROGRAMS=(132, 264, 528),  # largest number of partial sums of the weight gradient
+    num_warps=(2, 4, 8, 16, 32),
 )
 
 
@@ -134,27 +126,28 @@ def rms_norm_backward_kernel(
         tl.store(partials + program * size + d, tl.sum(sums, axis=0)[None, :], mask=d < size)
 
 
-def tile_for(size: int) -> Tile:
+def num_partials(num_rows: int, size: int) -> int:
+    """Return the number of partial sums of a weight gradient: that of the backward pass's programs."""
+    tiles, per_program, _ = _split(num_rows, size)
+    return triton.cdiv(tiles, per_program)
+
+
+def _split(num_rows: int, size: int) -> tuple[int, int, dict[str, int]]:
+    """Return tiles, tiles of a program, and sizes of the backward pass of a weight that trains."""
+    sizes = _sizes(BACKWARD_SIZES, size)
+    tiles = triton.cdiv(num_rows, sizes["ROWS"])
+    return tiles, max(1, triton.cdiv(tiles, sizes.pop("PROGRAMS"))), sizes
+
+
+def _sizes(table: TileSizes, size: int) -> dict[str, int]:
     """Return the sizes for rows of `size` elements.
 
     Raises:
         ValueError: the rows are longer than any that the kernels support.
     """
-    for tile in TILES:
-        if size <= tile.columns:
-            return tile
-    raise ValueError(f"rms_norm: rows of {size} elements; the Triton kernels support at most {TILES[-1].columns}")
-
-
-def num_partials(num_rows: int, size: int) -> int:
-    """Return the number of partial sums of a weight gradient: that of the backward pass's programs."""
-    tile = tile_for(size)
-    tiles = triton.cdiv(num_rows, tile.rows)
-    return triton.cdiv(tiles, _tiles_per_program(tiles, tile))
-
-
-def _tiles_per_program(tiles: int, tile: Tile) -> int:
-    return max(1, triton.cdiv(tiles, tile.programs))
+    if size > LARGEST:
+        raise ValueError(f"rms_norm: rows of {size} elements; the Triton kernels support at most {LARGEST}")
+    return {"COLUMNS": triton.next_power_of_2(size), **table(columns=size)}
 
 
 def launch_forward(
@@ -179,11 +172,10 @@ def launch_forward(
         addend, total: summand and sum [..., D]; the sum is written. None: nothing is added.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    tile, adds = tile_for(size), addend is not None
+    sizes, adds = _sizes(FORWARD_SIZES, size), addend is not None
     tensors = (x, addend if adds else x, weight, total if adds else out, out)
-    sizes = {"ADDS": adds, "ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps}
-    grid = (triton.cdiv(num_rows, tile.rows),)
-    launch(rms_norm_forward_kernel, grid, *tensors, num_rows, size, x_stride, epsilon, offset, **sizes)
+    grid, numbers = (triton.cdiv(num_rows, sizes["ROWS"]),), (num_rows, size, x_stride, epsilon, offset)
+    launch(rms_norm_forward_kernel, grid, *tensors, *numbers, ADDS=adds, **sizes)
 
 
 def launch_backward(
@@ -208,10 +200,9 @@ def launch_backward(
         partials: float32 [num_partials, D], written; its column sums are the weight gradient. None: a frozen weight.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    tile, adds, sums = tile_for(size), total_gradient is not None, partials is not None
-    tiles = triton.cdiv(num_rows, tile.rows)
-    per_program = _tiles_per_program(tiles, tile) if sums else 1
+    adds, sums = total_gradient is not None, partials is not None
+    tiles, per_program, sizes = _split(num_rows, size)
+    per_program = per_program if sums else 1
     tensors = (gradient, x, weight, total_gradient if adds else gradient, x_gradient, partials if sums else x_gradient)
-    sizes = {"ADDS": adds, "SUMS": sums, "ROWS": tile.rows, "COLUMNS": tile.columns, "num_warps": tile.warps}
-    numbers = num_rows, size, x_stride, epsilon, offset, per_program
-    launch(rms_norm_backward_kernel, (triton.cdiv(tiles, per_program),), *tensors, *numbers, **sizes)
+    grid, numbers = (triton.cdiv(tiles, per_program),), (num_rows, size, x_stride, epsilon, offset, per_program)
+    launch(rms_norm_backward_kernel, grid, *tensors, *numbers, ADDS=adds, SUMS=sums, **sizes)

@@ -25,10 +25,24 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-_ELEMENTS, _WARPS = 2048, 4
-"""Elements and warps of a program: 16 elements a thread; not measured yet (benchmarks/triton_ops.py)."""
-_PROGRAMS = 256
-"""Largest number of partial sums of a weight gradient in each block of heads."""
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+
+
+def _is_full(entry: dict[str, int]) -> bool:
+    """Return whether a thread has 8 to 32 elements of a tile."""
+    return 8 <= entry["ELEMENTS"] // (32 * entry["num_warps"]) <= 32
+
+
+# ELEMENTS of a program, at most: a power of two of heads.
+SIZES = TileSizes("rope", (), _is_full, ELEMENTS=(1024, 2048, 4096), num_warps=(1, 2, 4, 8))
+BACKWARD_SIZES = TileSizes(
+    "norm_rope_backward",
+    (),
+    _is_full,
+    ELEMENTS=(512, 1024, 2048, 4096),
+    PROGRAMS=(132, 264, 528),  # largest number of partial sums of a weight gradient in each block of heads
+    num_warps=(1, 2, 4, 8),
+)
 
 
 class Heads(NamedTuple):
@@ -284,15 +298,15 @@ def norm_rope_backward_kernel(
         )  # fmt: skip
 
 
-class _Sizes:
+class _Launch:
     """Grid and constants of a launch for queries, and keys if there are any, [..., heads, H], and tables [..., R]."""
 
-    def __init__(self, q: Any, k: Any, cos: Any) -> None:
+    def __init__(self, sizes: dict[str, int], q: Any, k: Any, cos: Any) -> None:
         (*leading, num_q, head_dim), rotary_dim = q.shape, cos.shape[-1]
         self.tokens = math.prod(leading)
         self.num_heads = num_q, 0 if k is None else k.shape[-2]
         most = triton.next_power_of_2(max(self.num_heads))
-        heads = max(1, min(most, _ELEMENTS // triton.next_power_of_2(head_dim)))
+        heads = max(1, min(most, sizes["ELEMENTS"] // triton.next_power_of_2(head_dim)))
         self.blocks = tuple(triton.cdiv(count, heads) for count in self.num_heads)
         rest = head_dim - rotary_dim
         self.constants = {
@@ -301,13 +315,10 @@ class _Sizes:
             "ROTARY_DIM": rotary_dim,
             "HALF": triton.next_power_of_2(rotary_dim // 2),
             "REST": triton.next_power_of_2(rest) if rest else 0,
-            "num_warps": _WARPS,
+            "num_warps": sizes["num_warps"],
         }
-
-    @property
-    def tokens_per_program(self) -> int:
-        """Tokens of a program that sums the gradients of weights."""
-        return max(1, triton.cdiv(self.tokens, _PROGRAMS))
+        # Tokens of a program that sums the gradients of weights.
+        self.tokens_per_program = max(1, triton.cdiv(self.tokens, sizes.get("PROGRAMS", self.tokens)))
 
 
 def launch_rope(
@@ -333,7 +344,7 @@ def launch_rope(
         norms: `rope.HeadNorms` of contiguous weights, or None.
         back: whether to rotate by the negative angles.
     """
-    sizes = _Sizes(q.tensor, None if k is None else k.tensor, tables[0])
+    sizes = _Launch(SIZES(), q.tensor, None if k is None else k.tensor, tables[0])
     k = k or q
     weights = (q.tensor, k.tensor) if norms is None else (norms.q_weight, norms.k_weight)
     numbers = *q[1:], *k[1:], *_norm_numbers(norms)
@@ -344,7 +355,7 @@ def launch_rope(
 
 def partial_rows(q: Any, k: Any, cos: Any) -> tuple[int, int]:
     """Return the numbers of partial sums of the gradients of the queries' and the keys' weights."""
-    sizes = _Sizes(q, k, cos)
+    sizes = _Launch(BACKWARD_SIZES(), q, k, cos)
     programs = triton.cdiv(sizes.tokens, sizes.tokens_per_program)
     return sizes.blocks[0] * programs, sizes.blocks[1] * programs
 
@@ -369,7 +380,7 @@ def launch_norm_rope_backward(
         partials: float32 [sum of `partial_rows`, H], written: partial sums of the gradient of the queries' weight, and
             after them those of the keys'. None: frozen weights.
     """
-    sizes, sums = _Sizes(q.tensor, k.tensor, tables[0]), partials is not None
+    sizes, sums = _Launch(BACKWARD_SIZES(), q.tensor, k.tensor, tables[0]), partials is not None
     each = sizes.tokens_per_program if sums else 1
     tensors = *gradients, q.tensor, k.tensor, norms.q_weight, norms.k_weight, *tables, *results
     numbers = *sizes.num_heads, *q[1:], *k[1:], *_norm_numbers(norms), sizes.tokens

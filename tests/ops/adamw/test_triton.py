@@ -39,8 +39,9 @@ def launched(kernels, monkeypatch):
     """Use the kernels on the CPU; a program has 512 values and handles half of them at a time."""
     launches = Recorder()
     monkeypatch.setattr(module, "launch", launches)
-    for name, value in (("SPAN", 512), ("_VALUES", 256), ("_BLOCKS_8BIT", 1)):
-        monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(kernels, "SPAN", 512)
+    monkeypatch.setattr(kernels.SIZES, "fixed", {"VALUES": 256, "num_warps": 1})
+    monkeypatch.setattr(kernels.SIZES_8BIT, "fixed", {"BLOCKS": 1, "num_warps": 1})
     monkeypatch.setattr(fp32, "SHAPES", SHAPES)
     monkeypatch.setattr(bf16, "SHAPES", SHAPES)
     monkeypatch.setattr(bf16, "NUM_STEPS", 2)

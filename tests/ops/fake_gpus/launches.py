@@ -17,7 +17,8 @@ import paddle
 from triton.runtime import driver
 
 from paddlenlp_ext.ops import triton_launch
-from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_forward
+from paddlenlp_ext.ops.rms_norm.triton_kernels import FORWARD_SIZES, launch_forward
+from paddlenlp_ext.ops.tile_sizes import device_capability
 
 
 class NoTorch:
@@ -86,7 +87,8 @@ def norm(x: Any, weight: Any, out: Any) -> None:
 def main() -> None:
     """Run the cases."""
     sys.meta_path.insert(0, NoTorch())
-    gpus, cases = Gpus(), {}
+    gpus, cases = Gpus(), {"capability": device_capability()}
+    FORWARD_SIZES.fixed = {"ROWS": 32, "num_warps": 4}
     utils = triton_launch._drivers()[1].utils
     x, weight = paddle.ones([600, 2, 48], "bfloat16")[:, 0], paddle.ones([48])
     out = paddle.empty([600, 48], "bfloat16")

@@ -40,7 +40,9 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 }
 CUresult cuCtxGetCurrent(CUcontext* context) { return *context = (CUcontext)current, CUDA_SUCCESS; }
 CUresult cuCtxSetCurrent(CUcontext context) { return current = (int*)context, CUDA_SUCCESS; }
-CUresult cuCtxGetDevice(CUdevice* device) { return *device = *current, CUDA_SUCCESS; }
+CUresult cuCtxGetDevice(CUdevice* device) {
+  return current ? (*device = *current, CUDA_SUCCESS) : CUDA_ERROR_INVALID_CONTEXT;
+}
 CUresult cuCtxGetLimit(size_t* value, CUlimit limit) { return CUDA_SUCCESS; }
 CUresult cuCtxSetLimit(CUlimit limit, size_t value) { return CUDA_SUCCESS; }
 

@@ -36,12 +36,18 @@ def kernels():
         yield found
 
 
+def set_sizes(kernels, monkeypatch, **sizes: int) -> None:
+    """Replace the sizes of the tables."""
+    for table in (kernels.FORWARD_SIZES, kernels.BACKWARD_SIZES):
+        monkeypatch.setattr(table, "fixed", sizes)
+
+
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Run the launches in the interpreter, with at most 32 elements a program; return them."""
     recorder = Recorder()
     monkeypatch.setattr("paddlenlp_ext.ops.gates.triton.launch", recorder)
-    monkeypatch.setattr(kernels, "_COLUMNS", 32)
+    set_sizes(kernels, monkeypatch, COLUMNS=32, num_warps=1)
     return recorder
 
 
@@ -131,7 +137,8 @@ def test_gate_triton_in_half_precision_rounds_once(launched, dtype, rounding):
         np.testing.assert_allclose(actual.astype("float32").numpy(), correct, rtol=rounding, atol=1e-5)
 
 
-def test_gate_launches_for_an_8b_model_have_a_grid_of_rows_and_columns(kernels):
+def test_gate_launches_for_an_8b_model_have_a_grid_of_rows_and_columns(kernels, monkeypatch):
+    set_sizes(kernels, monkeypatch, COLUMNS=2048, num_warps=4)
     launch = Recorder(runs=False)
     rows = kernels.Rows(SimpleNamespace(shape=[2, 4096, 14336]), 14336)
     joint = kernels.Rows(rows.tensor, 28672)

@@ -35,7 +35,7 @@ def launched(kernels, monkeypatch):
     """Use the kernels on the CPU, with few columns at a time."""
     launches = Recorder()
     monkeypatch.setattr(module, "launch", launches)
-    monkeypatch.setattr(kernels, "_COLUMNS", 512)
+    monkeypatch.setattr(kernels.SIZES, "fixed", {"COLUMNS": 512, "num_warps": 1})
     monkeypatch.setattr(
         op.linear_cross_entropy_op, "choose", lambda *_: functools.partial(losses_by_chunks, module.TRITON)
     )

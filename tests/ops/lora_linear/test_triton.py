@@ -24,12 +24,8 @@ skip_without_triton()
 
 SHAPES = [((1,), 3, 2, 1), ((33,), 17, 5, 4), ((7, 13), 101, 67, 20), ((2, 20), 24, 90, 32), ((9,), 40, 50, 33)]
 SIZES = {
-    "_ROWS": 32,
-    "_COLUMNS": 64,
-    "_LARGEST_TERMS": 16,
-    "_GRADIENT_ROWS": 16,
-    "_GRADIENT_SUMS": 1024,
-    "_PROGRAMS": 8,
+    "ADD_SIZES": {"ROWS": 32, "COLUMNS": 64, "TERMS": 16, "num_warps": 1},
+    "GRADIENT_SIZES": {"ROWS": 16, "COLUMNS": 32, "PROGRAMS": 8, "num_warps": 1, "num_stages": 1},
 }
 
 
@@ -43,8 +39,8 @@ def kernels():
 def launched(kernels, monkeypatch):
     """Use the kernels on the CPU for any number of positions, with small tiles."""
     launches = Recorder()
-    for name, size in SIZES.items():
-        monkeypatch.setattr(kernels, name, size)
+    for name, sizes in SIZES.items():
+        monkeypatch.setattr(getattr(kernels, name), "fixed", sizes)
     monkeypatch.setattr(module, "launch", launches)
     monkeypatch.setattr(module, "SMALLEST_BATCH", 1)
     return launches
@@ -73,7 +69,7 @@ def test_lora_linear_triton_launches_grids_that_cover_the_matrices(launched):
     assert_has(backward, {**sizes, "scaling": 1.0, "num_columns": in_, "rank_stride": in_, "column_stride": 1})
     assert gradients.grid == (3, 3)  # 8 programs to aim at, over 3 columns
     del sizes["scaling"]
-    assert_has(gradients, {**sizes, "span": 32, "ROWS": 16, "COLUMNS": 1024 // tile, "RANK": tile})
+    assert_has(gradients, {**sizes, "span": 32, "ROWS": 16, "COLUMNS": 32, "RANK": tile})
     parts = [gradients.arguments[name].shape for name in ("row_parts", "column_parts")]
     assert parts == [[3, rows, rank], [3, out, rank]]
 

@@ -25,12 +25,19 @@ def kernels():
         yield found
 
 
+def set_sizes(kernels, monkeypatch, **sizes: int) -> None:
+    """Replace the sizes of the tables."""
+    forward = {name: size for name, size in sizes.items() if name != "PROGRAMS"}
+    monkeypatch.setattr(kernels.FORWARD_SIZES, "fixed", forward)
+    monkeypatch.setattr(kernels.BACKWARD_SIZES, "fixed", sizes)
+
+
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Run the launches in the interpreter, with at most two partial sums of weight gradients; return them."""
     recorder = Recorder()
     monkeypatch.setattr("paddlenlp_ext.ops.rms_norm.triton.launch", recorder)
-    monkeypatch.setattr(kernels, "TILES", tuple(tile._replace(programs=2) for tile in kernels.TILES))
+    set_sizes(kernels, monkeypatch, ROWS=32, PROGRAMS=2, num_warps=4)
     return recorder
 
 
@@ -122,21 +129,22 @@ def test_add_rms_norm_triton_in_bfloat16_normalizes_the_rounded_sum(launched):
     np.testing.assert_array_equal(out.astype("float32").numpy(), alone.astype("float32").numpy())
 
 
-def test_rms_norm_launches_for_an_8b_model_have_the_sizes_of_the_table(kernels):
+def test_rms_norm_launches_for_an_8b_model_have_grids_of_tiles(kernels, monkeypatch):
+    set_sizes(kernels, monkeypatch, ROWS=2, PROGRAMS=256, num_warps=8)
     launch = Recorder(runs=False)
     x, weight = SimpleNamespace(shape=[2, 4096, 4096]), SimpleNamespace(shape=[4096])
     assert kernels.num_partials(8192, 4096) == 256
     kernels.launch_forward(launch, x, 4096, weight, x, 1e-6, 0.0)
     kernels.launch_backward(launch, x, x, 4096, weight, x, 1e-6, 0.0)
     kernels.launch_backward(launch, x, x, 4096, weight, x, 1e-6, 0.0, x, SimpleNamespace(shape=[256, 4096]))
-    sizes = {"num_rows": 8192, "size": 4096, "ROWS": 1, "COLUMNS": 4096, "num_warps": 8}
+    sizes = {"num_rows": 8192, "size": 4096, "ROWS": 2, "COLUMNS": 4096, "num_warps": 8}
     for call, grid, special in zip(
         launch,
-        (8192, 8192, 256),
+        (4096, 4096, 256),
         (
             {"ADDS": False},
             {"ADDS": False, "SUMS": False, "num_tiles": 1},
-            {"ADDS": True, "SUMS": True, "num_tiles": 32},
+            {"ADDS": True, "SUMS": True, "num_tiles": 16},
         ),
         strict=True,
     ):
@@ -144,13 +152,17 @@ def test_rms_norm_launches_for_an_8b_model_have_the_sizes_of_the_table(kernels):
         assert {**sizes, **special}.items() <= call.arguments.items()
 
 
-def test_rms_norm_tiles_cover_every_row_and_refuse_longer_ones(kernels):
-    for size in (1, 64, 65, 4097, 65536):
-        tile = kernels.tile_for(size)
-        assert size <= tile.columns and tile.columns & (tile.columns - 1) == 0
-    assert [tile.columns for tile in kernels.TILES] == sorted(tile.columns for tile in kernels.TILES)
+@pytest.mark.parametrize("size", [1, 64, 65, 4097, 65536])
+def test_rms_norm_programs_cover_whole_rows(kernels, size):
+    launch, x, weight = Recorder(runs=False), SimpleNamespace(shape=[3, size]), SimpleNamespace(shape=[size])
+    kernels.launch_forward(launch, x, size, weight, x, 1e-6, 0.0)
+    columns = launch[0].arguments["COLUMNS"]
+    assert size <= columns < 2 * size and columns & (columns - 1) == 0
+
+
+def test_rms_norm_of_longer_rows_is_refused(kernels):
     with pytest.raises(ValueError, match="rows of 65537 elements; the Triton kernels support at most 65536"):
-        kernels.tile_for(65537)
+        kernels.num_partials(3, 65537)
 
 
 def test_column_sums_of_some_rows_match_numpy():

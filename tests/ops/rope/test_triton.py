@@ -28,13 +28,18 @@ def kernels():
         yield found
 
 
+def set_sizes(kernels, monkeypatch, **sizes: int) -> None:
+    """Replace the sizes of the tables."""
+    for table in (kernels.SIZES, kernels.BACKWARD_SIZES):
+        monkeypatch.setattr(table, "fixed", sizes)
+
+
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Run the launches in the interpreter, with small blocks of heads and two partial sums of each; return them."""
     recorder = Recorder()
     monkeypatch.setattr("paddlenlp_ext.ops.rope.triton.launch", recorder)
-    monkeypatch.setattr(kernels, "_PROGRAMS", 2)
-    monkeypatch.setattr(kernels, "_ELEMENTS", 256)
+    set_sizes(kernels, monkeypatch, ELEMENTS=256, PROGRAMS=2, num_warps=1)
     return recorder
 
 
@@ -166,7 +171,8 @@ def test_rotate_heads_triton_in_half_precision_rounds_once(launched, dtype, roun
         np.testing.assert_allclose(out.astype("float32").numpy(), expected, rtol=rounding, atol=1e-6)
 
 
-def test_rope_launches_for_an_8b_model_have_a_grid_of_tokens_and_blocks_of_heads(kernels):
+def test_rope_launches_for_an_8b_model_have_a_grid_of_tokens_and_blocks_of_heads(kernels, monkeypatch):
+    set_sizes(kernels, monkeypatch, ELEMENTS=2048, PROGRAMS=256, num_warps=4)
     launch = Recorder(runs=False)
     q, k = SimpleNamespace(shape=[2, 4096, 32, 128]), SimpleNamespace(shape=[2, 4096, 8, 128])
     heads, table = (kernels.Heads(q, 4096, 128), kernels.Heads(k, 1024, 128)), SimpleNamespace(shape=[2, 4096, 128])
