@@ -43,6 +43,7 @@ ROPE_KEYS: Mapping[str, Kind] = {
     "original_max_position_embeddings": number(minimum=2, maximum=2**31).or_null(),
     **dict.fromkeys(("short_factor", "long_factor"), list_of(_FACTOR).or_null()),
     "truncate": _FLAG_OR_NULL,
+    **dict.fromkeys(("full_attention", "sliding_attention"), OBJECT.or_null()),
 }
 """Keys of `rope_scaling` and `rope_parameters`, of all layers or of a layer type."""
 

@@ -28,8 +28,13 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if head_dim == 2:
         raise ValueError("alpha in the rope settings of config.json needs a head_dim above 2")
     theta = settings.get("rope_theta") or config.get("rope_theta") or 10_000.0
-    stretched = {"rope_type": "default", "rope_theta": theta * settings["alpha"] ** (head_dim / (head_dim - 2))}
-    return {**config, "rope_scaling": None, "rope_parameters": stretched}
+    base = theta * settings["alpha"] ** (head_dim / (head_dim - 2))
+    if base <= 1:
+        raise ValueError(
+            f"alpha {settings['alpha']} in the rope settings of config.json changes rope_theta {theta} to {base:.3g}, "
+            "which must be above 1"
+        )
+    return {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:

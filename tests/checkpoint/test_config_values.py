@@ -60,6 +60,7 @@ def test_keys_that_a_family_reads_are_declared(model, monkeypatch):
         ({"architectures": "x"}, "architectures in config.json must be a list"),
         ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor in rope_scaling of config.json .*, got '4'"),
         ({"rope_parameters": {"a": {"rope_theta": 0}}}, "rope_theta in rope_parameters.a of config.json .*, got 0"),
+        ({"rope_parameters": {"full_attention": True}}, "full_attention in rope_parameters of config.json must be"),
         ({"quantization_config": {"load_in_4bit": 4}}, "load_in_4bit in quantization_config of config.json"),
         (
             {"quantization_config": {"paddlenlp_ext": {"algo": "nf4", "block_size": 0}}},
@@ -99,7 +100,14 @@ def test_from_dict_null_window_layers_are_refused_only_with_windows(model):
         DecoderConfig.from_dict({**config, "use_sliding_window": True})
 
 
-def test_from_dict_hunyuan_with_two_channels_and_alpha_raises():
-    config = {**SIZES, "model_type": "hunyuan_v1_dense", "head_dim": 2, "rope_scaling": {"alpha": 5.0}}
-    with pytest.raises(ValueError, match=r"alpha .* needs a head_dim above 2"):
+@pytest.mark.parametrize(
+    ("head_dim", "alpha", "message"),
+    [
+        (2, 5.0, r"alpha .* needs a head_dim above 2"),
+        (4, 1e-3, r"alpha 0.001 .* changes rope_theta 10000.0 to 0.01, which must be above 1"),
+    ],
+)
+def test_from_dict_hunyuan_with_impossible_alpha_raises(head_dim, alpha, message):
+    config = {**SIZES, "model_type": "hunyuan_v1_dense", "head_dim": head_dim, "rope_scaling": {"alpha": alpha}}
+    with pytest.raises(ValueError, match=message):
         DecoderConfig.from_dict(config)

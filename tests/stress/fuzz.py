@@ -96,7 +96,7 @@ def targets() -> dict[str, Target]:
 
 
 KEPT: dict[str, tuple[int, ...]] = {
-    "config": (3071, 12590),
+    "config": (3071, 12590, 2011479, 2021283),
     "adapters": (7002454, 8004926, 1006037, 1053378, 638, 2, 6, 7, 25, 41, 92, 130, 139, 141, 446),
     "safetensors": (2064,),
     "tokenizer": (1086732, 38, 60, 80),
