@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 
 AREAS = ("ops", "training", "generation", "layouts")
 USAGE = (
-    "python -m paddlenlp_ext.doctor [--areas AREA,...]\n\n"
+    "python -m paddlenlp_ext.doctor [--areas AREA,...] [--seconds 90]\n\n"
     "Check this installation: print a report as Markdown; the exit code is 1 if a check failed."
 )
 
@@ -20,6 +20,7 @@ class DoctorArguments(OptionGroup):
     """Arguments of the program."""
 
     areas: tuple[str, ...] = option((), help=f"areas to check, of {', '.join(AREAS)}; unset: all")
+    seconds: float = option(90.0, minimum=0, help="start no check after this time; 0: no limit")
 
 
 def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
@@ -31,6 +32,7 @@ def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
     """
     values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), USAGE)
     arguments = DoctorArguments(**values)
+    arguments = replace(arguments, areas=tuple(area.strip() for area in arguments.areas))
     for area in arguments.areas:
         if area not in AREAS:
             raise ValueError(f"--areas {area}: no such area; known: {', '.join(AREAS)}")

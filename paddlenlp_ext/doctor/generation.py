@@ -11,7 +11,7 @@ import functools
 import numpy as np
 import paddle
 
-from paddlenlp_ext.doctor.check import Check
+from paddlenlp_ext.doctor.check import Check, Difference
 from paddlenlp_ext.doctor.targets import Target, on_device, paddle_dtype, reference_ops
 from paddlenlp_ext.doctor.tiny_run import TINY_MODEL
 from paddlenlp_ext.doctor.training import LIMITS, REFERENCE
@@ -35,17 +35,19 @@ def generation_checks(target: Target) -> list[Check]:
     ]
 
 
-def measure_generation(name: str, target: Target) -> float:
+def measure_generation(name: str, target: Target) -> Difference:
     """Return by how much a greedy token's logit falls below the largest one, relative to the logits' magnitude."""
     with on_device(target.device):
         answers = generate(_model(name, target, target.dtype), PROMPTS, max_new_tokens=NEW_TOKENS)
-    largest = 0.0
+    largest = Difference(0.0, "")
     with on_device(REFERENCE.device), reference_ops(), paddle.no_grad():
         model = _model(name, REFERENCE, target.dtype)
-        for prompt, answer in zip(PROMPTS, answers, strict=True):
+        for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True), start=1):
             logits_SV = model(paddle.to_tensor([[*prompt, *answer[:-1]]]))[0, len(prompt) - 1 :].numpy()
-            gaps_S = logits_SV.max(axis=1) - logits_SV[np.arange(len(answer)), answer]
-            largest = max(largest, float(gaps_S.max() / np.abs(logits_SV).max()))
+            own_S, best_S = logits_SV[np.arange(len(answer)), answer], logits_SV.max(axis=1)
+            at = int(np.argmax(best_S - own_S))
+            place = f"prompt {number}, token {at + 1} is {answer[at]}: logit {own_S[at]:.6g}, the best {best_S[at]:.6g}"
+            largest = max(largest, Difference(float((best_S - own_S)[at] / np.abs(logits_SV).max()), place))
     return largest
 
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from paddlenlp_ext.doctor.check import Check, relative_difference
+from paddlenlp_ext.doctor.check import Check, Difference
 from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
-from paddlenlp_ext.doctor.training import LIMITS, each_alone
+from paddlenlp_ext.doctor.training import LIMITS, difference_of_steps
 
 AREA = "layouts"
 PROCESSES = 2
@@ -55,10 +55,10 @@ def layout_checks(target: Target) -> list[Check]:
     return [Check(AREA, name, target, limit, functools.partial(_measure, name, target)) for name in LAYOUTS]
 
 
-def _measure(name: str, target: Target) -> float:
+def _measure(name: str, target: Target) -> Difference:
     # One process runs the micro-batches of all replicas in sequence.
     alone = run_training({"gradient_accumulation_steps": LAYOUTS[name].replicas, **precision_keys(target)})
-    return relative_difference(each_alone(launch(target)[name]), each_alone(alone))
+    return difference_of_steps(launch(target)[name], alone)
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date
 
@@ -20,35 +21,45 @@ from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, unava
 from paddlenlp_ext.doctor.training import training_checks
 from paddlenlp_ext.ops.dispatch import dispatched_ops
 
-CHECKS = {"ops": op_checks, "training": training_checks, "generation": generation_checks}
+CHECKS = {"ops": op_checks, "generation": generation_checks, "training": training_checks}
 
 
 def run_doctor(arguments: DoctorArguments) -> int:
     """Print the report on standard output and progress on standard error; return 1 if a check failed, else 0."""
-    areas, targets = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
-    absent = [target for target in targets if unavailable_reason(target) is not None]
+    areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
+    absent = [target for target in every_target if unavailable_reason(target) is not None]
     OP_CASES.names()  # imports the ops
     print(f"# paddlenlp_ext doctor, {date.today()}\n")
     print(table(["setting", "value"], describe_environment()), end="\n\n")
     print("## Backends\n")
-    print(backend_section(choices(dispatched_ops(), targets), absent), end="\n\n")
+    print(backend_section(choices(dispatched_ops(), every_target), absent), end="\n\n")
     sys.stdout.flush()
-    checks = [check for target in targets if target not in absent for check in target_checks(target, areas)]
-    if "layouts" in areas:
-        checks += layout_checks(layout_target())
-    results = run_with_progress(checks)
+    checks = [check for targets in (GPU_TARGETS, CPU_TARGETS) for check in device_checks(targets, absent, areas)]
+    checks.sort(key=lambda check: check.is_late)
+    results, skipped = run_with_progress(checks, arguments.seconds)
     print("## Checks\n")
-    print(verdict(results), end="\n\n")
+    print(verdict(results, len(skipped)), end="\n\n")
     print(result_section(results))
-    if absent:
+    if absent or skipped:
         print("\n### Not run\n")
-        print(table(["target", "checks", "reason"], not_run(absent, areas)))
+        rows = [*not_run(absent, areas), *no_time(skipped, arguments.seconds)]
+        print(table(["target", "checks", "reason"], rows))
     return int(not all(result.passed for result in results))
 
 
-def target_checks(target: Target, areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas on a target."""
-    return [check for area, make in CHECKS.items() if area in areas for check in make(target)]
+def device_checks(targets: Sequence[Target], absent: Sequence[Target], areas: Sequence[str]) -> list[Check]:
+    """Return the checks of the areas on one device, area by area."""
+    present = [target for target in targets if target not in absent]
+    checks = [check for area, make in CHECKS.items() if area in areas for target in present for check in make(target)]
+    has_layouts = "layouts" in areas and layout_target() in targets
+    return checks + (layout_checks(layout_target()) if has_layouts else [])
+
+
+def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, str]]:
+    """Return target, numbers of checks by area and the reason of checks that were left out to end in time."""
+    reason = f"{seconds:g} seconds were over; --seconds 0 runs all. Compiled kernels are kept for the next time"
+    groups = Counter((str(check.target), check.area) for check in skipped)
+    return [(target, f"{count} {area}", reason) for (target, area), count in groups.items()]
 
 
 def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
@@ -62,17 +73,29 @@ def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, s
     return rows
 
 
-def run_with_progress(checks: Sequence[Check]) -> list[Result]:
-    """Run the checks; a terminal shows each of them, another stream a line for each area and target."""
+def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
+    """Run the checks; a terminal shows each of them, another stream a line for each area and target.
+
+    Args:
+        checks: the checks, the most important ones first.
+        seconds: time after which no check is started; 0: no limit.
+
+    Returns:
+        The results, and the checks that were not started.
+    """
     results: list[Result] = []
     started, is_terminal, group = time.monotonic(), sys.stderr.isatty(), None
     for number, check in enumerate(checks, start=1):
+        if 0 < seconds < time.monotonic() - started:
+            break
         if is_terminal:
             line = f"[{number}/{len(checks)}] {check.area}, {check.target}: {check.name}"
             print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
         elif group != (group := (check.area, check.target)):
             print(f"{time.monotonic() - started:5.0f} s  {check.area}, {check.target}", file=sys.stderr, flush=True)
         results += run_checks([check])
+    else:
+        number = len(checks) + 1
     if is_terminal:
         print("\r\033[K", end="", file=sys.stderr)
-    return results
+    return results, list(checks[number - 1 :])

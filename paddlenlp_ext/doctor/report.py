@@ -49,28 +49,44 @@ def result_section(results: Sequence[Result]) -> str:
     ]
     parts = [
         table(["area", "target", "passed", "time"], summary),
-        *(["### Failed", _result_table(failed)] if failed else []),
+        *(["### Failed", _failure_table(failed)] if failed else []),
         f"<details><summary>All {len(results)} checks</summary>\n\n{_result_table(results)}\n\n</details>",
     ]
     return "\n\n".join(parts)
 
 
-def verdict(results: Sequence[Result]) -> str:
-    """Return one line about all results."""
+def verdict(results: Sequence[Result], num_skipped: int = 0) -> str:
+    """Return one line about all results, and the number of checks for which there was no time."""
     failed = sum(not result.passed for result in results)
-    return f"**{failed} of {len(results)} checks failed**" if failed else f"**all {len(results)} checks passed**"
+    outcome = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
+    return f"**{outcome}**" + (f"; no time for {num_skipped} more" if num_skipped else "")
+
+
+def _failure_table(results: Iterable[Result]) -> str:
+    rows = (
+        [*_names(result), *_outcome(result), "" if result.difference is None else result.difference.place]
+        for result in results
+    )
+    return table([*_COLUMNS, "largest difference"], rows)
 
 
 def _result_table(results: Iterable[Result]) -> str:
-    rows = ([result.check.area, result.check.name, str(result.check.target), *_outcome(result)] for result in results)
-    return table(["area", "check", "target", "result", "difference", "limit"], rows)
+    return table(_COLUMNS, ([*_names(result), *_outcome(result)] for result in results))
+
+
+_COLUMNS = ("area", "check", "target", "result", "difference", "limit")
+
+
+def _names(result: Result) -> tuple[str, str, str]:
+    return result.check.area, result.check.name, str(result.check.target)
 
 
 def _outcome(result: Result) -> tuple[str, str, str]:
     limit = f"{result.check.limit:.0e}"
     if result.error is not None:
         return "error", result.error, limit
-    return "pass" if result.passed else "differs", f"{result.difference:.1e}", limit
+    assert result.difference is not None, "a result has one of the two"
+    return "pass" if result.passed else "differs", f"{result.difference.relative:.1e}", limit
 
 
 def _list(lines: Iterable[str]) -> str:

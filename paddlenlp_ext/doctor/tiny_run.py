@@ -5,30 +5,34 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from paddlenlp_ext.config.parser import run_config_from
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.preference.reward import ScoredPair
+from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
 from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.finetune import load_config
 from paddlenlp_ext.trainer.state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 TINY_MODEL: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_model.json").read_text(encoding="utf-8"))
 """Config of a model with sizes that all kernels support: products of 64 inputs, heads of 16 channels."""
 STEPS = 2
+_NUM_ROWS = 16
 _REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (3, 38, 51)}}
 _KEYS: dict[str, Any] = {
     "dataset_name_or_path": "rows in memory",
@@ -47,15 +51,48 @@ _KEYS: dict[str, Any] = {
 }
 
 
-class Rows:
-    """Random rows in memory with the interface of a TokenizedDataset."""
+_PROMPT = 4
+"""Tokens of a prompt."""
 
-    def __init__(self, num_rows: int = 16) -> None:
+
+def answer_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> EncodedRow:
+    """Return a row for supervised fine-tuning."""
+    return EncodedRow(tokens, loss_mask, index)
+
+
+def pair_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> EncodedPreference:
+    """Return a pair whose rejected answer has the last three tokens."""
+    return EncodedPreference(tokens, loss_mask, index, (_PROMPT, len(tokens) - 3), (True, False))
+
+
+def scored_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> ScoredPair:
+    """Return a pair for a reward model, with a margin."""
+    return ScoredPair(**vars(pair_row(tokens, loss_mask, index)), margin=0.25)
+
+
+class Kind(NamedTuple):
+    """Kind of a run: the sections of its configuration, and its rows."""
+
+    sections: dict[str, type]
+    row: Callable[[np.ndarray, np.ndarray, int], EncodedRow]
+
+
+KINDS = {
+    "sft": Kind(SECTIONS, answer_row),
+    "dpo": Kind(PREFERENCE_SECTIONS, pair_row),
+    "reward": Kind(REWARD_SECTIONS, scored_row),
+}
+
+
+class Rows:
+    """Random rows in memory with the interface of a TokenizedDataset; log-probabilities are cached in a folder."""
+
+    def __init__(self, row: Callable[[np.ndarray, np.ndarray, int], EncodedRow], cache_folder: Path) -> None:
         generator = np.random.default_rng(0)
-        self.rows = []
-        for index in range(num_rows):
+        self.rows, self.cache_folder = [], cache_folder
+        for index in range(_NUM_ROWS):
             tokens = generator.integers(1, TINY_MODEL["vocab_size"], int(generator.integers(8, 40))).astype(np.int32)
-            self.rows.append(EncodedRow(tokens, np.arange(len(tokens)) >= 4, index))
+            self.rows.append(row(tokens, np.arange(len(tokens)) >= _PROMPT, index))
         self.lengths = np.array([row.length for row in self.rows], np.int64)
 
     def __len__(self) -> int:
@@ -93,7 +130,11 @@ def precision_keys(target: Target) -> dict[str, Any]:
 
 
 def run_training(
-    keys: Mapping[str, Any], switch: str | None = None, algorithm: str | None = None, output_dir: Path | None = None
+    keys: Mapping[str, Any],
+    switch: str | None = None,
+    algorithm: str | None = None,
+    output_dir: Path | None = None,
+    kind: str = "sft",
 ) -> list[float]:
     """Train a new tiny model for two steps; return the losses, then the gradient norms, of both.
 
@@ -102,17 +143,22 @@ def run_training(
         switch: adapter method; None trains all weights.
         algorithm: format of the frozen base (`weight_quantize_algo`); None: not quantized.
         output_dir: folder of the run, which all its processes share; None: a temporary one.
+        kind: kind of rows and loss, of `KINDS`.
     """
     with tempfile.TemporaryDirectory() as temporary, quiet_logging():
         folder = Path(temporary, "model")
         AutoModelForCausalLM.from_config(TINY_MODEL, seed=1).save_pretrained(folder)
         output = str(output_dir or Path(temporary, "output"))
-        config = load_config({**_KEYS, "model_name_or_path": str(folder), "output_dir": output, **keys})
+        own = {"model_name_or_path": str(folder), "output_dir": output}
+        config = run_config_from({**_KEYS, **own, **keys}, {}, peft_methods(), KINDS[kind].sections)
         if switch is not None:
             method = PEFT_METHODS.get(switch)(**_REQUIRED_OPTIONS.get(switch, {}))
             model = replace(config.model, weight_quantize_algo=algorithm)
             config = replace(config, model=model, peft=method, peft_switch=switch)
-        source, rows = ModelSource.from_config(config.model), cast("TokenizedDataset", Rows())
+        source = ModelSource.from_config(config.model)
+        if config.reward is not None:
+            source = source.as_classifier(config.train.seed, pad_token_id=0)
+        rows = cast("TokenizedDataset", Rows(KINDS[kind].row, Path(temporary)))
         tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=None)
         data, steps = RunData(source, tokenizer, SimpleNamespace(stop_token_ids=()), rows, None), Steps()
         build_trainer(config, data, [steps]).train()

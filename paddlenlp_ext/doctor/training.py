@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paddlenlp_ext.doctor.check import Check, relative_difference
-from paddlenlp_ext.doctor.targets import Target, reference_ops
-from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
+from paddlenlp_ext.doctor.check import Check, Difference, relative_difference
+from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, reference_ops
+from paddlenlp_ext.doctor.tiny_run import STEPS, precision_keys, run_training
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 AREA = "training"
@@ -28,46 +28,56 @@ class Run(NamedTuple):
         algorithm: format of the frozen base; None: not quantized.
         keys: keys of the run.
         dtypes: dtypes in which the run exists; empty: all.
+        kind: kind of rows and loss, of `tiny_run.KINDS`.
+        is_method: whether the run differs from another one in its adapter method only, which is plain Paddle.
     """
 
     switch: str | None = None
     algorithm: str | None = None
     keys: Mapping[str, Any] = MappingProxyType({})
     dtypes: tuple[str, ...] = ()
+    kind: str = "sft"
+    is_method: bool = False
 
 
 def training_runs() -> dict[str, Run]:
-    """Return the runs by name: full training, each adapter method, formats of the base, and optimizers."""
+    """Return the runs by name: full training, preferences, reward models, optimizers, formats of the base, methods."""
     runs = {"full": Run(), "full, recompute": Run(keys={"recompute": True})}
     runs |= {f"full, {optimizer}": Run(keys={"optim": optimizer}) for optimizer in ("adamw_mini", "adamw_8bit", "muon")}
     runs["full, 16-bit weights"] = Run(keys={"fp16_opt_level": "O2"}, dtypes=("bfloat16", "float16"))
-    for switch in PEFT_METHODS.names():
-        needs_quantized = getattr(PEFT_METHODS.get(switch), "needs_quantized_base", False)
-        runs[f"{switch} over nf4" if needs_quantized else switch] = Run(switch, "nf4" if needs_quantized else None)
+    runs["dpo"] = Run(kind="dpo")
+    runs["kto"] = Run(kind="dpo", keys={"loss_type": "kto"})
+    runs["dpo, lora over nf4"] = Run("lora", "nf4", kind="dpo")
+    runs["reward model"] = Run(kind="reward")
     for algorithm in ("nf4", "fp4", "weight_only_int8", "weight_only_int4"):
         runs[f"lora over {algorithm}"] = Run("lora", algorithm)
+    for switch in PEFT_METHODS.names():
+        base = "nf4" if getattr(PEFT_METHODS.get(switch), "needs_quantized_base", False) else None
+        runs[f"{switch} over nf4" if base else switch] = Run(switch, base, is_method=switch != "lora")
     return runs
 
 
 def training_checks(target: Target) -> list[Check]:
-    """Return a check of each run on a target."""
+    """Return a check of each run that exists on a target; a method's second dtype on a device comes late."""
+    is_first, limit = target in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [
-        Check(AREA, name, target, LIMITS[target.dtype], functools.partial(measure_training, name, target))
+        Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method > is_first)
         for name, run in training_runs().items()
         if not run.dtypes or target.dtype in run.dtypes
     ]
 
 
-def measure_training(name: str, target: Target) -> float:
+def measure_training(name: str, target: Target) -> Difference:
     """Return the relative difference of the losses and norms of a run from those of the references."""
     run = training_runs()[name]
-    found = run_training({**run.keys, **precision_keys(target)}, run.switch, run.algorithm)
-    return relative_difference(each_alone(found), each_alone(reference_training(name)))
+    found = run_training({**run.keys, **precision_keys(target)}, run.switch, run.algorithm, kind=run.kind)
+    return difference_of_steps(found, reference_training(name))
 
 
-def each_alone(numbers: list[float]) -> list[np.ndarray]:
-    """Return an array for each number, so that each is compared relative to itself."""
-    return [np.array([number]) for number in numbers]
+def difference_of_steps(found: list[float], expected: list[float]) -> Difference:
+    """Return the largest difference of two results of `run_training`, each number relative to itself."""
+    names = [f"{number} of step {step}" for number in ("loss", "gradient norm") for step in range(1, STEPS + 1)]
+    return relative_difference(map(np.array, found), map(np.array, expected), names)
 
 
 @functools.cache
@@ -76,4 +86,4 @@ def reference_training(name: str) -> list[float]:
     run = training_runs()[name]
     keys = {key: value for key, value in run.keys.items() if key != "fp16_opt_level"}
     with reference_ops():
-        return run_training({**keys, **precision_keys(REFERENCE)}, run.switch, run.algorithm)
+        return run_training({**keys, **precision_keys(REFERENCE)}, run.switch, run.algorithm, kind=run.kind)

@@ -198,7 +198,9 @@ def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
     """Return None for bfloat16 or float16 on a GPU; otherwise the reason."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
-    return None if x.dtype in (paddle.bfloat16, paddle.float16) else f"it needs half precision, not {x.dtype.name}"
+    if x.dtype not in (paddle.bfloat16, paddle.float16):
+        return NotApplicable(f"it needs half precision and the tensor is {x.dtype.name}")
+    return None
 
 
 def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+
 import pytest
 
 from paddlenlp_ext.doctor import generation
@@ -19,11 +22,34 @@ FP32 = CPU_TARGETS[0]
 
 
 def test_training_of_a_broken_gradient_differs(monkeypatch: pytest.MonkeyPatch):
-    assert measure_training("lora over nf4", FP32) <= LIMITS["float32"]
+    assert measure_training("lora over nf4", FP32).relative <= LIMITS["float32"]
     with monkeypatch.context() as patched:
         patched.setattr(swiglu_op, "_chosen", {})
         patched.setattr(swiglu_op, "_backends", {"reference": (double_gradient, anywhere)})
-        assert measure_training("lora over nf4", FP32) > 10 * LIMITS["float32"]
+        difference = measure_training("lora over nf4", FP32)
+    assert difference.relative > 10 * LIMITS["float32"]
+    assert re.fullmatch(r"gradient norm of step [12]: [\d.]+ instead of [\d.]+", difference.place)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("dpo", "paddlenlp_ext.trainer.preference.answer_logps"),
+        ("reward model", "paddlenlp_ext.trainer.reward.answer_scores"),
+    ],
+)
+def test_training_on_pairs_with_other_scores_differs(monkeypatch: pytest.MonkeyPatch, name: str, place: str):
+    assert measure_training(name, FP32).relative <= LIMITS["float32"]
+    module, _, function = place.rpartition(".")
+    score = getattr(importlib.import_module(module), function)
+    monkeypatch.setattr(place, lambda *arguments: score(*arguments) * 1.02)
+    assert measure_training(name, FP32).relative > 5 * LIMITS["float32"]
+
+
+def test_training_checks_run_methods_in_a_second_dtype_late():
+    early = {check.name for check in training_checks(CPU_TARGETS[1]) if not check.is_late}
+    assert {"full", "lora", "dpo", "lora over nf4"} <= early and "use_dora" not in early
+    assert not any(check.is_late for check in training_checks(FP32))
 
 
 def test_training_checks_have_every_method_and_16_bit_weights_in_half_precision_only():
@@ -33,7 +59,7 @@ def test_training_checks_have_every_method_and_16_bit_weights_in_half_precision_
 
 
 def test_generation_of_tokens_that_are_not_the_best_differs(monkeypatch: pytest.MonkeyPatch):
-    assert measure_generation("dense", FP32) <= LIMITS["float32"]
+    assert measure_generation("dense", FP32).relative <= LIMITS["float32"]
     generate = generation.generate
 
     def another_last_token(model, prompts, **options):
@@ -41,7 +67,9 @@ def test_generation_of_tokens_that_are_not_the_best_differs(monkeypatch: pytest.
         return [*answers[:-1], [*answers[-1][:-1], (answers[-1][-1] + 1) % model.config.vocab_size]]
 
     monkeypatch.setattr(generation, "generate", another_last_token)
-    assert measure_generation("dense", FP32) > LIMITS["float32"]
+    difference = measure_generation("dense", FP32)
+    assert difference.relative > LIMITS["float32"]
+    assert re.match(r"prompt 3, token 8 is \d+: logit [-\d.]+, the best [\d.]+$", difference.place)
 
 
 @pytest.mark.layouts

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 
 from paddlenlp_ext.doctor.backends import probe
-from paddlenlp_ext.doctor.check import Check, relative_difference
+from paddlenlp_ext.doctor.check import Check, Difference, relative_difference
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs, OpCase
 from paddlenlp_ext.doctor.targets import Target, on_device, reference_ops
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
@@ -27,7 +27,7 @@ def op_checks(target: Target) -> list[Check]:
     ]
 
 
-def _measure(op: DispatchedOp, backend: str, target: Target) -> float | None:
+def _measure(op: DispatchedOp, backend: str, target: Target) -> Difference | None:
     case = OP_CASES.get(op.name)
     with op.restricted_to(backend) as used:
         actual = _results(case, target, target.dtype)
