@@ -25,7 +25,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.norm_linear import norm_linear, norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.norm_linear.triton import LARGEST_BATCH
+from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 

@@ -92,7 +92,7 @@ def compile_all(capability: int, with_variants: bool) -> None:
     for form in [*formats, norm_linear.Format()] if with_variants else formats[:1]:
         for positions in (1, 16):
             x, layers = Sized(positions, 4096), [norm_linear.Layer(None, Sized(positions, 14336))] * 2
-            norm_linear.launch_norm_linear(compiler, x, layers, form, None, 1e-5, 0.0, addend=x, total=x)
+            norm_linear.launch_norm_linear(compiler, x, layers, form, x, 1e-5, 0.0, addend=x, total=x)
     variants = [("bfloat16", "groups"), ("float32", "none"), ("float16", "nearest"), ("bfloat16", "single")]
     for weight, rounding in variants if with_variants else variants[:1]:
         kinds = {"WEIGHT": weight, "GRADIENT": weight, "ROUNDING": rounding, "ALIGNMENT": 16}

@@ -41,9 +41,9 @@ def run_dequantize(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("quantized linear (nf4, fp4)")
 def run_four_bit_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply many rows, and one, by weights in 4 bits."""
+    """Multiply many rows, few, and one by weights in 4 bits."""
     return [
-        quantized_linear(inputs.trained(rows, WIDTH), _weight(inputs, each)) for each in FOUR_BIT for rows in (21, 1)
+        quantized_linear(inputs.trained(rows, WIDTH), _weight(inputs, each)) for each in FOUR_BIT for rows in (21, 5, 1)
     ]
 
 

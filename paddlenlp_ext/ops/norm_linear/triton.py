@@ -20,15 +20,12 @@ from paddlenlp_ext.ops.cpu.library import needs_grad
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import tables
+from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH, fits_tiles, tile_format, tile_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.ops.triton_launch import empty_beside, launch
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
-
-LARGEST_BATCH = 16
-"""Positions up to which the kernel is used: the columns of its tiles."""
 
 
 def norm_linear_triton(
@@ -75,29 +72,18 @@ def _comparable_format(linear: FrozenDense | FrozenQuantized, dtype: paddle.dtyp
     weight, bias = linear.weight, None if linear.bias is None else linear.bias.dtype
     if not isinstance(weight, QuantizedWeight):
         return (weight.dtype, bias) if weight.dtype == dtype else None
-    block, inputs = weight.block_size, weight.shape[1]
-    is_power = block >= 2 and block & (block - 1) == 0 and inputs % block == 0
-    if not weight.is_plain or inputs % 2 or not (block == inputs or is_power):
-        return None
-    return weight.algo, block, weight.group_size, bias
+    return (weight.algo, weight.block_size, weight.group_size, bias) if fits_tiles(weight) else None
 
 
 def _format(linear: FrozenDense | FrozenQuantized) -> Format:
     from paddlenlp_ext.ops.norm_linear.triton_kernels import Format
 
-    weight = linear.weight
-    if not isinstance(weight, QuantizedWeight):
-        return Format()
-    if weight.algo == "weight_only_int8":
-        return Format(8, weight.block_size)
-    levels, _, scale_levels, _, _ = tables(weight, 0)
-    return Format(4, weight.block_size, weight.group_size, levels, scale_levels)
+    return tile_format(linear.weight) if isinstance(linear.weight, QuantizedWeight) else Format()
 
 
 def _layer(linear: FrozenDense | FrozenQuantized, y: paddle.Tensor) -> Layer:
     from paddlenlp_ext.ops.norm_linear.triton_kernels import Layer
 
-    weight = linear.weight
-    if not isinstance(weight, QuantizedWeight):
-        return Layer(contiguous(weight), y, linear.bias)
-    return Layer(weight.codes, y, linear.bias, weight.scales, weight.group_scales, weight.offset)
+    if isinstance(linear.weight, QuantizedWeight):
+        return tile_layer(linear.weight, y, linear.bias)
+    return Layer(contiguous(linear.weight), y, linear.bias)

@@ -3,7 +3,7 @@
     s = x + addend      y[t, o] = (sum_i s[t, i] w[i] W[o, i]) / rms[t] + bias[o],      rms = sqrt(mean(s^2) + epsilon)
 
 The norm's factor 1 / rms belongs to a position, so it can follow the product: one pass over x computes both sums, and
-one launch up to three layers that read the same x.
+one launch up to three layers that read the same x. Without a norm, w and rms are 1.
 
 A program computes a few outputs of one layer for all positions. Each of its warps multiplies a part of the inputs on
 tensor cores, and the parts are added at the end. A program therefore handles whole rows of W: few outputs occupy many
@@ -15,7 +15,8 @@ x + addend is rounded to its dtype before it is normalized. Sums are float32. Op
 x in bfloat16, and TF32 for float16: this has as many digits as float16, and x w does not overflow. Products of float32
 do not use tensor cores. Weights in 4 and 8 bits are dequantized as in ops/quantized/triton_kernels.py.
 
-The compiler's software pipeline is off (one stage): it would copy each looked-up level of a code through shared memory.
+The software pipeline of the compiler would copy each looked-up level of a code through shared memory, so that codes are
+read in one stage.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 
@@ -32,29 +33,23 @@ import triton
 import triton.language as tl
 
 from paddlenlp_ext.ops.quantized.triton_kernels import load_scales
+from paddlenlp_ext.ops.tile_sizes import TileSizes
 
 MOST_LAYERS = 3
 """Layers of a launch, at most."""
 
 
-class Size(NamedTuple):
-    """Sizes of a program.
-
-    Attributes:
-        positions: number of positions to which fewer are padded; tensor cores need 8.
-        outputs: outputs of a program.
-        span: inputs that a warp reads at a time.
-        warps: warps of a program, if the rows are long enough for all of them.
-    """
-
-    positions: int
-    outputs: int
-    span: int
-    warps: int
-
-
-# Not measured yet (benchmarks/triton_ops.py).
-SIZES = (Size(8, 16, 64, 8), Size(16, 32, 64, 8))
+SIZES = TileSizes(
+    "norm_linear",
+    ("bits", "positions"),
+    lambda entry: entry["num_stages"] == 1 or entry.get("bits") == 0,
+    OUTPUTS=(16, 32, 64),
+    SPAN=(32, 64, 128),  # inputs that a warp reads at a time
+    num_warps=(2, 4, 8),
+    num_stages=(1, 2, 3),
+)
+_FEWEST_COLUMNS = 8
+"""Number of positions to which fewer are padded: the columns of an instruction of tensor cores."""
 
 
 class Layer(NamedTuple):
@@ -98,7 +93,7 @@ class Format(NamedTuple):
 def norm_linear_kernel(
     x,  # [T, I]
     addend,  # [T, I], read with ADDS
-    scale,  # [I]
+    scale,  # [I], read with NORMS
     total,  # x + addend [T, I], written with ADDS
     levels,  # float32 [16], value of a code of 4 bits
     scale_levels,  # float32 [256], value of a code of a scale
@@ -128,6 +123,7 @@ def norm_linear_kernel(
     epsilon,
     norm_offset,
     ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
@@ -166,8 +162,9 @@ def norm_linear_kernel(
             if program == 0:
                 tl.store(total + at, s, mask=inside)
         s = s.to(tl.float32)
-        squares += tl.sum(s * s, axis=2)
-        scaled = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
+        if NORMS:
+            squares += tl.sum(s * s, axis=2)
+            s = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
         if BITS == 0:
             own = tl.load(matrix + row + i, mask=is_output & is_input, other=0.0)
         else:
@@ -186,9 +183,10 @@ def norm_linear_kernel(
                 own = tl.interleave(tl.load(levels + (pair >> 4)), tl.load(levels + (pair & 15)))
             by_unit = own.reshape((WAYS, OUTPUTS, SPAN // UNIT, UNIT)) * factor[:, :, :, None]
             own = by_unit.reshape((WAYS, OUTPUTS, SPAN))
-        sums = _add_product(own, tl.trans(scaled, 0, 2, 1), sums, x.dtype.element_ty)
-    inverse = tl.rsqrt(tl.sum(squares, axis=0) / num_inputs + epsilon)
-    y_of_position = tl.sum(sums, axis=0) * inverse[None, :]
+        sums = _add_product(own, tl.trans(s, 0, 2, 1), sums, x.dtype.element_ty)
+    y_of_position = tl.sum(sums, axis=0)
+    if NORMS:
+        y_of_position *= tl.rsqrt(tl.sum(squares, axis=0) / num_inputs + epsilon)[None, :]
     if HAS_BIAS:
         bias = _pick(layer, bias0, bias1, bias2)
         y_of_position += tl.load(bias + o, mask=o < num_outputs, other=0.0).to(tl.float32)[:, None]
@@ -220,9 +218,9 @@ def launch_norm_linear(
     x: Any,
     layers: Sequence[Layer],
     form: Format,
-    scale: Any,
-    epsilon: float,
-    offset: float,
+    scale: Any = None,
+    epsilon: float = 0.0,
+    offset: float = 0.0,
     addend: Any = None,
     total: Any = None,
 ) -> None:
@@ -233,27 +231,27 @@ def launch_norm_linear(
         x: [..., I], of at most 16 positions.
         layers: one to three, of one format; all have biases, or none.
         form: format of their matrices.
-        scale, epsilon, offset: weight [I] and numbers of the norm.
+        scale, epsilon, offset: weight [I] and numbers of the norm. None: there is no norm.
         addend, total: summand and sum [..., I]; the sum is written. None: nothing is added.
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)
-    size = next(size for size in SIZES if num_positions <= size.positions)
+    sizes = SIZES(bits=form.bits, positions=num_positions)
+    span, columns = sizes["SPAN"], max(_FEWEST_COLUMNS, triton.next_power_of_2(num_positions))
     outputs = [layer.y.shape[-1] for layer in layers]
     unused = MOST_LAYERS - len(layers)
     fields = zip(*layers, *[layers[0]] * unused, strict=True)
     matrices, ys, biases, scales, group_scales, offsets = ([_or(each, x) for each in field] for field in fields)
-    tensors = (x, _or(addend, x), scale, _or(total, x), _or(form.levels, x), _or(form.scale_levels, x))
+    tensors = (x, _or(addend, x), _or(scale, x), _or(total, x), _or(form.levels, x), _or(form.scale_levels, x))
     per_layer = (*matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *[0] * unused)
-    ways = min(size.warps, triton.next_power_of_2(triton.cdiv(num_inputs, size.span)))
-    flags = {"ADDS": addend is not None, "HAS_BIAS": layers[0].bias is not None}
-    unit = size.span if form.block in (1, num_inputs) else min(form.block, size.span)
+    sizes["num_warps"] = min(sizes["num_warps"], triton.next_power_of_2(triton.cdiv(num_inputs, span)))
+    unit = span if form.block in (1, num_inputs) else min(form.block, span)
+    flags = {"ADDS": addend is not None, "NORMS": scale is not None, "HAS_BIAS": layers[0].bias is not None}
     codes = {"BITS": form.bits, "BLOCK": form.block, "GROUP": form.group, "UNIT": unit}
-    sizes = {"POSITIONS": size.positions, "OUTPUTS": size.outputs, "WAYS": ways, "SPAN": size.span, "num_warps": ways}
-    grid = (sum(triton.cdiv(each, size.outputs) for each in outputs),)
+    sizes |= {"POSITIONS": columns, "WAYS": sizes["num_warps"]}
+    grid = (sum(triton.cdiv(each, sizes["OUTPUTS"]) for each in outputs),)
     numbers = num_positions, num_inputs, epsilon, offset
-    constants = {**flags, **codes, **sizes, "num_stages": 1}
-    launch(norm_linear_kernel, grid, *tensors, *per_layer, *numbers, **constants)
+    launch(norm_linear_kernel, grid, *tensors, *per_layer, *numbers, **flags, **codes, **sizes)
 
 
 def _or(tensor: Any, other: Any) -> Any:

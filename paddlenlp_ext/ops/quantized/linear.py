@@ -29,7 +29,14 @@ from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
 from paddlenlp_ext.ops.dispatch import DispatchedOp, compute_capability, on_gpu_in_half_precision
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
-from paddlenlp_ext.ops.quantized.triton_launch import on_gpu_in_4_bits, product_triton, supports_product
+from paddlenlp_ext.ops.quantized.triton_launch import (
+    LARGEST_BATCH,
+    fits_tiles,
+    on_gpu_in_4_bits,
+    product_triton,
+    supports_product,
+    tile_product_triton,
+)
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.paddle_compat import is_symbolic
 
@@ -102,7 +109,7 @@ def kernel_group(weight: QuantizedWeight) -> int:
 
 
 _MAX_FUSED_POSITIONS = 2
-"""Positions up to which the matmul on packed codes is faster (benchmarks/triton_dequantize.py)."""
+"""Positions up to which `product_triton` is the fastest (benchmarks/triton_dequantize.py)."""
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
@@ -151,9 +158,14 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return x W^T [..., out]: with one fused kernel for few positions, from dequantized rows for many."""
     (out, width), leading = weight.shape, x.shape[:-1]
-    if math.prod(leading) > _MAX_FUSED_POSITIONS or not supports_product(weight):
+    positions = math.prod(leading)
+    if positions <= _MAX_FUSED_POSITIONS and supports_product(weight):
+        product = product_triton
+    elif 0 < positions <= LARGEST_BATCH and fits_tiles(weight):
+        product = tile_product_triton
+    else:
         return linear_reference(x, weight)
-    return product_triton(x.reshape([-1, width]), weight).reshape([*leading, out])
+    return product(x.reshape([-1, width]), weight).reshape([*leading, out])
 
 
 def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:

@@ -16,7 +16,11 @@ from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.triton_launch import launch, on_gpu_with_triton
 
 if TYPE_CHECKING:
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+
+LARGEST_BATCH = 16
+"""Positions up to which tiles of ops/norm_linear are multiplied: the columns of a tile."""
 
 
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
@@ -38,7 +42,7 @@ def dequantize_rows_triton(
         "rows must begin at the start of a block and of a byte (see row_blocks)"
     )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
-    arguments = (weight.codes[begin // 2 :], *tables(weight, begin // block), out)
+    arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
     sizes, numbers = DEQUANTIZE_SIZES(), (count, -(-count // 2), begin // block)
     grid = (-(-count // (2 * sizes["BYTES"])),)
     launch(dequantize_kernel, grid, *arguments, *numbers, **sizes, **_format(weight))
@@ -61,7 +65,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
     assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
-    arguments = (x_TI.contiguous(), weight.codes, *tables(weight, 0), y_TO, outputs, inputs)
+    arguments = (x_TI.contiguous(), weight.codes, *_tables(weight, 0), y_TO, outputs, inputs)
     sizes = PRODUCT_SIZES()
     sizes["BLOCKS"] = sizes.pop("INPUTS") // weight.block_size
     grid = -(-outputs // sizes["OUTPUTS"]), positions
@@ -69,12 +73,48 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
     return y_TO
 
 
+def fits_tiles(weight: QuantizedWeight) -> bool:
+    """Return whether the tiles of ops/norm_linear support this weight: rows of whole bytes and of equal blocks."""
+    block, inputs = weight.block_size, weight.shape[1]
+    is_power = block >= 2 and block & (block - 1) == 0
+    return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))
+
+
+def tile_product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """Return x W^T [T, O] in the dtype of `x`, for at most 16 positions; requires `fits_tiles`. Codes are read once."""
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import launch_norm_linear
+
+    assert fits_tiles(weight), f"no tiles for blocks of {weight.block_size} in {list(weight.shape)}"
+    y_TO = paddle.empty([x_TI.shape[0], weight.shape[0]], x_TI.dtype, device=weight.codes.place)
+    launch_norm_linear(launch, x_TI.contiguous(), [tile_layer(weight, y_TO)], tile_format(weight))
+    return y_TO
+
+
+def tile_layer(weight: QuantizedWeight, y: paddle.Tensor, bias: paddle.Tensor | None = None) -> Layer:
+    """Return a linear layer, as the kernel of ops/norm_linear reads it; it writes y [..., O]."""
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Layer
+
+    return Layer(weight.codes, y, bias, weight.scales, weight.group_scales, weight.offset)
+
+
+def tile_format(weight: QuantizedWeight) -> Format:
+    """Return the format of a weight, as the kernel of ops/norm_linear reads it."""
+    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format
+
+    if weight.algo == "weight_only_int8":
+        return Format(8, weight.block_size)
+    of_codes, of_scales = _cached_table(weight, "levels", levels(weight.algo)), None
+    if weight.group_scales is not None:
+        of_scales = _cached_table(weight, "scale levels", dynamic_levels())
+    return Format(4, weight.block_size, weight.group_size, of_codes, of_scales)
+
+
 def _format(weight: QuantizedWeight) -> dict[str, Any]:
     nested = weight.group_scales is not None
     return {"BLOCK": weight.block_size, "GROUP": max(1, weight.group_size), "NESTED": nested}
 
 
-def tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
+def _tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
     """Return levels, scales, scale levels, group scales and offset, in the order of the kernels' parameters."""
     table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]

@@ -41,6 +41,7 @@ def kernels():
     with pytest.MonkeyPatch.context() as patch:
         # Triton reads the variable when a kernel is defined, for its own kernels when it is first imported.
         patch.setenv("TRITON_INTERPRET", "1")
+        importlib.import_module("paddlenlp_ext.ops.norm_linear.triton_kernels")
         yield importlib.import_module("paddlenlp_ext.ops.quantized.triton_kernels")
 
 
@@ -176,6 +177,20 @@ def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, op
     y = linear_triton(paddle.to_tensor(x), weight).numpy()
     np.testing.assert_allclose(y, x @ full.T, rtol=1e-4, atol=1e-5)
     assert len(launched) == 2
+
+
+@pytest.mark.parametrize(
+    ("positions", "name"), [(1, "product_kernel"), (3, "norm_linear_kernel"), (16, "norm_linear_kernel")]
+)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_linear_triton_of_few_positions_launches_one_product(launched, options, positions, name):
+    generator = np.random.default_rng(0)
+    weight = quantize(generator.standard_normal((40, 64)).astype(np.float32), options)
+    x = generator.standard_normal((positions, 64)).astype(np.float32)
+    y = linear_triton(paddle.to_tensor(x).unsqueeze(1), weight)
+    assert y.shape == [positions, 1, 40]
+    np.testing.assert_allclose(y.numpy()[:, 0], x @ dequantize(weight).numpy().T, rtol=0, atol=1e-4)
+    assert [kernel.fn.__name__ for kernel in launched] == [name]
 
 
 def test_dequantize_rows_gpu_with_two_scales_per_byte_uses_both(launched):
