@@ -15,18 +15,21 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | loss, loss_frozen | lm_head, trained or frozen, and loss |
 | lora_linear | frozen linear layer with a low-rank update |
 | adamw, adamw_8bit | one step over the factors of LoRA r 16 on all linear layers of an 8B model |
+| norm_linear | residual addition, norm, and the layers that read it (q, k, v; gate, up), over 1 to 16 positions |
+| packed_linear | other quantized layers (o; down) over 1 to 16 positions |
 
 | program | |
 | --- | --- |
 | ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
-| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile |
-| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW |
+| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile. |
+| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW and nf4 products |
 
 Times are medians with the L2 cache flushed before each run, of the forward pass and of both passes. Shares of
 `copy_gb_per_s`, the bandwidth of a copy of a tensor larger than the caches, count each input and result of a pass once.
 `both_tflops` counts the large matrix products; its share is that of `matmul_tflops`, the rate of a matmul of bfloat16.
 `peak_mb` is what a forward and a backward pass allocate. `errors` are distances of results and gradients from the
-formula in float64, relative to its norm.
+formula in float64, relative to its norm. The formulas of quantized layers multiply by weights that were dequantized
+beforehand.
 
 benchmarks/triton_cases_*.py have the ops and their shapes.
 """
@@ -39,12 +42,12 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks import triton_cases_layers, triton_cases_training
+from benchmarks import triton_cases_decoding, triton_cases_layers, triton_cases_training
 from benchmarks.measure import report
 from benchmarks.triton_cases import BF16, F32, PROGRAMS, Case, Op
 from benchmarks.triton_timing import copy_bandwidth, device_of, matmul_rate, milliseconds
 
-OPS = {**triton_cases_layers.OPS, **triton_cases_training.OPS}
+OPS = {**triton_cases_layers.OPS, **triton_cases_training.OPS, **triton_cases_decoding.OPS}
 TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
 
 
