@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -258,7 +259,8 @@ def _numerics(precision: PrecisionConfig) -> Numerics:
     """Return the numerics of the backend for the configured device and number format."""
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
-        return GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
+        on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
+        return replace(on_gpu, triton=importlib.util.find_spec("triton") is not None)
     if library.unavailable_reason() is not None:
         return CPU_PADDLE
     return CPU_BF16 if is_half else CPU_NATIVE

@@ -25,6 +25,7 @@ class Numerics:
         on_gpu: whether a GPU runs the ops. Norms, rotation and gate consist of several ops there, each of which saves
             its input.
         autocast: whether each product casts its input and saves its own copy.
+        triton: whether Triton kernels compute the loss, whose chunks are larger (ops/linear_cross_entropy/triton.py).
     """
 
     hidden: float = 4.0
@@ -33,6 +34,7 @@ class Numerics:
     native: bool = False
     on_gpu: bool = False
     autocast: bool = False
+    triton: bool = False
 
     @property
     def result(self) -> float:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops.linear_cross_entropy.triton import chunk_rows
 from paddlenlp_ext.parallel.collectives import BUCKET_BYTES
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -35,8 +36,8 @@ from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 _PROCESS_BYTES = 370e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""
 _LOSS_CHUNK = 256
-"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py). Products in bfloat16 take 384
-positions but need no second copy for the rounded gradient, which amounts to the same bytes."""
+"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py), except with Triton. In C++
+products in bfloat16 take 384 positions but need no second copy for the rounded gradient: the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpu/library.py)."""
 _FREE_BLOCKS = 1 / 16
@@ -236,19 +237,33 @@ def _loss_bytes(
 ) -> float:
     """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
 
-    Outside of C++, a soft-cap takes a second tensor of a chunk's size, for its derivative.
     If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
     """
     if not share.has_head:
         return 0.0
     config = model.config
-    rounded = 0.0 if numerics.product == 4.0 else numerics.product
-    capped = 0.0 if config.logit_softcap is None or numerics.native else 4.0
-    logits = (4.0 + rounded + capped) * min(_LOSS_CHUNK, targets) * config.num_outputs / share.tensor
+    logits = _logit_bytes(config.num_outputs / share.tensor, targets, numerics, config.logit_softcap is not None)
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
-    copied = 0.0 if stored.is_half(model.head_weight()) else rounded
+    copied = 0.0 if stored.is_half(model.head_weight()) else _rounded_bytes(numerics)
     per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
     return logits + hidden + per_head_weight * _trained_head_size(model, share)
+
+
+def _logit_bytes(columns: float, targets: int, numerics: Numerics, is_capped: bool) -> float:
+    """Return the bytes of a chunk's logits and gradients for a process's columns of the vocabulary.
+
+    In Triton the gradient overwrites the logits, both in the dtype of products. Otherwise logits are float32, with a
+    rounded copy of the gradient, and outside of C++ a soft-cap takes a further tensor, for its derivative.
+    """
+    if numerics.triton:
+        return numerics.product * min(chunk_rows(math.ceil(columns), int(numerics.product)), targets) * columns
+    capped = 4.0 if is_capped and not numerics.native else 0.0
+    return (4.0 + _rounded_bytes(numerics) + capped) * min(_LOSS_CHUNK, targets) * columns
+
+
+def _rounded_bytes(numerics: Numerics) -> float:
+    """Return the bytes per element of a copy in the dtype of products; 0 in float32, which needs none."""
+    return 0.0 if numerics.product == 4.0 else numerics.product
 
 
 def _backward_size(config: Any, tensor: int) -> float:

@@ -243,3 +243,17 @@ def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
     )
     assert estimate.total == pytest.approx(measured, rel=0.12)
     assert estimate.activations > 0.3 * measured  # otherwise the process itself would dominate the peak
+
+
+@pytest.mark.parametrize(("targets", "rows"), [(100_000, 2048), (1500, 1500)])
+def test_estimate_memory_on_a_gpu_counts_the_chunk_of_the_triton_loss(monkeypatch, targets, rows):
+    """Use a vocabulary of 128256 in bfloat16, of which 2048 rows are at most 512 MiB, without hidden states."""
+    model = make_model()
+    monkeypatch.setattr(type(model.config), "num_outputs", 128256, raising=False)
+    step = STEP | {"micro_batch_tokens": 0, "target_tokens": targets}
+    plain, triton = (
+        estimate_memory(model, **(step | {"numerics": dataclasses.replace(GPU_HALF, triton=flag)})).working
+        for flag in (False, True)
+    )
+    # In plain Paddle 256 rows in float32, with a rounded copy of the gradient.
+    assert triton - plain == pytest.approx(128256 * (2.0 * rows - 6.0 * 256))
