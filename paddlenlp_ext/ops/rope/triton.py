@@ -1,7 +1,15 @@
 """Rotary position embedding of queries and keys in one launch of a Triton kernel, with the norms of their heads.
 
-Without norms only the tables are saved for the backward pass. tests/ops/rope/test_triton.py runs all of it but the
-launch in Triton's interpreter, on the CPU. It has not run on a GPU with Paddle.
+Without norms only the tables are saved for the backward pass; with norms it reads the inputs.
+
+Results and gradients do not overwrite the inputs and the gradients of the results, although the kernels could. A launch
+gets addresses, so Paddle's count of changes, by which it refuses a backward pass through an overwritten tensor, would
+miss it. A forward hook that keeps the outputs of a projection, and `retain_grads` or a hook of the rotated heads, which
+share the gradients' memory with the backward pass, would find other numbers. The gain would be small: layers drop their
+projections before attention runs (nn/attention.py), and the feed-forward block needs more memory at a time.
+
+tests/ops/rope/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a GPU
+with Paddle.
 
 Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
 """
