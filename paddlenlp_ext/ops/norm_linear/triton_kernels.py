@@ -41,7 +41,7 @@ MOST_LAYERS = 3
 
 SIZES = TileSizes(
     "norm_linear",
-    ("bits", "positions"),
+    ("bits", "element_size", "positions"),
     lambda entry: entry["num_stages"] == 1 or entry.get("bits") == 0,
     OUTPUTS=(16, 32, 64),
     SPAN=(32, 64, 128),  # inputs that a warp reads at a time
@@ -236,7 +236,7 @@ def launch_norm_linear(
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)
-    sizes = SIZES(bits=form.bits, positions=num_positions)
+    sizes = SIZES(bits=form.bits, element_size=x.element_size(), positions=num_positions)
     span, columns = sizes["SPAN"], max(_FEWEST_COLUMNS, triton.next_power_of_2(num_positions))
     outputs = [layer.y.shape[-1] for layer in layers]
     unused = MOST_LAYERS - len(layers)
