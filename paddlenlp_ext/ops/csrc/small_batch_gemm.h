@@ -1,6 +1,7 @@
 // Products of a few rows of x with a weight, as in generation. They take as long as reading the weight.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "parallel.h"
@@ -8,27 +9,38 @@
 
 namespace plx {
 
+constexpr i64 LEAD_BYTES = 4096;  // between a weight that is read and one that is prefetched, if a row is shorter
+
+// Rows of `row_bytes` between one that is read and one that is prefetched, a multiple of OUT.
+template <int OUT>
+static inline i64 rows_ahead(i64 row_bytes) {
+    return OUT * std::max<i64>(1, LEAD_BYTES / (OUT * row_bytes));
+}
+
 // y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight; a load of x serves OUT rows.
 // The weight is widened to float in registers. Rows of y are `out` apart. Not inlined, because GCC then keeps the sums
 // in memory.
 template <int ROWS, int OUT, class Value>
 __attribute__((noinline)) static void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y,
-                                                       i64 in, i64 out) {
-    constexpr int AHEAD = 8;
+                                                       i64 in, i64 out, i64 ahead) {
+    constexpr i64 LINE = 64 / i64(sizeof(Value));  // values in a cache line
     f32x16 sums[ROWS][OUT] = {};
     i64 i = 0;
-    auto add = [&](auto&& read) {
+    auto add = [&](i64 at, auto&& read) {
         f32x16 w[OUT];
-        for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + i);
-        // Prefetch later rows: the hardware prefetcher works within a page, and a row is shorter than a page.
-        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + AHEAD) * in + i);
+        for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + at);
         for (int r = 0; r < ROWS; ++r) {
-            const f32x16 value = in_register(read(x + r * in + i));
+            const f32x16 value = in_register(read(x + r * in + at));
             for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
         }
     };
-    for (; i + LANES <= in; i += LANES) add([](auto* from) { return load(from); });
-    if (i < in) add([count = in - i](auto* from) { return load_part(from, count); });
+    for (; i + LINE <= in; i += LINE) {
+        // Prefetch later rows: the hardware prefetcher works within a page, and a row is shorter than a page.
+        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + ahead) * in + i);
+        for (i64 v = 0; v < LINE; v += LANES) add(i + v, [](auto* from) { return load(from); });
+    }
+    for (; i + LANES <= in; i += LANES) add(i, [](auto* from) { return load(from); });
+    if (i < in) add(i, [count = in - i](auto* from) { return load_part(from, count); });
     store_sums(sums, y, out);
     if (bias == nullptr) return;
     for (int r = 0; r < ROWS; ++r)
@@ -65,10 +77,11 @@ static inline void small_batch_part(const float* x, const Value* weight, const f
     auto block = [&](auto outputs, i64 o) {
         const float* own_bias = bias == nullptr ? nullptr : bias + o;
         split_rows<outputs>(rows, [&](auto count, i64 row) {
-            small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out);
+            small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out,
+                                             rows_ahead<outputs>(in * i64(sizeof(Value))));
         });
     };
-    rows < 8 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
+    rows > 1 && rows < 8 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
 }
 
 // y [rows, out] = x W^T + bias with W [out, in], on all threads.
