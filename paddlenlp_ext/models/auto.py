@@ -17,6 +17,7 @@ from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
+from paddlenlp_ext.ops.cpu.huge_pages import use_huge_pages
 from paddlenlp_ext.quantization.model import load_quantized
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import BeforeQuantizing
@@ -167,9 +168,10 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     """
     if source.quantization is None:
         load_weights(model, source.open_weights())
-        return
-    load_quantized(model, source.open_weights(), source.requested_quantization, before_quantizing)
-    model.quantization = source.quantization
+    else:
+        load_quantized(model, source.open_weights(), source.requested_quantization, before_quantizing)
+        model.quantization = source.quantization
+    use_huge_pages([*model.parameters(), *model.buffers()])
 
 
 def disable_flash_attention(model: CausalLM) -> None:
