@@ -69,7 +69,7 @@ def test_op_checks_pass_on_the_cpu():
 
 def test_backend_section_names_choices_and_reasons_on_an_absent_gpu():
     section = backend_section(choices([attention_op], GPU_TARGETS), GPU_TARGETS)
-    assert "| attention | flashmask | flashmask | blocks |" in section
+    assert "| attention | flashmask | flashmask | triton |" in section
     assert "not flashmask" not in section, "a user can do nothing about the dtype"
 
 

@@ -3,14 +3,17 @@
     python -m tests.ops.compile_fused            every kernel for a Hopper GPU
     python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation
 
-Prints one line per kernel: name, compute capability, bytes of shared memory, and the numbers of loads of 16 bytes and
-of instructions of tensor cores.
+Prints one line per kernel: name, compute capability, bytes of shared memory, bytes of spilled registers per thread, and
+the numbers of loads of 16 bytes and of instructions of tensor cores.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -43,44 +46,60 @@ NUMBERS = ("softcap", "scaling", "beta1", "one_minus_beta1", "beta2", "one_minus
 
 
 class Compiler:
-    """Replacement of `triton_launch.launch` that compiles a kernel, and prints its line."""
+    """Replacement of `triton_launch.launch` that compiles a kernel, and prints its line.
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    Args:
+        capability: compute capability, such as 90.
+        types: Triton's type of each argument, by name; the others are int32.
+    """
+
+    def __init__(self, capability: int, types: Mapping[str, str]) -> None:
+        self.capability, self.types = capability, types
 
     def __call__(self, kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         names, options = kernel.arg_names, {}
         for name in ("num_warps", "num_stages", "enable_fp_fusion"):
             if name in constants:
                 options[name] = constants.pop(name)
-        types = POINTERS | dict.fromkeys(NUMBERS, "fp32")
+        types = dict(self.types)
         if "BITS" in constants:
             types |= {f"matrix{index}": CODES[constants["BITS"]] for index in range(3)}
             types |= {f"scales{index}": "*u8" if constants["GROUP"] else "*fp32" for index in range(3)}
         signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
         places = {(names.index(name),): value for name, value in constants.items()}
-        whole = [name for name in names if name not in constants and name not in NUMBERS]
+        whole = [name for name in names if signature[name] not in ("constexpr", "fp32")]
         divisible = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
         source = ASTSource(kernel, signature, places, divisible)
         compiled = triton.compile(source, target=GPUTarget("cuda", self.capability, 32), options=options)
         ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
         counts = (len(re.findall(pattern, ptx)) for pattern in (r"ld\.global\.v4\.b32|cp\.async\.cg", r"mma\S*\.sync"))
-        print(kernel.__name__, self.capability, shared, *counts)
+        print(kernel.__name__, self.capability, shared, spilled_bytes(compiled.asm["cubin"]), *counts)
+
+
+def spilled_bytes(cubin: bytes) -> int:
+    """Return the bytes of stack that a thread of a compiled kernel needs, by the disassembler in Triton's package."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (stack,) = re.findall(r"STACK:(\d+)", usage)
+    return int(stack)
 
 
 class Sized:
     """Tensor of which only shape and size of the elements matter."""
 
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
+    def __init__(self, *shape: int, element_size: int = 2) -> None:
+        self.shape, self.dtype, self._element_size = shape, f"{8 * element_size} bits", element_size
 
     def element_size(self) -> int:
-        return 2
+        return self._element_size
 
 
 def compile_all(capability: int, with_variants: bool) -> None:
     """Compile all kernels for the shapes of an 8B model."""
-    compiler, logits = Compiler(capability), Sized(2048, 128256)
+    compiler, logits = Compiler(capability, POINTERS | dict.fromkeys(NUMBERS, "fp32")), Sized(2048, 128256)
     cross_entropy.launch_cross_entropy(compiler, logits, None, None, None, True, 30.0)
     cross_entropy.launch_row_statistics(compiler, logits, None, (None,) * 4, None)
     cross_entropy.launch_row_gradient(compiler, logits, None, None, None, None)

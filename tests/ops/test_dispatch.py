@@ -93,7 +93,7 @@ def test_dispatched_ops_lists_ops_by_name():
     ("op", "capability", "backend", "reason"),
     [
         (attention_op, (8, 0), "flashmask", None),
-        (attention_op, (7, 5), "blocks", "needs compute capability 8.0 or later, and this GPU has 7.5"),
+        (attention_op, (7, 5), "blocks", "flash attention needs compute capability 8.0 or later, and this GPU has 7.5"),
         (linear_op("weight_only_int8"), (7, 5), "weight_only", None),
         (linear_op("weight_only_int8"), (12, 0), "reference", "does not support GPUs of compute capability 12.0"),
     ],

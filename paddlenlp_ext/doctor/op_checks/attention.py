@@ -19,32 +19,39 @@ LAYOUTS = (
     AttentionLayout.from_documents([[6, 7, 5], [18]], None, [[None, 0, 0], [None]]),
 )
 """Packed documents, the same with a window, and answers that share their prompt."""
+LONG = AttentionLayout.from_documents([[40, 260]])
+"""Documents of several tiles of a GPU kernel, some of which need no mask."""
 
 
 def _attend(inputs: Inputs, layout: AttentionLayout, **options: Any) -> paddle.Tensor:
     """Attend in a copy of the layout: its cached plans belong to a device."""
     layout = AttentionLayout(layout.document_lengths, layout.window, layout.document_parents)
-    q, k, v = (inputs.trained(2, 18, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    shape = len(layout.document_lengths), layout.row_length
+    q, k, v = (inputs.trained(*shape, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     return attention(q, k, v, layout, SCALE, **options)
 
 
 @op_case("attention")
 def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
     """Attend in each layout, and over a prefix."""
-    results = [_attend(inputs, layout) for layout in LAYOUTS]
+    results = [_attend(inputs, layout) for layout in (*LAYOUTS, LONG)]
     prefix = inputs.trained(3, KV_HEADS, HEAD_DIM), inputs.trained(3, KV_HEADS, HEAD_DIM)
     return [*results, _attend(inputs, LAYOUTS[0], prefix=prefix)]
 
 
-@op_case("attention with soft-cap, linear biases or sinks")
+@op_case("attention with soft-cap, linear biases, sinks or wide heads")
 def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Attend with each option of the scores."""
+    """Attend with each option of the scores, and with all of them."""
     options = (
         ScoreOptions(softcap=5.0),
         ScoreOptions(slopes=alibi_slopes(HEADS)),
         ScoreOptions(sinks=inputs.trained(HEADS)),
     )
-    return [_attend(inputs, LAYOUTS[0], options=each) for each in options]
+    every = ScoreOptions(5.0, alibi_slopes(HEADS), inputs.trained(HEADS))
+    return [
+        *(_attend(inputs, LAYOUTS[0], options=each) for each in options),
+        *(_attend(inputs, layout, options=every) for layout in (*LAYOUTS[1:], LONG)),
+    ]
 
 
 @op_case("decode_attention")

@@ -11,9 +11,10 @@ import paddle
 from paddlenlp_ext.ops.attention.alibi import alibi_slopes
 from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
 from paddlenlp_ext.ops.attention.cpu import attention_cpp
-from paddlenlp_ext.ops.attention.flashmask import flashmask_attention
+from paddlenlp_ext.ops.attention.flashmask import MAX_HEAD_DIM, flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
+from paddlenlp_ext.ops.attention.triton import attention_triton, on_gpu_for_triton
 from paddlenlp_ext.ops.cpu.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_with_flash_attention
 
@@ -74,23 +75,26 @@ def attention_reference(
     return masked_attention(q_BSNH, k_BSKH, v_BSKE, mask_BST, scale, options, bias_BNST)
 
 
-def _plain_scores_only(x: paddle.Tensor) -> str:
-    """Return why FlashMask cannot compute attention with `ScoreOptions` other than the defaults."""
+def _never_flashmask(x: paddle.Tensor) -> str:
+    """Return why FlashMask cannot compute `modified_attention_op`."""
     return on_gpu_with_flash_attention(x) or (
-        "FlashMask's kernel only scales and masks the scores: it has no soft-cap, linear biases (ALiBi) or sinks"
+        "FlashMask's kernel only scales and masks the scores of heads of at most "
+        f"{MAX_HEAD_DIM} channels: it has no soft-cap, linear biases (ALiBi) or sinks"
     )
 
 
 attention_op = DispatchedOp(
     "attention",
     flashmask=(flashmask_attention, on_gpu_with_flash_attention),
+    triton=(attention_triton, on_gpu_for_triton),
     native=(attention_cpp, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
 )
 modified_attention_op = DispatchedOp(
-    "attention with soft-cap, linear biases or sinks",
-    flashmask=(flashmask_attention, _plain_scores_only),
+    "attention with soft-cap, linear biases, sinks or wide heads",
+    flashmask=(flashmask_attention, _never_flashmask),
+    triton=(attention_triton, on_gpu_for_triton),
     native=(attention_cpp, usable),
     blocks=(blockwise_attention, anywhere),
     reference=attention_reference,
@@ -115,7 +119,7 @@ def attention(
         v_BSKE: values.
         layout: the documents of the batch.
         scale: factor of the scores, usually 1 / sqrt(H).
-        implementation: "flashmask", "native", "blocks" or "reference"; None selects the best available one.
+        implementation: "flashmask", "triton", "native", "blocks" or "reference"; None selects the best available one.
         prefix: keys and values placed before every document.
         options: soft-cap, linear biases and sinks.
 
@@ -125,7 +129,7 @@ def attention(
     Raises:
         ValueError: the requested implementation is unknown or cannot run here.
     """
-    if options.is_plain:
+    if options.is_plain and max(q_BSNH.shape[3], v_BSKE.shape[3]) <= MAX_HEAD_DIM:
         return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix)
     run = modified_attention_op.choose(q_BSNH, implementation)
     return run(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix, options)

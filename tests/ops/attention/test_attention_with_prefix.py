@@ -6,7 +6,14 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, blockwise, flashmask
+from paddlenlp_ext.ops.attention import (
+    AttentionLayout,
+    attention,
+    attention_reference,
+    blockwise,
+    flashmask,
+    start_rows,
+)
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.gpu import pretend_gpu
 
@@ -100,7 +107,7 @@ def test_flashmask_attention_with_prefix_copies_it_before_every_document(documen
 
     pretend_gpu(monkeypatch)
     monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
-    monkeypatch.setattr(flashmask, "start_rows", record)
+    monkeypatch.setattr(start_rows, "start_rows", record)
     actual = flashmask.flashmask_attention(q, k, v, layout, 0.3, (k_prefix, v_prefix))
     np.testing.assert_allclose(actual.numpy(), definition(arrays, layout), rtol=0, atol=2e-6)
     assert layouts[-1].document_lengths == (tuple(P + n for row in layout.document_lengths for n in row),)

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, flashmask
+from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, flashmask, start_rows
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.gpu import pretend_gpu
@@ -103,9 +103,9 @@ def test_attention_of_a_branch_ignores_the_other_branch_to_the_bit(backend, in_b
 
 
 @pytest.mark.parametrize(("lengths", "parents"), DOCUMENTS.values(), ids=DOCUMENTS)
-def test_flashmask_start_rows_of_branches_describe_the_dense_mask(lengths, parents):
+def test_start_rows_of_branches_describe_the_dense_mask(lengths, parents):
     layout = AttentionLayout.from_documents(lengths, None, parents)
-    rows_B1S = flashmask.start_rows(layout)[:, 0, None, :, 0]
+    rows_B1S = start_rows.start_rows(layout)[:, 0, None, :, 0]
     queries_S1, keys_S = np.arange(layout.row_length)[:, None], np.arange(layout.row_length)
     is_visible = (keys_S <= queries_S1) & (queries_S1 < rows_B1S)
     np.testing.assert_array_equal(is_visible, layout.dense_mask())
@@ -125,7 +125,7 @@ def test_flashmask_attention_of_branches_with_window_copies_the_parents(lengths,
     def kernel(q, k, v, startend_row_indices, causal, softmax_scale):
         return attention_reference(q, k, v, layouts[-1], q.shape[-1] ** -0.5)
 
-    monkeypatch.setattr(flashmask, "start_rows", record)
+    monkeypatch.setattr(start_rows, "start_rows", record)
     pretend_gpu(monkeypatch)
     monkeypatch.setattr(flashmask.F, "flashmask_attention", kernel)
     q, k, v, *before = map(paddle.to_tensor, arrays)

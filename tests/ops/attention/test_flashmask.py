@@ -11,14 +11,15 @@ import pytest
 
 from paddlenlp_ext.ops.attention import flashmask
 from paddlenlp_ext.ops.attention.layout import AttentionLayout
+from paddlenlp_ext.ops.attention.start_rows import start_rows
 from tests.common.gpu import pretend_gpu
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize("documents", [[[7]], [[3, 1, 6], [10]]])
-def test_flashmask_start_rows_describe_the_dense_mask(documents, window):
+def test_start_rows_describe_the_dense_mask(documents, window):
     layout = AttentionLayout.from_documents(documents, window)
-    rows_B1S1 = flashmask.start_rows(layout)
+    rows_B1S1 = start_rows(layout)
     assert rows_B1S1.dtype == np.int32 and rows_B1S1.shape == (len(documents), 1, layout.row_length, 1)
     queries_S1, keys_S = np.arange(layout.row_length)[:, None], np.arange(layout.row_length)
     is_visible = (keys_S <= queries_S1) & (queries_S1 < rows_B1S1[:, 0, None, :, 0])

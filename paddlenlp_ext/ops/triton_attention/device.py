@@ -1,0 +1,52 @@
+"""Device functions that the kernels share."""
+
+from __future__ import annotations
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(math.log2(math.e))
+
+
+@triton.jit
+def load_rows(
+    x, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, BOUNDED: tl.constexpr
+):
+    """Return rows `first`, ... of a head [ROWS, CHANNELS]; rows from `length` on are zeros if BOUNDED."""
+    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    at = x + first.to(tl.int64) * stride + r * stride + c
+    if BOUNDED and DIM < CHANNELS:
+        return tl.load(at, mask=(first + r < length) & (c < DIM), other=0.0)
+    if BOUNDED:
+        return tl.load(at, mask=first + r < length, other=0.0)
+    if DIM < CHANNELS:
+        return tl.load(at, mask=c < DIM, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr):
+    """Store what `load_rows` returns, in the dtype of `x`."""
+    r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
+    at = x + first.to(tl.int64) * stride + r * stride + c
+    tl.store(at, tile.to(x.dtype.element_ty), mask=(first + r < length) & (c < DIM))
+
+
+@triton.jit
+def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr):
+    """Return scores in base 2 up to a factor, and tanh of the scaled products.
+
+    The factor is `outer`, or 1 if BIASED. Queries i and keys j may be on either axis; `starts` has the keys' start
+    rows.
+    """
+    ratio = x  # not read without CAPPED
+    if CAPPED:
+        ratio = 1.0 - 2.0 / (tl.exp2(x * inner) + 1.0)
+        x = ratio
+    if BIASED:
+        x = x * outer - (i - j).to(tl.float32) * slope
+    if MASKED:
+        x = tl.where((j <= i) & (i < starts), x, float("-inf"))
+    return x, ratio
