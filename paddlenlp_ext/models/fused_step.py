@@ -1,8 +1,8 @@
-"""Decoding step on a GPU: each norm in one launch with the layers that read it (ops/norm_linear), else as the layers.
+"""Decoding step on a GPU: each norm in one launch with the linear layers that read it (ops/norm_linear).
 
-A residual addition is part of the launch of the norm that follows it, in the same layer or in the next one. A layer
-runs unchanged if it has no norms before attention and feed-forward, has latents or experts, or if one of the parts that
-would be fused has an adapter or a hook.
+A residual addition is part of the launch of the norm that follows it, in the same layer or in the next one. A block
+runs as it is if it has no norm before it, has latents or experts, or if its norm or one of the linear layers has an
+adapter or a hook.
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -29,7 +29,11 @@ from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 
-_ATTENTION_LINEARS, _MLP_LINEARS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+_LINEARS: dict[type[nn.Layer], tuple[str, ...]] = {
+    Attention: ("q_proj", "k_proj", "v_proj"),
+    FeedForward: ("gate_proj", "up_proj"),
+}
+"""Block -> the linear layers that read its input."""
 
 
 def run_fused_step(
@@ -54,69 +58,77 @@ def run_fused_step(
 
 def _prepare(layers: Sequence[Any]) -> list[Any]:
     """Return the layers, fused where that is possible; an empty list if it is for none of them."""
-    fusable = [_can_be_fused(layer) for layer in layers]
-    if not any(fusable):
-        return []
-    return [FusedLayer(layer) if can else layer for layer, can in zip(layers, fusable, strict=True)]
-
-
-def _can_be_fused(layer: Any) -> bool:
-    attention, mlp = layer.self_attn, layer.mlp
-    if type(layer) not in (PreNormLayer, SandwichLayer) or type(attention) is not Attention:
-        return False
-    if type(mlp) is not FeedForward:
-        return False
-    linears = [getattr(attention, name) for name in _ATTENTION_LINEARS] + [getattr(mlp, name) for name in _MLP_LINEARS]
-    norms = [getattr(layer, norm_names(layer)[field]) for field in ("attention_norm", "mlp_norm")]
-    return (
-        all(type(linear) in (Linear, QuantizedLinear) for linear in linears)
-        and all(type(norm) is RMSNorm and norm.shards is None for norm in norms)
-        and not any(has_forward_hooks(part) for part in (layer, attention, mlp, *linears, *norms))
-    )
+    steps = [
+        FusedLayer(layer) if type(layer) in (PreNormLayer, SandwichLayer) and not has_forward_hooks(layer) else layer
+        for layer in layers
+    ]
+    return steps if any(isinstance(step, FusedLayer) and step.launches for step in steps) else []
 
 
 class FusedLayer:
-    """Decoder layer whose norms are computed with the linear layers that read them.
+    """Decoder layer whose norms are computed with the linear layers that read them, where that is possible.
+
+    Attributes:
+        launches: number of the blocks for which it is.
 
     Args:
         layer: a layer with norms before attention and feed-forward; its weights must not be replaced.
     """
 
     def __init__(self, layer: Any) -> None:
-        self._scaled = layer.scaled
-        self._attention: Attention = layer.self_attn
-        self._mlp: FeedForward = layer.mlp
         norms = {field: getattr(layer, name) for field, name in norm_names(layer).items()}
-        projections = [_frozen(self._attention, name) for name in _ATTENTION_LINEARS]
-        self._before_attention = norms["attention_norm"], projections
-        self._before_mlp = norms["mlp_norm"], [_frozen(self._mlp, name) for name in _MLP_LINEARS]
-        self._after_attention, self._after_mlp = norms.get("attention_out_norm"), norms.get("mlp_out_norm")
+        self._attention = _Block(layer.self_attn, norms["attention_norm"])
+        self._mlp = _Block(layer.mlp, norms["mlp_norm"])
+        self._scaled, self._out_norms = layer.scaled, (norms.get("attention_out_norm"), norms.get("mlp_out_norm"))
+        self.launches = self._attention.is_fused + self._mlp.is_fused
 
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Map hidden states `x + addend` [B, S, D] to the two summands of the next ones."""
-        x_BSD, projected = _norm_linear(x_BSD, *self._before_attention, addend_BSD)
-        attended_BSD = self._added(self._attention.from_projections(projected, inputs), self._after_attention)
-        x_BSD, projected = _norm_linear(x_BSD, *self._before_mlp, attended_BSD)
-        return x_BSD, self._added(self._mlp.from_projections(projected), self._after_mlp)
+        if addend_BSD is not None and not self._attention.is_fused:
+            x_BSD, addend_BSD = x_BSD + addend_BSD, None
+        x_BSD, attended_BSD = self._attention(x_BSD, addend_BSD, inputs)
+        x_BSD, out_BSD = self._mlp(x_BSD, self._added(attended_BSD, self._out_norms[0]))
+        return x_BSD, self._added(out_BSD, self._out_norms[1])
 
-    def _added(self, x_BSD: paddle.Tensor, norm: RMSNorm | None) -> paddle.Tensor:
+    def _added(self, x_BSD: paddle.Tensor, norm: nn.Layer | None) -> paddle.Tensor:
         """Return what an output of attention or feed-forward adds to the hidden states."""
         x_BSD = self._scaled(x_BSD)
         return x_BSD if norm is None else norm(x_BSD)
 
 
-def _frozen(block: nn.Layer, name: str) -> FrozenDense | FrozenQuantized:
-    linear: Any = getattr(block, name)
+class _Block:
+    """Attention or feed-forward block with the norm before it.
+
+    Attributes:
+        is_fused: whether the norm is computed with the linear layers that read it.
+    """
+
+    def __init__(self, block: Any, norm: Any) -> None:
+        self._block, self._norm = block, norm
+        linears = [getattr(block, name) for name in _LINEARS.get(type(block), ())]
+        self.is_fused = (
+            bool(linears)
+            and all(type(linear) in (Linear, QuantizedLinear) for linear in linears)
+            and type(norm) is RMSNorm
+            and norm.shards is None
+            and not any(has_forward_hooks(part) for part in (block, norm, *linears))
+        )
+        self._linears = [_frozen(linear) for linear in linears] if self.is_fused else []
+
+    def __call__(
+        self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, *inputs: AttentionInputs
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return `x + addend` [B, S, D] and the output of the block for its norm."""
+        norm = self._norm
+        if self.is_fused:
+            total_BSD, projected = norm_linear(x_BSD, self._linears, norm.weight, norm.epsilon, norm.offset, addend_BSD)
+            return total_BSD, self._block.from_projections(projected, *inputs)
+        total_BSD, normed_BSD = (x_BSD, norm(x_BSD)) if addend_BSD is None else norm.forward_add(x_BSD, addend_BSD)
+        return total_BSD, self._block(normed_BSD, *inputs)
+
+
+def _frozen(linear: Any) -> FrozenDense | FrozenQuantized:
     is_quantized = isinstance(linear, QuantizedLinear)
     return FrozenQuantized(linear.stored, linear.bias) if is_quantized else FrozenDense(linear.weight, linear.bias)
-
-
-def _norm_linear(
-    x_BSD: paddle.Tensor,
-    norm: RMSNorm,
-    linears: Sequence[FrozenDense | FrozenQuantized],
-    addend_BSD: paddle.Tensor | None,
-) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
-    return norm_linear(x_BSD, linears, norm.weight, norm.epsilon, norm.offset, addend_BSD)

@@ -22,7 +22,8 @@ skip_without_triton()
 
 PROMPTS = random_prompts((12, 5, 9))
 FUSED = ("llama_grouped_heads", "qwen3_qk_norm", "granite_multipliers", "gemma2_softcaps", "gemma3_sandwich")
-UNFUSED = ("olmo2_post_norm", "mixtral_experts", "cohere2_parallel", "minicpm3_latents")
+HALF_FUSED = ("mixtral_experts", "minicpm3_latents")
+UNFUSED = ("olmo2_post_norm", "cohere2_parallel")
 LAYERS = SIZES["num_hidden_layers"]
 
 
@@ -56,6 +57,11 @@ def test_fused_step_equals_layers(family):
     assert launches_of(tiny_model(family)) == 2 * LAYERS
 
 
+@pytest.mark.parametrize("family", HALF_FUSED)
+def test_fused_step_of_layers_with_experts_or_latents_fuses_the_other_block(family):
+    assert launches_of(tiny_model(family)) == LAYERS
+
+
 @pytest.mark.parametrize("family", UNFUSED)
 def test_fused_step_of_other_layers_launches_nothing(family):
     assert launches_of(tiny_model(family)) == 0
@@ -70,19 +76,17 @@ def test_fused_step_with_quantized_weights_and_biases_equals_layers(options):
     assert launches_of(model) == 2 * LAYERS
 
 
-def test_fused_step_runs_layers_with_an_adapter_or_a_hook_unchanged():
+def test_fused_step_runs_blocks_with_an_adapter_or_a_hook_unchanged():
     model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
-    layers, fused = model.model.layers, 2 * LAYERS
-    for part in (layers[0], layers[0].self_attn, layers[0].input_layernorm, layers[0].mlp.up_proj):
+    layer, all_launches = model.model.layers[1], 2 * LAYERS
+    attention, mlp = layer.self_attn, layer.mlp
+    parts = {layer: 2, attention: 1, layer.input_layernorm: 1, mlp: 1, mlp.up_proj: 1, attention.o_proj: 0}
+    for part, unfused in parts.items():
         hook = part.register_forward_post_hook(lambda layer, inputs, output: output * 2)
-        assert launches_of(model) == fused - 2
+        assert launches_of(model) == all_launches - unfused, type(part).__name__
         hook.remove()
-    hook = layers[0].self_attn.o_proj.register_forward_post_hook(lambda layer, inputs, output: output * 2)
-    assert launches_of(model) == fused
-    hook.remove()
-    assert launches_of(
-        get_peft_model(model, LoRAConfig(rank=2, target_modules=["model.layers.1.self_attn.q_proj"]))
-    ) == (fused - 2)
+    adapted = get_peft_model(model, LoRAConfig(rank=2, target_modules=["model.layers.1.self_attn.q_proj"]))
+    assert launches_of(adapted) == all_launches - 1
 
 
 def test_fused_step_is_taken_up_to_16_positions():
