@@ -32,8 +32,10 @@ class Case:
         ours, formula: the op; the formula computes in the dtype of its inputs where transformers does.
         peer: the op of another package; None if there is none.
         forward_bytes, backward_bytes: bytes that a pass must read and write; 0 for an op bound by its matmuls.
-        operations: multiplications and additions of the large matmuls in both passes.
+        operations, forward_operations: multiplications and additions of the large matmuls in both passes, and in the
+            forward pass.
         programs: programs that exist.
+        compilable: op that is compiled; None: the formula.
     """
 
     inputs: list[torch.Tensor]
@@ -43,7 +45,9 @@ class Case:
     forward_bytes: int = 0
     backward_bytes: int = 0
     operations: int = 0
+    forward_operations: int = 0
     programs: Sequence[str] = PROGRAMS
+    compilable: Op | None = None
 
 
 class Entry(NamedTuple):
@@ -54,11 +58,13 @@ class Entry(NamedTuple):
         shapes: dtype and sizes of the measured shapes, by name: "liger" is published by Liger-Kernel, "8b" is that of
             8192 positions of Llama 3 8B.
         checks: sizes of the checked shapes.
+        dtypes: dtypes of the checks.
     """
 
     make: Callable[..., Case]
     shapes: dict[str, tuple[Any, ...]]
     checks: Sequence[tuple[Any, ...]]
+    dtypes: Sequence[torch.dtype] = (F32, torch.float16, BF16)
 
 
 def leaf(*shape: int, dtype: torch.dtype, device: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | swiglu, geglu | gates of feed-forward layers |
 | loss, loss_frozen | lm_head, trained or frozen, and loss |
 | lora_linear | frozen linear layer with a low-rank update |
+| attention, attention_softcap, _sinks, _alibi | causal attention of one row of documents, with and without a window |
 | adamw, adamw_8bit | one step over the factors of LoRA r 16 on all linear layers of an 8B model |
 | norm_linear | residual addition, norm, and the layers that read it (q, k, v; gate, up), over 1 to 16 positions |
 | packed_linear | other quantized layers (o; down) over 1 to 16 positions |
@@ -21,8 +22,8 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | program | |
 | --- | --- |
 | ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
-| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile. |
-| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW and nf4 products |
+| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile |
+| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW and nf4 products, PyTorch's SDPA |
 
 Times are medians with the L2 cache flushed before each run, of the forward pass and of both passes. Shares of
 `copy_gb_per_s`, the bandwidth of a copy of a tensor larger than the caches, count each input and result of a pass once.
@@ -42,12 +43,22 @@ from collections.abc import Sequence
 
 import torch
 
-from benchmarks import triton_cases_decoding, triton_cases_layers, triton_cases_training
+from benchmarks import (
+    triton_cases_attention,
+    triton_cases_decoding,
+    triton_cases_layers,
+    triton_cases_training,
+)
 from benchmarks.measure import report
 from benchmarks.triton_cases import BF16, F32, PROGRAMS, Case, Op
 from benchmarks.triton_timing import copy_bandwidth, device_of, matmul_rate, milliseconds
 
-OPS = {**triton_cases_layers.OPS, **triton_cases_training.OPS, **triton_cases_decoding.OPS}
+OPS = {
+    **triton_cases_layers.OPS,
+    **triton_cases_training.OPS,
+    **triton_cases_decoding.OPS,
+    **triton_cases_attention.OPS,
+}
 TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
 
 
@@ -83,13 +94,13 @@ def errors(op: Op, case: Case) -> list[float]:
 def check(device: str, names: Sequence[str]) -> None:
     """Compare the kernels with the formulas in float64 at small shapes."""
     for name in names:
-        for dtype, tolerance in TOLERANCES.items():
+        for dtype in OPS[name].dtypes:
             if device == "cpu" and dtype == BF16:
                 continue  # the interpreter truncates, a GPU rounds
             for sizes in OPS[name].checks:
                 case = OPS[name].make(dtype, device, *sizes)
                 found = errors(case.ours, case)
-                assert max(found) < tolerance, (name, sizes, dtype, found)
+                assert max(found) < TOLERANCES[dtype], (name, sizes, dtype, found)
 
 
 def program_of(case: Case, program: str) -> Op | None:
@@ -99,7 +110,7 @@ def program_of(case: Case, program: str) -> Op | None:
     if program == "peer":
         return case.peer.make() if case.peer and importlib.util.find_spec(case.peer.package) else None
     if program == "compiled":
-        return torch.compile(case.formula, dynamic=False)
+        return torch.compile(case.compilable or case.formula, dynamic=False)
     return case.ours if program == "ours" else case.formula
 
 
@@ -117,17 +128,17 @@ def measure(case: Case, op: Op, copy_gb_per_s: float, matmul_tflops: float) -> d
     before = torch.cuda.memory_allocated()
     both()
     figures["peak_mb"] = round((torch.cuda.max_memory_allocated() - before) / 1e6, 1)
-    passes = {"forward": (lambda: op(*case.inputs), case.forward_bytes)}
+    passes = {"forward": (lambda: op(*case.inputs), case.forward_bytes, case.forward_operations)}
     if trained:
-        passes["both"] = both, case.forward_bytes + case.backward_bytes
-    for name, (run, moved) in passes.items():
+        passes["both"] = both, case.forward_bytes + case.backward_bytes, case.operations
+    for name, (run, moved, operations) in passes.items():
         time = milliseconds(run)
         figures[f"{name}_ms"] = round(time, 4)
         if moved:
             figures[f"{name}_copy_share"] = round(moved / time / 1e6 / copy_gb_per_s, 3)
-        if case.operations and name == "both":
-            tflops = case.operations / time / 1e9
-            figures |= {"both_tflops": round(tflops, 1), "both_matmul_share": round(tflops / matmul_tflops, 3)}
+        if operations:
+            tflops = operations / time / 1e9
+            figures |= {f"{name}_tflops": round(tflops, 1), f"{name}_matmul_share": round(tflops / matmul_tflops, 3)}
     return figures
 
 
