@@ -1,8 +1,9 @@
-"""Decoding step on a GPU: each norm in one launch with the linear layers that read it (ops/norm_linear).
+"""Decoding step on a GPU: each norm in one launch with the quantized layers that read it (ops/norm_linear).
 
 A residual addition is part of the launch of the norm that follows it, in the same layer or in the next one. A block
 runs as it is if it has no norm before it, has latents or experts, or if its norm or one of the linear layers has an
-adapter or a hook.
+adapter or a hook. So does one with dense weights: decoding waits for Python, which takes longer to launch the kernel
+than to call a norm and Paddle's products (docs/gpu.md).
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -20,9 +21,8 @@ from paddlenlp_ext.models.decode_step import norm_names
 from paddlenlp_ext.models.layers import PreNormLayer, SandwichLayer
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.feed_forward import FeedForward
-from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+from paddlenlp_ext.ops.frozen_linear import FrozenQuantized
 from paddlenlp_ext.ops.norm_linear import norm_linear, norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
 from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH
@@ -110,12 +110,12 @@ class _Block:
         linears = [getattr(block, name) for name in _LINEARS.get(type(block), ())]
         self.is_fused = (
             bool(linears)
-            and all(type(linear) in (Linear, QuantizedLinear) for linear in linears)
+            and all(type(linear) is QuantizedLinear for linear in linears)
             and type(norm) is RMSNorm
             and norm.shards is None
             and not any(has_forward_hooks(part) for part in (block, norm, *linears))
         )
-        self._linears = [_frozen(linear) for linear in linears] if self.is_fused else []
+        self._linears = [FrozenQuantized(each.stored, each.bias) for each in linears] if self.is_fused else []
 
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, *inputs: AttentionInputs
@@ -127,8 +127,3 @@ class _Block:
             return total_BSD, self._block.from_projections(projected, *inputs)
         total_BSD, normed_BSD = (x_BSD, norm(x_BSD)) if addend_BSD is None else norm.forward_add(x_BSD, addend_BSD)
         return total_BSD, self._block(normed_BSD, *inputs)
-
-
-def _frozen(linear: Any) -> FrozenDense | FrozenQuantized:
-    is_quantized = isinstance(linear, QuantizedLinear)
-    return FrozenQuantized(linear.stored, linear.bias) if is_quantized else FrozenDense(linear.weight, linear.bias)

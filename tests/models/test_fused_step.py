@@ -15,7 +15,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from tests.generation.tiny_models import SIZES, random_prompts, tiny_model
+from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 
 skip_without_triton()
@@ -31,6 +31,13 @@ LAYERS = SIZES["num_hidden_layers"]
 def _op_by_op(monkeypatch):
     """Leave out the step in C++, which CPUs take."""
     monkeypatch.setattr(decoder, "run_decode_step", lambda *arguments: None)
+
+
+def int8_model(family: str, **sizes):
+    """Build a tiny decoder of a family with quantized linear layers."""
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family], **sizes})
+    quantize_linears(model, QuantizationConfig(algo="weight_only_int8"))
+    return model
 
 
 def decoded(model, prompts) -> np.ndarray:
@@ -54,30 +61,29 @@ def launches_of(model, prompts=PROMPTS) -> int:
 
 @pytest.mark.parametrize("family", FUSED)
 def test_fused_step_equals_layers(family):
-    assert launches_of(tiny_model(family)) == 2 * LAYERS
+    assert launches_of(int8_model(family)) == 2 * LAYERS
 
 
 @pytest.mark.parametrize("family", HALF_FUSED)
 def test_fused_step_of_layers_with_experts_or_latents_fuses_the_other_block(family):
-    assert launches_of(tiny_model(family)) == LAYERS
+    assert launches_of(int8_model(family)) == LAYERS
 
 
 @pytest.mark.parametrize("family", UNFUSED)
 def test_fused_step_of_other_layers_launches_nothing(family):
-    assert launches_of(tiny_model(family)) == 0
+    assert launches_of(int8_model(family)) == 0
 
 
-@pytest.mark.parametrize("options", ["nf4", "weight_only_int8"])
-def test_fused_step_with_quantized_weights_and_biases_equals_layers(options):
+def test_fused_step_with_nf4_and_biases_equals_layers():
     model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "qwen2", "hidden_size": 64})
-    quantize_linears(model, QuantizationConfig(algo=options))
+    quantize_linears(model, QuantizationConfig(algo="nf4"))
     for layer in model.model.layers:
         layer.self_attn.k_proj.bias.set_value(paddle.randn(layer.self_attn.k_proj.bias.shape))
     assert launches_of(model) == 2 * LAYERS
 
 
 def test_fused_step_runs_blocks_with_an_adapter_or_a_hook_unchanged():
-    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
+    model = int8_model("llama_grouped_heads")
     layer, all_launches = model.model.layers[1], 2 * LAYERS
     attention, mlp = layer.self_attn, layer.mlp
     parts = {layer: 2, attention: 1, layer.input_layernorm: 1, mlp: 1, mlp.up_proj: 1, attention.o_proj: 0}
@@ -90,6 +96,10 @@ def test_fused_step_runs_blocks_with_an_adapter_or_a_hook_unchanged():
 
 
 def test_fused_step_is_taken_up_to_16_positions():
-    model = tiny_model("llama_grouped_heads")
+    model = int8_model("llama_grouped_heads")
     assert launches_of(model, random_prompts((3,) * 8)) == 2 * LAYERS
     assert launches_of(model, random_prompts((3,) * 9)) == 0
+
+
+def test_fused_step_of_dense_layers_launches_nothing():
+    assert launches_of(tiny_model("llama_grouped_heads")) == 0

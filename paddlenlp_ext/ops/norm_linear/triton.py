@@ -60,9 +60,10 @@ def supports(
     """Return whether one launch can compute these layers: few positions, one format, no gradients and no autocast."""
     if not 0 < math.prod(x.shape[:-1]) <= LARGEST_BATCH or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
         return False
-    tensors = [x, weight_D, *(each.bias for each in linears), *(each.weight for each in linears), addend]
-    if needs_grad(*(each for each in tensors if isinstance(each, paddle.Tensor))):
-        return False
+    if paddle.is_grad_enabled():
+        tensors = [x, weight_D, *(each.bias for each in linears), *(each.weight for each in linears), addend]
+        if needs_grad(*(each for each in tensors if isinstance(each, paddle.Tensor))):
+            return False
     formats = {_comparable_format(linear, x.dtype) for linear in linears}
     return len(formats) == 1 and None not in formats
 
