@@ -17,17 +17,13 @@ import argparse
 import importlib.util
 
 import torch
-import triton
 
 from benchmarks.measure import report
+from benchmarks.triton_packed import BLOCK, PackedWeight
 from benchmarks.triton_timing import copy_bandwidth, device_of, milliseconds
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.triton_kernels import dequantize_kernel, product_kernel
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336)]  # [out, in] of Llama 3 8B's projections
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-BLOCK, BYTES = 64, 1024
-OUTPUTS, INPUTS, WARPS = 2, 512, 1
 CHECKED = [  # shape, format, weights that share a scale, scales that share one
     ((50, 192), "nf4", 64, 0),
     ((48, 192), "nf4", 64, 3),
@@ -39,66 +35,10 @@ FEW, MANY = (1, 2, 4), 2048
 """Positions of a decoding step, and of a training step."""
 
 
-class PackedWeight:
-    """Random weight [outputs, inputs] in 4 bits, with scales in full precision or in 8 bits by groups."""
-
-    def __init__(
-        self, outputs: int, inputs: int, device: str, algo: str = "nf4", block: int = BLOCK, group: int = 0
-    ) -> None:
-        count, num_scales = outputs * inputs, outputs * inputs // block
-        self.shape = (outputs, inputs)
-        self.codes = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, device=device)
-        self.levels = torch.from_numpy(levels(algo).copy()).to(device)
-        self.format = {"BLOCK": block, "GROUP": max(1, group), "NESTED": group > 0}
-        if group:
-            self.scales = torch.randint(0, 256, (num_scales,), dtype=torch.uint8, device=device)
-            groups = torch.rand(-(-num_scales // group), device=device) + 0.5
-            offset = torch.full((1,), 0.25, device=device)
-            self.nested = (torch.from_numpy(dynamic_levels().copy()).to(device), groups, offset)
-            each = groups.repeat_interleave(group)[:num_scales]
-            self.full_scales = self.nested[0][self.scales.int()] * each + offset
-        else:
-            self.scales = self.full_scales = torch.rand(num_scales, device=device) + 0.5
-            self.nested = (self.levels, self.levels, self.levels)  # not read
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of codes and scales."""
-        return self.codes.numel() + self.scales.numel() * self.scales.element_size()
-
-    @property
-    def tables(self) -> tuple[torch.Tensor, ...]:
-        """Return levels, scales, scale levels, group scales and offset."""
-        return (self.levels, self.scales, *self.nested)
-
-    def dequantize(self, out: torch.Tensor) -> torch.Tensor:
-        """Dequantize with the kernel, into `out`."""
-        count, num_bytes = out.numel(), self.codes.numel()
-        grid = (triton.cdiv(num_bytes, BYTES),)
-        dequantize_kernel[grid](self.codes, *self.tables, out, count, num_bytes, 0, BYTES=BYTES, **self.format)
-        return out
-
-    def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
-        """Dequantize with PyTorch's own operations."""
-        pairs = torch.stack([self.codes >> 4, self.codes & 15], dim=1).flatten()
-        blocks = self.levels[pairs.int()].reshape(-1, self.format["BLOCK"]) * self.full_scales[:, None]
-        return blocks.reshape(self.shape).to(dtype)
-
-    def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Compute x W^T with the kernel, into `y`."""
-        outputs, inputs = self.shape
-        grid = (triton.cdiv(outputs, OUTPUTS), len(x))
-        product_kernel[grid](
-            x, self.codes, *self.tables, y, outputs, inputs,
-            OUTPUTS=OUTPUTS, BLOCKS=INPUTS // self.format["BLOCK"], num_warps=WARPS, **self.format,
-        )  # fmt: skip
-        return y
-
-
 def check(device: str) -> None:
     """Compare both kernels with PyTorch on small weights."""
     for shape, algo, block, group in CHECKED:
-        weight = PackedWeight(*shape, device, algo, block, group)
+        weight = PackedWeight.random(*shape, device, algo, block, group)
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
                 continue  # the interpreter truncates, a GPU rounds (tests/ops/quantized/test_triton_kernels.py)
@@ -126,7 +66,7 @@ def times_of_bitsandbytes(full: torch.Tensor) -> dict[str, float]:
 
 def measure_shape(outputs: int, inputs: int, name: str) -> dict[str, object]:
     """Return times in milliseconds and bandwidths of one shape in one format."""
-    dtype, weight = FORMATS[name], PackedWeight(outputs, inputs, "cuda")
+    dtype, weight = FORMATS[name], PackedWeight.random(outputs, inputs, "cuda")
     out = torch.empty(weight.shape, dtype=dtype, device="cuda")
     nothing = torch.empty(1, device="cuda")
     times = {

@@ -6,6 +6,7 @@ neither Paddle nor a copy of the kernels. All tensors but the heads of a rotatio
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
@@ -146,6 +147,13 @@ class Gate(torch.autograd.Function):
         return gate, up, None
 
 
+def recomputable_gate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+    """Return `Gate` with an attribute `recompute`: a function, and the tensors from which it computes the product."""
+    out = Gate.apply(gate, up, activation)
+    out.recompute = functools.partial(gated, activation=activation), gate.detach(), up.detach()
+    return out
+
+
 def gated(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     """Return the product of a gate and up, without a gradient."""
     out = torch.empty_like(gate)
@@ -218,20 +226,24 @@ class Dense:
 
 
 class LoraLinear(torch.autograd.Function):
-    """Linear layer of x [..., I] with the update s B A: A [K, I] and B [O, K] in any dtype."""
+    """Linear layer of x [..., I] with the update s B A: A [K, I] and B [O, K] in any dtype.
+
+    With `recompute`, `sources` are saved instead of x, which is `recompute(*sources)`.
+    """
 
     @staticmethod
-    def forward(ctx, x, a, b, base, scaling):
+    def forward(ctx, x, a, b, base, scaling, recompute=None, *sources):
         y, rank = base.forward(x), len(a)
         inner = x.reshape(-1, x.shape[-1]).to(y.dtype) @ a.to(y.dtype).T
         LORA.launch_add_low_rank(launch, y, inner, b.to(y.dtype), scaling, (1, rank))
-        ctx.save_for_backward(x, a, b, inner)
-        ctx.base, ctx.scaling = base, scaling
+        ctx.save_for_backward(a, b, inner, *(sources if recompute else [x]))
+        ctx.base, ctx.scaling, ctx.recompute, ctx.shape, ctx.dtype = base, scaling, recompute, x.shape, x.dtype
         return y
 
     @staticmethod
     def backward(ctx, y_gradient):
-        x, a, b, inner = ctx.saved_tensors
+        a, b, inner, *sources = ctx.saved_tensors
+        x = ctx.recompute(*sources) if ctx.recompute else sources[0]
         gradient = y_gradient.reshape(-1, y_gradient.shape[-1]).contiguous()
         dtype = gradient.dtype
 
@@ -246,8 +258,9 @@ class LoraLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             x_gradient = ctx.base.input_gradient(gradient)
             LORA.launch_add_low_rank(launch, x_gradient, v, a.to(dtype), 1.0, (a.shape[1], 1))
-            x_gradient = x_gradient.reshape(x.shape).to(x.dtype)
-        return x_gradient, a_gradient, b_gradient, None, None
+            x_gradient = x_gradient.reshape(ctx.shape).to(ctx.dtype)
+        of_sources = [None] * (len(sources) if ctx.recompute else 0)
+        return x_gradient, a_gradient, b_gradient, None, None, None, *of_sources
 
 
 # -- AdamW ------------------------------------------------------------------------------------------------------------

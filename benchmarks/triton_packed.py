@@ -1,0 +1,130 @@
+"""Weights in 4 bits on PyTorch's tensors, with the kernels of paddlenlp_ext/ops/quantized."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from benchmarks import triton_torch
+from benchmarks.triton_torch import CODEBOOKS, load
+
+KERNELS = load("quantized/triton_kernels.py")
+BLOCK, GROUP = 64, 256
+"""Weights that share a scale, and scales that share one."""
+BYTES = 1024  # of a program, as in ops/quantized/triton_launch.py
+OUTPUTS, INPUTS, WARPS = 2, 512, 1
+
+
+class PackedWeight:
+    """Weight [outputs, inputs] in 4 bits; it is the base of a `LoraLinear`.
+
+    Args:
+        shape: outputs and inputs.
+        codes: two codes a byte, uint8 [outputs * inputs / 2].
+        scales: one of each block, float32, or codes in uint8.
+        nested: levels, scales of groups and offset of scales in 8 bits; None for scales in float32.
+        algo, block, group: format, weights that share a scale, and scales that share one.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        nested: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+        algo: str = "nf4",
+        block: int = BLOCK,
+        group: int = GROUP,
+    ) -> None:
+        self.shape, self.codes, self.scales = shape, codes, scales
+        self.levels = torch.from_numpy(CODEBOOKS.levels(algo).copy()).to(codes.device)
+        self.nested = nested or (self.levels,) * 3  # not read
+        self.format = {"BLOCK": block, "GROUP": max(1, group), "NESTED": nested is not None}
+
+    @classmethod
+    def random(
+        cls, outputs: int, inputs: int, device: str, algo: str = "nf4", block: int = BLOCK, group: int = 0
+    ) -> PackedWeight:
+        """Return a random weight, with scales in full precision (group 0) or in 8 bits by groups."""
+        count, num_scales, nested = outputs * inputs, outputs * inputs // block, None
+        codes = torch.randint(0, 256, (count // 2,), dtype=torch.uint8, device=device)
+        if group:
+            scales = torch.randint(0, 256, (num_scales,), dtype=torch.uint8, device=device)
+            groups = torch.rand(-(-num_scales // group), device=device) + 0.5
+            nested = _scale_levels(device), groups, torch.full((1,), 0.25, device=device)
+        else:
+            scales = torch.rand(num_scales, device=device) + 0.5
+        return cls((outputs, inputs), codes, scales, nested, algo, block, group)
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> PackedWeight:
+        """Quantize a weight to nf4 with scales in 8 bits, as QLoRA does (arXiv:2305.14314)."""
+        blocks = weight.detach().float().reshape(-1, BLOCK)
+        largest = blocks.abs().amax(1)
+        borders = torch.from_numpy(CODEBOOKS.boundaries("nf4")[0].copy()).to(weight.device)
+        normal = blocks / largest.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+        codes = torch.bucketize(normal, borders, out_int32=True).to(torch.uint8).reshape(-1, 2)
+        levels, offset = _scale_levels(weight.device), largest.mean()
+        count = len(largest)
+        padded = torch.nn.functional.pad(largest - offset, (0, -count % GROUP)).reshape(-1, GROUP)
+        groups = padded.abs().amax(1)
+        relative = padded / groups.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+        scales = torch.bucketize(relative, (levels[:-1] + levels[1:]) / 2, out_int32=True).to(torch.uint8)
+        packed = codes[:, 0] << 4 | codes[:, 1]
+        return cls((*weight.shape,), packed, scales.flatten()[:count], (levels, groups, offset.reshape(1)))
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of codes and scales."""
+        return self.codes.numel() + self.scales.numel() * self.scales.element_size()
+
+    @property
+    def full_scales(self) -> torch.Tensor:
+        """Return the scales in float32."""
+        if not self.format["NESTED"]:
+            return self.scales
+        levels, groups, offset = self.nested
+        return levels[self.scales.int()] * groups.repeat_interleave(self.format["GROUP"])[: len(self.scales)] + offset
+
+    @property
+    def tables(self) -> tuple[torch.Tensor, ...]:
+        """Return levels, scales, scale levels, group scales and offset."""
+        return (self.levels, self.scales, *self.nested)
+
+    def dequantize(self, out: torch.Tensor) -> torch.Tensor:
+        """Dequantize with the kernel, into `out`."""
+        count, num_bytes = out.numel(), self.codes.numel()
+        grid = (triton.cdiv(num_bytes, BYTES),)
+        tensors = self.codes, *self.tables, out
+        triton_torch.launch(KERNELS.dequantize_kernel, grid, *tensors, count, num_bytes, 0, BYTES=BYTES, **self.format)
+        return out
+
+    def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
+        """Dequantize with PyTorch's own operations."""
+        pairs = torch.stack([self.codes >> 4, self.codes & 15], dim=1).flatten()
+        blocks = self.levels[pairs.int()].reshape(-1, self.format["BLOCK"]) * self.full_scales[:, None]
+        return blocks.reshape(self.shape).to(dtype)
+
+    def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Compute x W^T with the kernel, into `y`."""
+        outputs, inputs = self.shape
+        grid = (triton.cdiv(outputs, OUTPUTS), len(x))
+        sizes = {"OUTPUTS": OUTPUTS, "BLOCKS": INPUTS // self.format["BLOCK"], "num_warps": WARPS}
+        tensors = x, self.codes, *self.tables, y
+        triton_torch.launch(KERNELS.product_kernel, grid, *tensors, outputs, inputs, **sizes, **self.format)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x W^T [..., O] over the dequantized weight."""
+        return x @ self._dequantized(x.dtype).T
+
+    def input_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return dy W [T, I] over the dequantized weight."""
+        return gradient @ self._dequantized(gradient.dtype)
+
+    def _dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.dequantize(torch.empty(self.shape, dtype=dtype, device=self.codes.device))
+
+
+def _scale_levels(device: str | torch.device) -> torch.Tensor:
+    return torch.from_numpy(CODEBOOKS.dynamic_levels().copy()).to(device)
