@@ -10,12 +10,10 @@ import torch
 
 from benchmarks.triton_cases import BF16, Case, Entry, Op, Peer, num_bytes
 from benchmarks.triton_cases_layers import EPSILON, norm_formula
-from benchmarks.triton_dequantize import BLOCK, PackedWeight
+from benchmarks.triton_packed import BLOCK, GROUP, PackedWeight
 from benchmarks.triton_torch import launch, load
 
 KERNELS = load("norm_linear/triton_kernels.py")
-GROUP = 256
-"""Scales that share a group scale, as in QLoRA."""
 LAYERS = {"qkv": (4096, (4096, 1024, 1024)), "gate_up": (4096, (14336, 14336))}
 """Inputs and outputs of the layers of Llama 3 8B that read one norm."""
 OTHER_LAYERS = {"o": (4096, (4096,)), "down": (14336, (4096,))}
@@ -46,7 +44,7 @@ class Matrix:
             scales = (torch.rand(outputs, device=device) + 0.5) / 127
             return cls((codes, scales, None, None), codes * scales[:, None], KERNELS.Format(8, inputs))
         group = GROUP if form == "nf4_nested" else 0
-        packed = PackedWeight(outputs, inputs, device, "nf4", BLOCK, group)
+        packed = PackedWeight.random(outputs, inputs, device, "nf4", BLOCK, group)
         scale_levels, *of_groups = packed.nested if group else (None, None, None)
         tables = KERNELS.Format(4, BLOCK, group, packed.levels, scale_levels)
         return cls((packed.codes, packed.scales, *of_groups), packed.dequantize_in_torch(torch.float32), tables)

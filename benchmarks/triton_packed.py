@@ -10,9 +10,7 @@ from benchmarks.triton_torch import CODEBOOKS, load
 
 KERNELS = load("quantized/triton_kernels.py")
 BLOCK, GROUP = 64, 256
-"""Weights that share a scale, and scales that share one."""
-BYTES = 1024  # of a program, as in ops/quantized/triton_launch.py
-OUTPUTS, INPUTS, WARPS = 2, 512, 1
+"""Weights that share a scale, and scales that share one, as in QLoRA."""
 
 
 class PackedWeight:
@@ -93,10 +91,9 @@ class PackedWeight:
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:
         """Dequantize with the kernel, into `out`."""
-        count, num_bytes = out.numel(), self.codes.numel()
-        grid = (triton.cdiv(num_bytes, BYTES),)
-        tensors = self.codes, *self.tables, out
-        triton_torch.launch(KERNELS.dequantize_kernel, grid, *tensors, count, num_bytes, 0, BYTES=BYTES, **self.format)
+        count, num_bytes, sizes = out.numel(), self.codes.numel(), KERNELS.DEQUANTIZE_SIZES()
+        grid, tensors = (triton.cdiv(num_bytes, sizes["BYTES"]),), (self.codes, *self.tables, out)
+        triton_torch.launch(KERNELS.dequantize_kernel, grid, *tensors, count, num_bytes, 0, **sizes, **self.format)
         return out
 
     def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
@@ -107,10 +104,9 @@ class PackedWeight:
 
     def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Compute x W^T with the kernel, into `y`."""
-        outputs, inputs = self.shape
-        grid = (triton.cdiv(outputs, OUTPUTS), len(x))
-        sizes = {"OUTPUTS": OUTPUTS, "BLOCKS": INPUTS // self.format["BLOCK"], "num_warps": WARPS}
-        tensors = x, self.codes, *self.tables, y
+        (outputs, inputs), sizes = self.shape, KERNELS.PRODUCT_SIZES()
+        sizes["BLOCKS"] = sizes.pop("INPUTS") // self.format["BLOCK"]
+        grid, tensors = (triton.cdiv(outputs, sizes["OUTPUTS"]), len(x)), (x, self.codes, *self.tables, y)
         triton_torch.launch(KERNELS.product_kernel, grid, *tensors, outputs, inputs, **sizes, **self.format)
         return y
 
