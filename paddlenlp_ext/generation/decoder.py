@@ -100,6 +100,5 @@ def prefill(
 def step(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache) -> paddle.Tensor:
     """Run the newest S tokens of each row through the model; return the hidden states [B, S, D]."""
     ids_BS = np.array(tokens_BS, dtype=np.int64)
-    ahead_S = paddle.arange(cache.length, cache.length + ids_BS.shape[1])
-    positions_BS = ahead_S.unsqueeze(0) - cache.key_starts.unsqueeze(1)
+    positions_BS = paddle.to_tensor(cache.next_positions(ids_BS.shape[1]))
     return model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)

@@ -31,7 +31,7 @@ from paddlenlp_ext.generation.logprobs import TokenLogprob, sequence_logprobs, t
 from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
 from paddlenlp_ext.generation.slot_cache import SlotCache
-from paddlenlp_ext.generation.token_chooser import TokenChooser
+from paddlenlp_ext.generation.token_chooser import TokenChooser, most_likely
 
 STOP, LENGTH = "stop", "length"
 """Reasons of the end of a request: an end token or `on_token`; the limit of its tokens."""
@@ -310,9 +310,9 @@ class Engine:
 
 def _take_tokens(rows: Sequence[_Row], logits_BV: paddle.Tensor) -> None:
     """Choose the next token of each row; an error ends its row only."""
-    best_B = paddle.argmax(logits_BV, axis=-1).numpy() if any(row.takes_most_likely for row in rows) else []
+    best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):
         try:
-            row.take(logits_BV[index : index + 1], int(best_B[index]) if row.takes_most_likely else None)
+            row.take(logits_BV[index : index + 1], best_B[index] if row.takes_most_likely else None)
         except Exception as error:
             row.ended = error

@@ -39,6 +39,7 @@ class _LayerKeyValues:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
         self.length = 0
+        self.capacity = 0
         self._stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
     @property
@@ -68,16 +69,17 @@ class _LayerKeyValues:
 
     def reserve(self, length: int) -> None:
         """Make room for `length` positions, which the caller writes, and count them as stored."""
-        k_BKCH, v_BKCE = self.tensors
-        self._grow(self.end + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
+        if self.end + length > self.capacity:
+            k_BKCH, v_BKCE = self.tensors
+            self._grow(self.end + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
         self.length += length
 
     def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
         """Make room for `end` slots; `shapes` are those of the stored tensors, with any capacity."""
-        capacity = 0 if self._stored is None else self._stored[0].shape[2]
-        if end <= capacity:
+        if end <= self.capacity:
             return
-        missing = -(-end // BLOCK) * BLOCK - capacity
+        missing = -(-end // BLOCK) * BLOCK - self.capacity
+        self.capacity += missing
         k_empty, v_empty = (paddle.zeros([*shape[:2], missing, shape[3]], dtype) for shape in shapes)
         if self._stored is not None:
             k_BKCH, v_BKCE = self._stored
@@ -151,6 +153,10 @@ class KVCache(ReservingCache):
     def length(self) -> int:
         """Number of positions in every layer, padding included: the column at which the next forward pass begins."""
         return next(reversed(self._layers.values())).length if self._layers else 0
+
+    def next_positions(self, count: int) -> np.ndarray:
+        """Return the positions [B, S] of each row's next `count` tokens, counted from its first token."""
+        return np.arange(self.length, self.length + count) - self._starts_B[:, None]
 
     @paddle.no_grad()
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:

@@ -13,6 +13,13 @@ from paddlenlp_ext.generation import sampling
 from paddlenlp_ext.generation.options import DecodingOptions
 
 
+def most_likely(logits_BV: paddle.Tensor) -> list[int]:
+    """Return the most likely token id of each row; ties go to the lowest id."""
+    if logits_BV.place.is_cpu_place():  # NumPy's argmax takes microseconds a row there, and Paddle's a millisecond
+        return sampling.greedy(logits_BV.numpy()).tolist()
+    return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
+
+
 class TokenChooser:
     """Selection of the next token of each row, with one random generator per row."""
 
@@ -38,11 +45,7 @@ class TokenChooser:
         options = self._options
         is_greedy = options.decode_strategy == "greedy_search"
         if is_greedy and options.repetition_penalty == 1.0 and min(num_generated) >= options.min_new_tokens:
-            if (
-                logits_BV.place.is_cpu_place()
-            ):  # NumPy's argmax takes microseconds a row there, and Paddle's a millisecond
-                return sampling.greedy(logits_BV.numpy()).tolist()
-            return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
+            return most_likely(logits_BV)
         logits = logits_BV.astype("float32").numpy()
         logits = sampling.apply_repetition_penalty(logits, seen_ids, options.repetition_penalty)
         logits = sampling.exclude_early_ends(logits, num_generated, options.min_new_tokens, options.eos_token_ids)

@@ -9,7 +9,7 @@ Shapes: B batch, S new positions, D hidden.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,16 +100,15 @@ class _Addresses:
 
     def of_array(self, array: np.ndarray) -> int:
         """Return the address of a contiguous array."""
-        return self._address(array, lambda: array.ctypes.data)
+        return (self._found.get(id(array)) or self._add(array, array.ctypes.data))[1]
 
     def of_tensor(self, tensor: paddle.Tensor) -> int:
         """Return the address of a contiguous tensor."""
-        return self._address(tensor, lambda: library.pointer(tensor))
+        return (self._found.get(id(tensor)) or self._add(tensor, library.pointer(tensor)))[1]
 
-    def _address(self, owner: Any, compute: Callable[[], int]) -> int:
-        if id(owner) not in self._found:
-            self._found[id(owner)] = owner, compute()
-        return self._found[id(owner)][1]
+    def _add(self, owner: Any, address: int) -> tuple[Any, int]:
+        self._found[id(owner)] = owner, address
+        return self._found[id(owner)]
 
 
 class DecodeStep:

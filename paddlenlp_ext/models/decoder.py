@@ -165,7 +165,8 @@ class Decoder(nn.Layer):
             if position_ids_BS is None:
                 ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
                 position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
-            position_ids_BS = position_ids_BS + first_position
+            if first_position != 0:
+                position_ids_BS = position_ids_BS + first_position
             cache.note_frequency_sets(self.rotary.frequency_sets(position_ids_BS))
             return AttentionInputs(self.rotary(position_ids_BS), {}, cache)
         rows = [[length]] * batch if document_lengths is None else document_lengths

@@ -302,20 +302,22 @@ class RotaryEmbedding:
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
-        self._inverse_frequencies(0)  # raise for a missing number now, not at the first batch
+        self._depends_on_length = settings.rope_type in _LENGTH_DEPENDENT
+        self._fixed = self._inverse_frequencies(0)  # raises for a missing number now, not at the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, R]."""
-        depends_on_length = self.settings.rope_type in _LENGTH_DEPENDENT
-        if depends_on_length and is_symbolic(position_ids_BS):
+        if self._depends_on_length and is_symbolic(position_ids_BS):
             inverse_frequencies_F, amplitude = self._inverse_frequencies_in_graph(position_ids_BS.max() + 1)
             frequencies_R = paddle.concat([inverse_frequencies_F, inverse_frequencies_F])
         else:
-            length = int(position_ids_BS.max()) + 1 if depends_on_length else 0
-            inverse_frequencies, amplitude = self._inverse_frequencies(length)
+            inverse_frequencies, amplitude = self._fixed
+            if self._depends_on_length:
+                inverse_frequencies, amplitude = self._inverse_frequencies(int(position_ids_BS.max()) + 1)
             frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
         angles_BSR = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_R
-        return angles_BSR.cos() * amplitude, angles_BSR.sin() * amplitude
+        tables = angles_BSR.cos(), angles_BSR.sin()
+        return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
         """Return the inverse frequencies, fp32 [R / 2], and the factor of the tables."""

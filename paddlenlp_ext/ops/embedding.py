@@ -7,6 +7,7 @@ import paddle.nn.functional as F
 
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable, is_on_cpu
+from paddlenlp_ext.ops.linear import contiguous, in_dtype
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
@@ -20,7 +21,7 @@ def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
     """Look up rows of a bfloat16 table and cast them to float32; a trainable table takes the reference."""
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
-    ids = ids.astype("int64").contiguous()
+    ids = contiguous(in_dtype(ids, paddle.int64))
     rows = library.empty([*ids.shape, table.shape[1]])
     count, (num_rows, width) = ids.size, table.shape
     addresses = library.pointer(table), library.pointer(ids), library.pointer(rows)

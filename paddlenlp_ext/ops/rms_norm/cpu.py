@@ -14,12 +14,13 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer
+from paddlenlp_ext.ops.linear import contiguous, in_dtype
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
 
 
 def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
     """Normalise the last axis of x [..., D] in C++."""
-    x, weight_D = x.contiguous(), scale_of(weight_D, offset).astype(x.dtype)
+    x, weight_D = contiguous(x), in_dtype(scale_of(weight_D, offset), x.dtype)
     if needs_grad(x, weight_D):
         return _RmsNormCpp.apply(x, weight_D, epsilon)
     return _forward(x, weight_D, epsilon)[0]
