@@ -122,6 +122,7 @@ def norm_linear_kernel(
     num_inputs,  # I
     epsilon,
     norm_offset,
+    LAYERS: tl.constexpr,
     ADDS: tl.constexpr,
     NORMS: tl.constexpr,
     BITS: tl.constexpr,
@@ -136,14 +137,16 @@ def norm_linear_kernel(
 ):
     """Compute OUTPUTS outputs of one layer for all positions."""
     program = tl.program_id(0)
-    tiles0, tiles1 = tl.cdiv(outputs0, OUTPUTS), tl.cdiv(outputs1, OUTPUTS)
+    tiles0, tiles1 = tl.cdiv(outputs0, OUTPUTS), 0
+    if LAYERS > 1:
+        tiles1 = tl.cdiv(outputs1, OUTPUTS)
     layer = (program >= tiles0).to(tl.int32) + (program >= tiles0 + tiles1).to(tl.int32)
-    tile = program - _pick(layer, 0, tiles0, tiles0 + tiles1)
-    num_outputs = _pick(layer, outputs0, outputs1, outputs2)
-    matrix = _pick(layer, matrix0, matrix1, matrix2)
-    scales = _pick(layer, scales0, scales1, scales2)
-    group_scales = _pick(layer, group_scales0, group_scales1, group_scales2)
-    offset = _pick(layer, offset0, offset1, offset2)
+    tile = program - _pick(layer, 0, tiles0, tiles0 + tiles1, LAYERS)
+    num_outputs = _pick(layer, outputs0, outputs1, outputs2, LAYERS)
+    matrix = _pick(layer, matrix0, matrix1, matrix2, LAYERS)
+    scales = _pick(layer, scales0, scales1, scales2, LAYERS if BITS > 0 else 1)
+    group_scales = _pick(layer, group_scales0, group_scales1, group_scales2, LAYERS if GROUP > 0 else 1)
+    offset = _pick(layer, offset0, offset1, offset2, LAYERS if GROUP > 0 else 1)
     o = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     t, way = tl.arange(0, POSITIONS), tl.arange(0, WAYS)
     is_output, is_position = (o < num_outputs)[None, :, None], (t < num_positions)[None, :, None]
@@ -188,17 +191,22 @@ def norm_linear_kernel(
     if NORMS:
         y_of_position *= tl.rsqrt(tl.sum(squares, axis=0) / num_inputs + epsilon)[None, :]
     if HAS_BIAS:
-        bias = _pick(layer, bias0, bias1, bias2)
+        bias = _pick(layer, bias0, bias1, bias2, LAYERS)
         y_of_position += tl.load(bias + o, mask=o < num_outputs, other=0.0).to(tl.float32)[:, None]
-    y = _pick(layer, y0, y1, y2)
+    y = _pick(layer, y0, y1, y2, LAYERS)
     inside = (o < num_outputs)[:, None] & (t < num_positions)[None, :]
     tl.store(y + t[None, :] * num_outputs + o[:, None], y_of_position.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _pick(layer, first, second, third):
-    """Return the argument of the layer."""
-    return first if layer == 0 else (second if layer == 1 else third)
+def _pick(layer, first, second, third, LAYERS: tl.constexpr):
+    """Return the argument of the layer, of the first LAYERS ones; the others may be None."""
+    if LAYERS == 1:
+        return first
+    elif LAYERS == 2:
+        return first if layer == 0 else second
+    else:
+        return first if layer == 0 else (second if layer == 1 else third)
 
 
 @triton.jit
@@ -239,14 +247,19 @@ def launch_norm_linear(
     sizes = SIZES(bits=form.bits, element_size=x.element_size(), positions=num_positions)
     span, columns = sizes["SPAN"], max(_FEWEST_COLUMNS, _power_of_two(num_positions))
     outputs = [layer.y.shape[-1] for layer in layers]
-    unused = MOST_LAYERS - len(layers)
-    fields = zip(*layers, *[layers[0]] * unused, strict=True)
-    matrices, ys, biases, scales, group_scales, offsets = ([_or(each, x) for each in field] for field in fields)
-    tensors = (x, _or(addend, x), _or(scale, x), _or(total, x), _or(form.levels, x), _or(form.scale_levels, x))
-    per_layer = (*matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *[0] * unused)
+    fields = zip(*layers, *[Layer(None, None)] * (MOST_LAYERS - len(layers)), strict=True)
+    matrices, ys, biases, scales, group_scales, offsets = fields
+    tensors = x, addend, scale, total, form.levels, form.scale_levels
+    no_outputs = [None] * (MOST_LAYERS - len(layers))
+    per_layer = *matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *no_outputs
     sizes["num_warps"] = min(sizes["num_warps"], _power_of_two(-(-num_inputs // span)))
     unit = span if form.block in (1, num_inputs) else min(form.block, span)
-    flags = {"ADDS": addend is not None, "NORMS": scale is not None, "HAS_BIAS": layers[0].bias is not None}
+    flags = {
+        "LAYERS": len(layers),
+        "ADDS": addend is not None,
+        "NORMS": scale is not None,
+        "HAS_BIAS": layers[0].bias is not None,
+    }
     codes = {"BITS": form.bits, "BLOCK": form.block, "GROUP": form.group, "UNIT": unit}
     sizes |= {"POSITIONS": columns, "WAYS": sizes["num_warps"]}
     grid = (sum(-(-each // sizes["OUTPUTS"]) for each in outputs),)
@@ -257,8 +270,3 @@ def launch_norm_linear(
 def _power_of_two(count: int) -> int:
     """Return the power of two from `count` on; Triton's function for it takes several microseconds."""
     return 1 << (count - 1).bit_length()
-
-
-def _or(tensor: Any, other: Any) -> Any:
-    """Return `tensor`; in place of None another tensor, which the kernel does not read."""
-    return other if tensor is None else tensor
