@@ -1,4 +1,4 @@
-"""This project's Triton kernels as autograd functions of PyTorch, for benchmarks.
+"""Triton kernels of this project as autograd functions of PyTorch, for benchmarks.
 
 They allocate, save and overwrite what the Triton backends of paddlenlp_ext/ops do with Paddle's tensors, and need
 neither Paddle nor a copy of the kernels. All tensors but the heads of a rotation are contiguous.

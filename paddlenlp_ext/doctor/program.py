@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections import Counter
@@ -34,9 +35,8 @@ def run_doctor(arguments: DoctorArguments) -> int:
     print("## Backends\n")
     print(backend_section(choices(dispatched_ops(), every_target), absent), end="\n\n")
     sys.stdout.flush()
-    checks = [check for targets in (GPU_TARGETS, CPU_TARGETS) for check in device_checks(targets, absent, areas)]
-    checks.sort(key=lambda check: check.is_late)
-    results, skipped = run_with_progress(checks, arguments.seconds)
+    present = [target for target in (*GPU_TARGETS, *CPU_TARGETS) if target not in absent]
+    results, skipped = run_with_progress(ordered_checks(present, areas), arguments.seconds)
     print("## Checks\n")
     print(verdict(results, len(skipped)), end="\n\n")
     print(result_section(results))
@@ -47,12 +47,12 @@ def run_doctor(arguments: DoctorArguments) -> int:
     return int(not all(result.passed for result in results))
 
 
-def device_checks(targets: Sequence[Target], absent: Sequence[Target], areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas on one device, area by area."""
-    present = [target for target in targets if target not in absent]
-    checks = [check for area, make in CHECKS.items() if area in areas for target in present for check in make(target)]
-    has_layouts = "layouts" in areas and layout_target() in targets
-    return checks + (layout_checks(layout_target()) if has_layouts else [])
+def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
+    """Return the checks of the areas, target by target, with the layouts after the first target."""
+    groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
+    if "layouts" in areas:
+        groups.insert(1, layout_checks(layout_target()))
+    return sorted(itertools.chain(*groups), key=lambda check: check.is_late)
 
 
 def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, str]]:

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
-import os
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import paddle
 import pytest
 
-from tests.common.scripts import ROOT, script_environment
+from tests.ops.fake_gpus import run_on_fake_gpus
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed (pip install -e '.[triton]')", allow_module_level=True)
-
-SOURCE = Path(__file__).parent / "fake_gpus" / "libcuda.c"
 
 
 @pytest.fixture(scope="module")
 def launches():
     """Return the cases of fake_gpus/launches.py; it runs in a process of its own because Triton is not interpreted."""
-    import triton
-
-    folder = ROOT / "build" / f"fake_gpus-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
-    library = folder / "libcuda.so.1"
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        headers = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
-        built = library.with_suffix(f".{os.getpid()}")
-        compiler = shlex.split(os.environ.get("CC", "gcc"))
-        subprocess.run([*compiler, "-shared", "-fPIC", f"-I{headers}", str(SOURCE), "-o", str(built)], check=True)
-        built.replace(library)
-    places = dict.fromkeys(("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "TRITON_CACHE_DIR"), str(folder))
-    environment = script_environment(TRITON_INTERPRET="0", **places)
-    command = [sys.executable, "-m", "tests.ops.fake_gpus.launches"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_on_fake_gpus("launches")
     assert done.returncode == 0, done.stderr
     assert "fp_fusion" not in done.stderr.lower()  # Triton warns where its default decides
     return json.loads(done.stdout.splitlines()[-1])
@@ -92,3 +70,9 @@ def test_triton_names_the_dtypes_of_paddle(name, expected):
     from triton._utils import canonicalize_dtype
 
     assert canonicalize_dtype(paddle.zeros([1], name).dtype) == expected
+
+
+def test_ops_of_the_doctor_launch_on_paddle_tensors():
+    done = run_on_fake_gpus("ops", "swiglu", "LoRA linear")
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) >= {"swiglu: 2 launches", "LoRA linear: 3 launches"}

@@ -49,13 +49,17 @@ class Gpus:
         self.streams = [70, 71]
         paddle.device.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=self.streams[device])
 
+    @property
+    def num_launches(self) -> int:
+        """Number of launches so far."""
+        return ctypes.c_int.in_dll(self.library, "num_launches").value
+
     def launches_of(self, run: Callable[[], Any]) -> list[dict[str, Any]]:
         """Return the launches that a function makes."""
-        count = ctypes.c_int.in_dll(self.library, "num_launches")
         records = (Launch * 64).in_dll(self.library, "launches")
-        first = count.value
+        first = self.num_launches
         run()
-        return [as_dict(record) for record in records[first : count.value]]
+        return [as_dict(record) for record in records[first : self.num_launches]]
 
     def read_parameters(self, pointers: int, numbers: int) -> None:
         """Record this many pointers and integers of each launch."""

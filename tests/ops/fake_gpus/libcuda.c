@@ -13,7 +13,7 @@ typedef struct {
 
 int num_pointers, num_numbers; /* of the parameters of the next launches, in this order */
 int num_launches;
-Launch launches[64];
+Launch launches[64]; /* the last ones */
 
 static int gpus[2] = {0, 1};
 static _Thread_local int* current;
@@ -66,7 +66,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
   unsigned long long stream = (unsigned long long)config->hStream;
   if ((int*)function != current || stream % 10 != *current) return CUDA_ERROR_INVALID_HANDLE;
-  Launch* launch = &launches[num_launches++];
+  Launch* launch = &launches[num_launches++ % 64];
   *launch = (Launch){*current, {config->gridDimX, config->gridDimY, config->gridDimZ}, stream};
   for (int i = 0; i < num_pointers; ++i) launch->pointers[i] = *(unsigned long long*)parameters[i];
   for (int i = 0; i < num_numbers; ++i) launch->numbers[i] = *(int*)parameters[num_pointers + i];
