@@ -23,18 +23,21 @@ import triton.language as tl
 from paddlenlp_ext.ops.tile_sizes import TileSizes
 
 
-def _fits(rows: int, columns: int, warps: int) -> bool:
-    """Return whether a thread has 8 to 128 sums of a tile."""
-    return 8 <= rows * columns // (32 * warps) <= 128
+def _fits(entry: dict[str, int], rows: int, columns: int, terms: int) -> bool:
+    """Return whether a thread has 8 to 128 sums of a tile, and the terms read at a time are 128 bytes."""
+    per_thread = rows * columns // (32 * entry["num_warps"])
+    return 8 <= per_thread <= 128 and terms * entry.get("element_size", 4) == 128
 
 
 PRODUCT_SIZES = TileSizes(
     "grouped_product",
     ("element_size", "rows"),
-    lambda entry: _fits(entry["ROWS"], entry["COLUMNS"], entry["num_warps"]),
+    lambda entry: (
+        entry["ROWS"] == entry.get("rows", 128) and _fits(entry, entry["ROWS"], entry["COLUMNS"], entry["TERMS"])
+    ),
     ROWS=(16, 32, 64, 128),
     COLUMNS=(64, 128, 256),
-    TERMS=(32, 64, 128),
+    TERMS=(32, 64),
     BAND=(8,),
     num_warps=(4, 8),
     num_stages=(2, 3, 4),
@@ -43,10 +46,10 @@ PRODUCT_SIZES = TileSizes(
 WEIGHT_GRADIENT_SIZES = TileSizes(
     "grouped_weight_gradient",
     ("element_size",),
-    lambda entry: _fits(entry["OUTPUTS"], entry["INPUTS"], entry["num_warps"]),
-    OUTPUTS=(64, 128, 256),
+    lambda entry: _fits(entry, entry["OUTPUTS"], entry["INPUTS"], entry["ROWS"]),
+    OUTPUTS=(64, 128),
     INPUTS=(64, 128, 256),
-    ROWS=(32, 64, 128),
+    ROWS=(32, 64),
     num_warps=(4, 8),
     num_stages=(2, 3, 4),
 )

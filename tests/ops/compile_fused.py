@@ -1,10 +1,11 @@
 """Compile the kernels of losses, LoRA, AdamW and decoding for GPUs without one; test_compile_fused.py runs a part.
 
     python -m tests.ops.compile_fused            every kernel for a Hopper GPU
-    python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation
+    python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation;
+                                                 and every kernel of ops with all sizes of all tables (ops/tile_sizes)
 
 Prints one line per kernel: name, compute capability, bytes of shared memory, bytes of spilled registers per thread, and
-the numbers of loads of 16 bytes and of instructions of tensor cores.
+the numbers of loads of 16 bytes and of instructions of tensor cores. Lines of tables have the resources of an entry.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.triton_tune import compiled
+from benchmarks.triton_tune_cases import CASES
+from paddlenlp_ext.ops import tile_sizes
 from tests.common.scripts import ROOT, load_script
 
 # By path: the packages of the ops import Paddle.
@@ -99,6 +103,7 @@ class Sized:
 
 def compile_all(capability: int, with_variants: bool) -> None:
     """Compile all kernels for the shapes of an 8B model."""
+    tile_sizes.device_capability = lambda: capability
     compiler, logits = Compiler(capability, POINTERS | dict.fromkeys(NUMBERS, "fp32")), Sized(2048, 128256)
     cross_entropy.launch_cross_entropy(compiler, logits, None, None, None, True, 30.0)
     cross_entropy.launch_row_statistics(compiler, logits, None, (None,) * 4, None)
@@ -120,7 +125,21 @@ def compile_all(capability: int, with_variants: bool) -> None:
         adamw.launch_adamw_8bit(compiler, None, None, blocks, (None,) * 6, betas, 1e-8, kinds)
 
 
+def compile_tables() -> None:
+    """Compile each kernel with the sizes of each entry for the capability of the table."""
+    for path in sorted(tile_sizes.FOLDER.glob("sm_*.json")):
+        capability = int(path.stem.removeprefix("sm_"))
+        for kernel, case in CASES.items():
+            for bounds in case.bounds:
+                numbers = {name: bounds.get(name, sys.maxsize) for name in case.sizes.bounds}
+                resources = compiled(case, bounds, case.sizes.lookup(path, numbers), capability)
+                assert resources.fits(capability), f"{path.name}: {kernel} {bounds}: {resources}"
+                print(path.name, kernel, bounds, resources)
+
+
 if __name__ == "__main__":
     with_variants = sys.argv[1:] == ["--all"]
     for capability in (HOPPER, AMPERE) if with_variants else (HOPPER,):
         compile_all(capability, with_variants)
+    if with_variants:
+        compile_tables()

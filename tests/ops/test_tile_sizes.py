@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 
 import pytest
 
 from paddlenlp_ext.ops import tile_sizes
 from paddlenlp_ext.ops.tile_sizes import TileSizes, shrunk
+from tests.ops.interpreter import interpreted
 
 ENTRIES = [
     {"rank": 16, "element_size": 2, "ROWS": 64, "num_warps": 8},
     {"rank": 16, "ROWS": 32, "num_warps": 4},
     {"ROWS": 16, "num_warps": 4},
 ]
+
+
+SHIPPED = sorted(tile_sizes.FOLDER.glob("sm_*.json"))
 
 
 @pytest.fixture
@@ -100,3 +106,25 @@ def test_candidates_are_all_allowed_combinations(sizes):
 @pytest.mark.parametrize(("count", "columns", "warps"), [(5000, 1024, 8), (1000, 1024, 8), (300, 512, 4), (3, 4, 1)])
 def test_shrunk_sizes_cover_the_count_with_fewer_warps(count, columns, warps):
     assert shrunk({"COLUMNS": 1024, "num_warps": 8}, "COLUMNS", count) == {"COLUMNS": columns, "num_warps": warps}
+
+
+@pytest.fixture(scope="module")
+def cases():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed (pip install -e '.[triton]')")
+    with interpreted("benchmarks.triton_tune_cases") as module:
+        yield module.CASES
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_table_has_candidates_for_every_kernel_and_launch(cases, path):
+    """`compile_fused --all` compiles them for the capability."""
+    assert cases.keys() <= tile_sizes.read_table(path).keys() == tile_sizes.read_table(SHIPPED[0]).keys()
+    for case in cases.values():
+        assert len(case.sizes.entries(path)) <= len(case.bounds)
+        for bounds in case.bounds:
+            case.sizes.lookup(path, {name: bounds.get(name, sys.maxsize) for name in case.sizes.bounds})
+
+
+def test_shipped_tables_are_for_gpus_with_little_and_much_shared_memory():
+    assert [path.stem for path in SHIPPED] == ["sm_100", "sm_120", "sm_80", "sm_86", "sm_89", "sm_90"]

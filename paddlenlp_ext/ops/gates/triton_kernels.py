@@ -30,8 +30,8 @@ from paddlenlp_ext.ops.tile_sizes import TileSizes, shrunk
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 4 to 32 elements."""
-    return 4 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
+    """Return whether a thread has 8 to 32 elements."""
+    return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
 
 
 # Sizes for long rows; for shorter ones COLUMNS and warps are reduced.

@@ -22,26 +22,26 @@ import triton.language as tl
 
 from paddlenlp_ext.ops.tile_sizes import TileSizes
 
+_SMALLEST, _TERMS = 16, 64
+"""Smallest side of an operand of tensor cores, and terms of a sum of `add_low_rank_kernel` read at a time."""
 ADD_SIZES = TileSizes(
     "add_low_rank",
     ("element_size",),
     lambda entry: 32 <= entry["ROWS"] * entry["COLUMNS"] // (32 * entry["num_warps"]) <= 64,
     ROWS=(32, 64, 128),
     COLUMNS=(64, 128, 256),
-    TERMS=(16, 32, 64),  # of a sum read at a time
     num_warps=(4, 8),
 )
 GRADIENT_SIZES = TileSizes(
     "low_rank_gradients",
     ("element_size", "rank"),
-    ROWS=(16, 32, 64),  # of dy, read at a time
+    lambda entry: 1024 <= entry["COLUMNS"] * max(_SMALLEST, entry.get("rank", 32)) <= 8192,
+    ROWS=(32, 64),  # of dy, read at a time
     COLUMNS=(64, 128, 256, 512),
     PROGRAMS=(132, 264, 528),  # to aim at
     num_warps=(4, 8),
-    num_stages=(2, 3, 4),
+    num_stages=(2, 3),
 )
-_SMALLEST = 16
-"""Smallest side of an operand of tensor cores."""
 
 
 @triton.jit
@@ -123,8 +123,7 @@ def launch_add_low_rank(
 ) -> None:
     """Add `s u F` to y [..., C] in place; `strides` are those of F along K and C, whatever the shape of `factor`."""
     (num_rows, rank), num_columns = inner.shape, y.shape[-1]
-    sizes = ADD_SIZES(element_size=y.element_size())
-    sizes["RANK"] = min(sizes.pop("TERMS"), _rank_tile(rank))
+    sizes = {**ADD_SIZES(element_size=y.element_size()), "RANK": min(_TERMS, _rank_tile(rank))}
     grid = (triton.cdiv(num_columns, sizes["COLUMNS"]), triton.cdiv(num_rows, sizes["ROWS"]))
     launch(add_low_rank_kernel, grid, y, inner, factor, scaling, num_rows, num_columns, rank, *strides, **sizes)
 

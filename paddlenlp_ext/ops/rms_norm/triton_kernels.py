@@ -30,9 +30,9 @@ LARGEST = 65536
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 8 to 32 elements of a tile, or as few as the largest program allows."""
+    """Return whether a thread has 8 to 32 elements of a tile; more only where the largest program must have them."""
     per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
-    return 8 <= per_thread <= 32 or (entry["ROWS"], entry["num_warps"]) == (1, 32)
+    return 8 <= per_thread <= 32 or (per_thread > 32 and (entry["ROWS"], entry["num_warps"]) == (1, 32))
 
 
 FORWARD_SIZES = TileSizes(

@@ -62,7 +62,10 @@ class TileSizes:
         assert numbers.keys() == set(self.bounds), f"{self.kernel} depends on {self.bounds}, not on {[*numbers]}"
         if self.fixed is not None:
             return dict(self.fixed)
-        path = table_path(device_capability())
+        return self.lookup(table_path(device_capability()), numbers)
+
+    def lookup(self, path: Path, numbers: dict[str, int]) -> dict[str, int]:
+        """Return the sizes that a table has for a launch with these numbers."""
         for entry in self.entries(path):
             if all(number <= entry.get(name, number) for name, number in numbers.items()):
                 return {name: entry[name] for name in self.choices}

@@ -24,7 +24,7 @@ skip_without_triton()
 
 SHAPES = [((1,), 3, 2, 1), ((33,), 17, 5, 4), ((7, 13), 101, 67, 20), ((2, 20), 24, 90, 32), ((9,), 40, 50, 33)]
 SIZES = {
-    "ADD_SIZES": {"ROWS": 32, "COLUMNS": 64, "TERMS": 16, "num_warps": 1},
+    "ADD_SIZES": {"ROWS": 32, "COLUMNS": 64, "num_warps": 1},
     "GRADIENT_SIZES": {"ROWS": 16, "COLUMNS": 32, "PROGRAMS": 8, "num_warps": 1, "num_stages": 1},
 }
 
@@ -41,6 +41,7 @@ def launched(kernels, monkeypatch):
     launches = Recorder()
     for name, sizes in SIZES.items():
         monkeypatch.setattr(getattr(kernels, name), "fixed", sizes)
+    monkeypatch.setattr(kernels, "_TERMS", 16)
     monkeypatch.setattr(module, "launch", launches)
     monkeypatch.setattr(module, "SMALLEST_BATCH", 1)
     return launches

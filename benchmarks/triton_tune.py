@@ -1,0 +1,271 @@
+"""Choose the sizes of the Triton kernels and write the tables of paddlenlp_ext/ops/tile_sizes.
+
+    python -m benchmarks.triton_tune                               on a GPU: times, and the table of its capability
+    python -m benchmarks.triton_tune --kernels rope gate_forward
+    python -m benchmarks.triton_tune --compile 80 90               for GPUs that this machine need not have
+    TRITON_INTERPRET=1 python -m benchmarks.triton_tune --check    on a CPU: every candidate at small shapes
+
+On a GPU, each candidate runs at the shapes of benchmarks/triton_tune_cases.py. Its results must equal those of the
+sizes in the table within the rounding of the dtype, and the fastest one is written: by the median time with the L2
+cache flushed before each run. The sizes in the table stay if no other ones are faster by 1 %. This and `--check` use
+PyTorch's tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
+
+`--compile` needs neither a GPU nor PyTorch. It reads registers, spilled registers and shared memory of the compiled
+candidates. Those that do not fit are dropped, and those that spill unless all do. The sizes in the table stay if they
+let a multiprocessor have half of its largest number of warps, or less where a kernel does not profit from them
+(`Case.enough`); otherwise the candidate most like them that does is written, or the one with the most warps. Sizes that
+were timed stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.triton_resources import MULTIPROCESSORS, Compiler, Resources, Shaped
+from benchmarks.triton_tune_cases import CASES, Case
+from paddlenlp_ext.ops import tile_sizes
+
+TIMED, COMPILED = "fastest", "compiled"
+"""First words of the source of sizes."""
+GAIN = 0.99
+TOLERANCES = {"torch.float32": 1e-5, "torch.float16": 2e-3, "torch.bfloat16": 1.6e-2}
+
+
+class Shapes:
+    """`Tensors` without memory, for the compiler."""
+
+    small = False
+
+    def random(self, *shape: int, dtype: str = "x16") -> Shaped:
+        return Shaped(shape, "bf16" if dtype == "x16" else dtype)
+
+    zeros = random
+
+    def integers(self, high: int, *shape: int, dtype: str) -> Shaped:
+        return Shaped(shape, dtype)
+
+    def array(self, numbers: np.ndarray) -> Shaped:
+        names = {"f": "fp", "i": "i", "u": "u"}
+        return Shaped(numbers.shape, f"{names[numbers.dtype.kind]}{8 * numbers.dtype.itemsize}")
+
+    def sum_rows(self, x: Shaped) -> Shaped:
+        return x
+
+
+class TorchTensors:
+    """`Tensors` of PyTorch."""
+
+    def __init__(self, device: str, small: bool) -> None:
+        import torch
+
+        self.torch, self.device, self.small = torch, device, small
+        self.generator = torch.Generator(device).manual_seed(0)
+        half = torch.bfloat16 if device == "cuda" else torch.float16  # the interpreter truncates bfloat16
+        self.dtypes = {"x16": half, "fp32": torch.float32, "i64": torch.int64, "i32": torch.int32, "u8": torch.uint8}
+
+    def random(self, *shape: int, dtype: str = "x16") -> Any:
+        numbers = self.torch.randn(shape, generator=self.generator, device=self.device)
+        return numbers.to(self.dtypes[dtype])
+
+    def integers(self, high: int, *shape: int, dtype: str) -> Any:
+        options = {"device": self.device, "dtype": self.dtypes[dtype]}
+        return self.torch.randint(0, high, shape, generator=self.generator, **options)
+
+    def zeros(self, *shape: int, dtype: str = "x16") -> Any:
+        return self.torch.zeros(shape, device=self.device, dtype=self.dtypes[dtype])
+
+    def array(self, numbers: np.ndarray) -> Any:
+        return self.torch.from_numpy(numbers.copy()).to(self.device)
+
+    def sum_rows(self, x: Any) -> Any:
+        return x.sum(0)
+
+
+def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on PyTorch's current stream."""
+    kernel[grid](*arguments, **constants)
+
+
+def with_sizes(case: Case, candidate: dict[str, int], use: Callable[[], Any]) -> Any:
+    """Return the result of a function during which a case's kernel has these sizes."""
+    case.sizes.fixed = candidate
+    try:
+        return use()
+    finally:
+        case.sizes.fixed = None
+
+
+def candidates(case: Case, bounds: dict[str, int], path: Path) -> list[dict[str, int]]:
+    """Return the candidates of an entry, from the sizes in a table, which come first, to the most different ones.
+
+    Those of a kernel that the table does not have, or not with candidates, are in the order of the choices.
+    """
+    found = case.sizes.candidates(**bounds)
+    entries = tile_sizes.read_table(path).get(case.sizes.kernel, {"sizes": []})["sizes"]
+    if not entries or not all(map(case.sizes.is_entry, entries)):
+        return found
+    current = case.sizes.lookup(path, {name: bounds.get(name, sys.maxsize) for name in case.sizes.bounds})
+    return sorted(found, key=lambda each: sum(abs(math.log2(each[name] / current[name])) for name in current))
+
+
+def write(path: Path, kernel: str, source: str, entries: list[dict[str, int]], start: Path) -> None:
+    """Replace a kernel of a table, of which `start` is the first version if it does not exist; an entry is a line."""
+    table = dict(tile_sizes.read_table(path if path.exists() else start))
+    table[kernel] = {"source": source, "sizes": entries}
+    blocks = []
+    for name in sorted(table):
+        lines = ",\n".join(f"      {json.dumps(entry)}" for entry in table[name]["sizes"])
+        source = json.dumps(table[name]["source"])
+        blocks.append(f'  {json.dumps(name)}: {{\n    "source": {source},\n    "sizes": [\n{lines}\n    ]\n  }}')
+    path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
+    tile_sizes.read_table.cache_clear()
+    tile_sizes.table_path.cache_clear()
+
+
+# -- results and times ------------------------------------------------------------------------------------------------
+def results(case: Case, bounds: dict[str, int], device: str, small: bool) -> list[Any]:
+    """Return copies of the results of one run."""
+    return [each.clone() for each in case.run(TorchTensors(device, small), bounds)(run_kernel)]
+
+
+def assert_equal(case: Case, candidate: dict[str, int], found: list[Any], expected: list[Any]) -> None:
+    """Compare results with those of other sizes."""
+    for one, other in zip(found, expected, strict=True):
+        difference, size = (one.double() - other.double()).norm(), other.double().norm()
+        limit = TOLERANCES.get(str(one.dtype), 0.0) * size
+        assert difference <= limit, f"{case.sizes.kernel} {candidate}: results differ by {difference} of {size}"
+
+
+def check(case: Case) -> int:
+    """Run every candidate at small shapes on a CPU; return their number."""
+    count = 0
+    for bounds in case.bounds:
+        found_candidates = case.sizes.candidates(**bounds)
+        expected: list[Any] = []
+        for candidate in found_candidates:
+            found = with_sizes(case, candidate, lambda bounds=bounds: results(case, bounds, "cpu", small=True))
+            expected = expected or found
+            assert_equal(case, candidate, found, expected)
+        count += len(found_candidates)
+    return count
+
+
+def fastest(case: Case, bounds: dict[str, int], path: Path) -> tuple[dict[str, int], float]:
+    """Return the fastest sizes of an entry and their time in milliseconds."""
+    import triton
+
+    from benchmarks.triton_timing import milliseconds
+
+    ordered = candidates(case, bounds, path)
+    best, best_time, expected = {}, math.inf, []
+    for candidate in ordered:
+
+        def measure(bounds: dict[str, int] = bounds) -> tuple[list[Any], float]:
+            run = case.run(TorchTensors("cuda", small=False), bounds)
+            found = [each.clone() for each in run(run_kernel)]
+            return found, milliseconds(lambda: run(run_kernel))
+
+        try:
+            found, time = with_sizes(case, candidate, measure)
+        except triton.runtime.errors.OutOfResources:
+            continue
+        expected = expected or found
+        assert_equal(case, candidate, found, expected)
+        if time < GAIN * best_time or (time < best_time and best != ordered[0]):
+            best, best_time = candidate, time
+    assert best, f"no candidate of {case.sizes.kernel} can be launched for {bounds}"
+    return best, best_time
+
+
+def time_all(kernels: list[str]) -> None:
+    """Write the table of this machine's GPU."""
+    import torch
+
+    capability = tile_sizes.device_capability()
+    path, versions = tile_sizes.FOLDER / f"sm_{capability}.json", f"PyTorch {torch.__version__}, {_triton()}"
+    source = f"{TIMED} on an {torch.cuda.get_device_name()}, {datetime.date.today().isoformat()}, {versions}"
+    for kernel in kernels:
+        case, entries = CASES[kernel], []
+        for bounds in case.bounds:
+            best, time = fastest(case, bounds, tile_sizes.table_path(capability))
+            print(kernel, bounds, best, f"{time:.4f} ms", flush=True)
+            entries.append({**bounds, **best})
+        write(path, kernel, source, entries, tile_sizes.table_path(capability))
+
+
+# -- compiled resources -----------------------------------------------------------------------------------------------
+def compiled(case: Case, bounds: dict[str, int], candidate: dict[str, int], capability: int) -> Resources:
+    """Return the resources of a candidate."""
+    compiler = Compiler(capability)
+    with_sizes(case, candidate, lambda: case.run(Shapes(), bounds)(compiler))
+    (found,) = compiler.compiled
+    return found
+
+
+def roomiest(case: Case, bounds: dict[str, int], capability: int, path: Path) -> dict[str, int]:
+    """Return the sizes of an entry by the resources of its candidates."""
+    current, *_ = ordered = candidates(case, bounds, path)
+    best: tuple[Any, dict[str, int], Resources] | None = None
+    for candidate in ordered:
+        if candidate.get("PROGRAMS") != current.get("PROGRAMS"):
+            continue  # their number changes nothing in the compiled kernel
+        resources = compiled(case, bounds, candidate, capability)
+        if resources.fits(capability):
+            rank = -resources.spilled, min(resources.occupancy(capability), case.enough)
+            best = max(best or (rank, candidate, resources), (rank, candidate, resources), key=lambda each: each[0])
+            if rank == (0, case.enough):
+                break
+    assert best is not None, f"no candidate of {case.sizes.kernel} fits sm_{capability} for {bounds}"
+    mark = "" if best[1] == current else f" instead of {current}"
+    print(f"sm_{capability} {case.sizes.kernel} {bounds} {best[1]}{mark} {best[2]}", flush=True)
+    return best[1]
+
+
+def compile_all(capabilities: list[int], kernels: list[str]) -> None:
+    """Write the tables of these capabilities."""
+    source = f"{COMPILED} by {_triton()} without a GPU: registers, spills and shared memory; not timed"
+    for capability in capabilities:
+        path, start = tile_sizes.FOLDER / f"sm_{capability}.json", tile_sizes.table_path(capability)
+        for kernel in kernels:
+            case, known = CASES[kernel], tile_sizes.read_table(start).get(kernel)
+            if path == start and known and known["source"].startswith(TIMED):
+                continue
+            entries = [{**bounds, **roomiest(case, bounds, capability, start)} for bounds in case.bounds]
+            write(path, kernel, source, entries, start)
+
+
+def _triton() -> str:
+    return f"Triton {importlib.metadata.version('triton')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", nargs="+", choices=CASES, default=[*CASES], help="kernels to choose sizes for")
+    parser.add_argument("--check", action="store_true", help="only compare the candidates with each other on a CPU")
+    parser.add_argument(
+        "--compile", nargs="+", type=int, choices=MULTIPROCESSORS, metavar="CAPABILITY", help="choose without a GPU"
+    )
+    args = parser.parse_args()
+    if args.check:
+        for kernel in args.kernels:
+            print(f"{kernel}: {check(CASES[kernel])} candidates agree", flush=True)
+    elif args.compile:
+        compile_all(args.compile, args.kernels)
+    elif tile_sizes.device_capability() is None:
+        raise SystemExit("times need a GPU of NVIDIA; --compile chooses without one, --check compares on a CPU")
+    else:
+        time_all(args.kernels)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Launches of benchmarks/triton_tune.py: each kernel with sizes from a table, at the shapes of 8B models.
+
+A new kernel is one function that returns its launches, and a line in `CASES`. The functions know neither PyTorch nor a
+GPU: tensors come from a `Tensors`, and their results are tensors to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from paddlenlp_ext.ops import grouped_triton_kernels as grouped
+from paddlenlp_ext.ops import triton_column_sums as column_sums
+from paddlenlp_ext.ops.tile_sizes import TileSizes
+from tests.common.scripts import ROOT, load_script
+
+OPS = ROOT / "paddlenlp_ext" / "ops"
+EPSILON = 1e-6
+Launch = Callable[..., None]
+Run = Callable[[Launch], Sequence[Any]]
+"""Function that launches with tensors of its own and returns the results."""
+
+
+# By path: the packages of the ops import Paddle.
+rms_norm, rope, gates, losses, lora, adamw, quantized, norm_linear = (
+    load_script(OPS / op / "triton_kernels.py")
+    for op in ("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw", "quantized", "norm_linear")
+)
+adamw_tables = load_script(OPS / "adamw" / "tables.py")
+
+
+class Tensors(Protocol):
+    """Maker of tensors on a device. Dtypes have Triton's names; "x16" is a half precision that the device computes."""
+
+    small: bool  # whether shapes are small and odd, for a check
+
+    def random(self, *shape: int, dtype: str = "x16") -> Any:
+        """Return normally distributed numbers; the same ones for the same calls in order."""
+
+    def integers(self, high: int, *shape: int, dtype: str) -> Any:
+        """Return numbers in 0 .. high - 1."""
+
+    def zeros(self, *shape: int, dtype: str = "x16") -> Any:
+        """Return zeros."""
+
+    def array(self, numbers: np.ndarray) -> Any:
+        """Return a tensor of these numbers."""
+
+    def sum_rows(self, x: Any) -> Any:
+        """Return the sums of the columns."""
+
+
+class Case(NamedTuple):
+    """A kernel's entries and launches.
+
+    Attributes:
+        sizes: its sizes.
+        bounds: bounds of its entries in ascending order; none: any number.
+        run: function that makes the tensors for a launch with these bounds.
+        enough: share of a multiprocessor's warps from which more do not matter (`--compile`).
+    """
+
+    sizes: TileSizes
+    bounds: Sequence[dict[str, int]]
+    run: Callable[[Tensors, dict[str, int]], Run]
+    enough: float
+
+
+MEMORY_BOUND, PARTIAL_SUMS, TENSOR_CORES = 0.5, 0.25, 0.125
+"""`Case.enough`: kernels with PROGRAMS have about two programs for each multiprocessor."""
+WIDTHS = [{"columns": 1 << power} for power in range(6, 17)]
+ELEMENT_SIZES = [{"element_size": 2}, {"element_size": 4}]
+ELEMENTS = 1 << 25
+"""Elements of a matrix larger than the caches."""
+
+
+def dtype_of(bounds: dict[str, int]) -> str:
+    """Return the dtype of an entry's operands."""
+    return {2: "x16", 4: "fp32"}[bounds["element_size"]]
+
+
+def norm_forward(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Add and normalize rows."""
+    columns = bounds["columns"] - (3 if tensors.small else 0)
+    rows = 37 if tensors.small else ELEMENTS // columns
+    x, addend, weight = (tensors.random(*shape) for shape in ((rows, columns), (rows, columns), (columns,)))
+    total, out = tensors.zeros(rows, columns), tensors.zeros(rows, columns)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        rms_norm.launch_forward(launch, x, columns, weight, out, EPSILON, 0.0, addend, total)
+        return total, out
+
+    return run
+
+
+def norm_backward(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Compute the gradients of the sum and, in parts, of the weight."""
+    columns = bounds["columns"] - (3 if tensors.small else 0)
+    rows = 37 if tensors.small else ELEMENTS // columns
+    gradient, x, total_gradient = (tensors.random(rows, columns) for _ in range(3))
+    weight, out = tensors.random(columns), tensors.zeros(rows, columns)
+    partials = tensors.zeros(max(rms_norm.BACKWARD_SIZES.choices["PROGRAMS"]), columns, dtype="fp32")
+
+    def run(launch: Launch) -> Sequence[Any]:
+        numbers = (EPSILON, 0.0, total_gradient, partials)
+        rms_norm.launch_backward(launch, gradient, x, columns, weight, out, *numbers)
+        return out, tensors.sum_rows(partials)
+
+    return run
+
+
+def _heads(tensors: Tensors, count: int) -> tuple[Any, list[Any], tuple[Any, Any]]:
+    """Return `count` pairs of queries and keys, and tables."""
+    batch, length, num_q, num_k, size = (2, 5, 5, 1, 20) if tensors.small else (2, 4096, 32, 8, 128)
+    pairs = [[tensors.random(batch, length, heads, size) for heads in (num_q, num_k)] for _ in range(count)]
+    tables = tensors.random(batch, length, size, dtype="fp32"), tensors.random(batch, length, size, dtype="fp32")
+    strided = [rope.Heads(each, each.stride(1), each.stride(2)) for each in pairs[0]]
+    return strided, pairs, tables
+
+
+def rotation(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Rotate queries and keys."""
+    heads, (_, outs), tables = _heads(tensors, 2)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        rope.launch_rope(launch, *heads, tables, outs, False)
+        return outs
+
+    return run
+
+
+def norm_rotation_backward(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Compute the gradients of normalized and rotated heads and, in parts, of the norms' weights."""
+    heads, (inputs, gradients, outs), tables = _heads(tensors, 3)
+    size = inputs[0].shape[-1]
+    weights = tensors.random(size), tensors.random(size)
+    norms = SimpleNamespace(q_weight=weights[0], k_weight=weights[1], epsilon=EPSILON, offset=0.0, after_rotation=False)
+    rows = sum(shape.shape[2] for shape in inputs) * max(rope.BACKWARD_SIZES.choices["PROGRAMS"])
+    partials = tensors.zeros(rows, size, dtype="fp32")
+
+    def run(launch: Launch) -> Sequence[Any]:
+        options = {"norms": norms, "partials": partials}
+        rope.launch_norm_rope_backward(launch, gradients, *heads, tables, outs, False, **options)
+        return *outs, tensors.sum_rows(partials)
+
+    return run
+
+
+def gate(backward: bool) -> Callable[[Tensors, dict[str, int]], Run]:
+    """Return the case of SwiGLU, or of its gradients."""
+
+    def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
+        shape = (3, 8197) if tensors.small else (8192, 14336)
+        matrices = [gates.Rows(tensors.random(*shape), shape[1]) for _ in range(5 if backward else 3)]
+        launcher = gates.launch_backward if backward else gates.launch_forward
+
+        def run(launch: Launch) -> Sequence[Any]:
+            launcher(launch, *matrices, "silu")
+            return [each.tensor for each in matrices[3 if backward else 2 :]]
+
+        return run
+
+    return make
+
+
+def loss(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Compute losses, and the gradient over the logits."""
+    rows, vocabulary = (3, 33001) if tensors.small else (2048, 128256)
+    logits, targets = tensors.random(rows, vocabulary), tensors.integers(vocabulary, rows, dtype="i64")
+    found, correct = tensors.zeros(rows, dtype="fp32"), tensors.zeros(rows, dtype="i32")
+
+    def run(launch: Launch) -> Sequence[Any]:
+        losses.launch_cross_entropy(launch, logits, targets, found, correct, True, None)
+        return logits, found, correct
+
+    return run
+
+
+def add_low_rank(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Add a low-rank update in place."""
+    rows, columns, rank = (70, 290, 5) if tensors.small else (8192, 14336, 16)
+    dtype = dtype_of(bounds)
+    y, inner, factor = (
+        tensors.random(*shape, dtype=dtype) for shape in ((rows, columns), (rows, rank), (columns, rank))
+    )
+
+    def run(launch: Launch) -> Sequence[Any]:
+        lora.launch_add_low_rank(launch, y, inner, factor, 2.0, (1, rank))
+        return [y]
+
+    return run
+
+
+def low_rank_gradients(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Compute both products with the gradient of the outputs, in parts."""
+    rows, columns = (70, 290) if tensors.small else (8192, 14336)
+    rank, dtype = bounds["rank"] - (3 if tensors.small else 0), dtype_of(bounds)
+    operands = [tensors.random(*shape, dtype=dtype) for shape in ((rows, columns), (rows, rank), (columns, rank))]
+
+    def run(launch: Launch) -> Sequence[Any]:
+        parts = lora.launch_low_rank_gradients(launch, lambda shape: tensors.zeros(*shape, dtype="fp32"), *operands)
+        return [tensors.sum_rows(each) for each in parts]
+
+    return run
+
+
+def optimizer(in_8_bits: bool) -> Callable[[Tensors, dict[str, int]], Run]:
+    """Return the case of a step over the factors of LoRA of an 8B model, in float32."""
+
+    def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
+        counts = [15, 4997, 1] if tensors.small else [16 * 4096] * 300 + [16 * 14336] * 100
+        made = []
+        for count in counts:
+            weight, gradient = (tensors.random(count, dtype="fp32") for _ in range(2))
+            blocks = -(-count // 256)  # of quantized moments, whose storage is padded
+            moment, length, num_scales = ("u8", 256 * blocks, 2) if in_8_bits else ("fp32", count, 0)
+            moments = [tensors.zeros(length, dtype=moment) for _ in range(2)]
+            scales = [tensors.zeros(blocks, dtype="fp32") for _ in range(num_scales)]
+            made.append([weight, gradient, *moments, *scales])
+        rows = []
+        for weight, gradient, first, second, *scales in made:
+            row = adamw_tables.TableRow(*(x.data_ptr() for x in (weight, gradient, first, second)), 0, weight.numel())
+            rows.append(row._replace(**{f"scales{n}": x.data_ptr() for n, x in enumerate(scales, 1)}))
+        arrays = (
+            adamw_tables.table_of(rows),
+            np.array([[0.999, 1e-3, 1e-8 if not in_8_bits else 10.0, 100.0]] * len(rows), np.float32),
+            adamw_tables.block_map(counts, adamw.SPAN),
+        )
+        on_device, betas = [tensors.array(each) for each in arrays], (0.9, 0.1, 0.99, 0.01)
+        kinds = {"WEIGHT": "float32", "GRADIENT": "float32", "ROUNDING": "none"}
+        kinds["ALIGNMENT"] = min(row.alignment for row in rows)
+        quantizers = []
+        if in_8_bits:  # evenly spaced levels: only equality is checked
+            levels = np.linspace(-1, 1, 256, dtype=np.float32)
+            codes = np.full(1 << 18, 7, np.uint8)
+            quantizers = [tensors.array(each) for each in (levels, levels, codes)] * 2
+
+        def run(launch: Launch) -> Sequence[Any]:
+            if in_8_bits:
+                adamw.launch_adamw_8bit(launch, *on_device, quantizers, betas, 1e-8, kinds)
+            else:
+                adamw.launch_adamw(launch, *on_device, betas, kinds)
+            return [weight for weight, *_ in made]
+
+        return run
+
+    return make
+
+
+def sums(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Sum the columns of partial gradients."""
+    rows, columns = (200, 45) if tensors.small else (264, 4096)
+    partials, out = tensors.random(rows, columns, dtype="fp32"), tensors.zeros(columns)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        column_sums.launch_column_sums(launch, partials, out)
+        return [out]
+
+    return run
+
+
+def _packed(tensors: Tensors) -> tuple[tuple[int, int], Any, list[Any], dict[str, Any]]:
+    """Return shape, codes, tables and format of a weight in nf4."""
+    shape = (50, 192) if tensors.small else (14336, 4096)
+    count = shape[0] * shape[1]
+    codes, scales = tensors.integers(256, count // 2, dtype="u8"), tensors.random(count // 64, dtype="fp32")
+    levels = tensors.random(16, dtype="fp32")
+    return shape, codes, [levels, scales, levels, levels, levels], {"BLOCK": 64, "GROUP": 1, "NESTED": False}
+
+
+def dequantize(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Dequantize a weight."""
+    shape, codes, tables, form = _packed(tensors)
+    out, count = tensors.zeros(*shape), shape[0] * shape[1]
+
+    def run(launch: Launch) -> Sequence[Any]:
+        sizes = quantized.DEQUANTIZE_SIZES()
+        grid, numbers = (-(-count // (2 * sizes["BYTES"])),), (count, count // 2, 0)
+        launch(quantized.dequantize_kernel, grid, codes, *tables, out, *numbers, **sizes, **form)
+        return [out]
+
+    return run
+
+
+def product_4bit(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Multiply one position with a quantized weight."""
+    (outputs, inputs), codes, tables, form = _packed(tensors)
+    x, y = tensors.random(1, inputs), tensors.zeros(1, outputs)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        sizes = quantized.PRODUCT_SIZES()
+        sizes["BLOCKS"] = sizes.pop("INPUTS") // form["BLOCK"]
+        grid = -(-outputs // sizes["OUTPUTS"]), 1
+        launch(quantized.product_kernel, grid, x, codes, *tables, y, outputs, inputs, **sizes, **form)
+        return [y]
+
+    return run
+
+
+def decoding_products(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Normalize a few positions and multiply them with a quantized weight."""
+    (outputs, inputs), codes, (levels, scales, *_), form = _packed(tensors)
+    positions = bounds["positions"]
+    x, weight, y = tensors.random(positions, inputs), tensors.random(inputs), tensors.zeros(positions, outputs)
+    layers = [norm_linear.Layer(codes, y, scales=scales)]
+
+    def run(launch: Launch) -> Sequence[Any]:
+        kind = norm_linear.Format(4, form["BLOCK"], levels=levels)
+        norm_linear.launch_norm_linear(launch, x, layers, kind, weight, EPSILON)
+        return [y]
+
+    return run
+
+
+def _experts(tensors: Tensors, rows: int) -> tuple[int, np.ndarray, int, int]:
+    """Return groups, first rows, inputs and outputs of experts with `rows` rows each."""
+    groups, inputs, outputs = (3, 70, 50) if tensors.small else (32, 2048, 1536)
+    return groups, np.arange(groups + 1, dtype=np.int32) * rows, inputs, outputs
+
+
+def grouped_product(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Multiply the rows of each expert with its weight."""
+    each = bounds.get("rows", 150 if tensors.small else 512)
+    groups, starts, inputs, outputs = _experts(tensors, each)
+    x, weight = (
+        tensors.random(*shape, dtype=dtype_of(bounds)) for shape in ((groups * each, inputs), (groups, outputs, inputs))
+    )
+    y = tensors.zeros(groups * each, outputs, dtype=dtype_of(bounds))
+
+    def run(launch: Launch) -> Sequence[Any]:
+        sizes = grouped.product_sizes(x.element_size(), each, outputs, inputs)
+        height = sizes["ROWS"]
+        tiles = [
+            (group, first, min(first + height, starts[group + 1]))
+            for group in range(groups)
+            for first in range(starts[group], starts[group + 1], height)
+        ]
+        on_device = tensors.array(np.array(tiles, np.int32))
+        grouped.launch_product(launch, x, weight, y, on_device, (inputs, 1), sizes)
+        return [y]
+
+    return run
+
+
+def grouped_weight_gradient(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Compute the weight gradient of each expert."""
+    each = 40 if tensors.small else 512
+    groups, starts, inputs, outputs = _experts(tensors, each)
+    x, gradient = (tensors.random(groups * each, size, dtype=dtype_of(bounds)) for size in (inputs, outputs))
+    out, on_device = tensors.zeros(groups, outputs, inputs, dtype=dtype_of(bounds)), tensors.array(starts)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        grouped.launch_weight_gradient(launch, gradient, x, out, on_device)
+        return [out]
+
+    return run
+
+
+CASES = {
+    case.sizes.kernel: case
+    for case in (
+        Case(rms_norm.FORWARD_SIZES, WIDTHS, norm_forward, MEMORY_BOUND),
+        Case(rms_norm.BACKWARD_SIZES, WIDTHS, norm_backward, PARTIAL_SUMS),
+        Case(rope.SIZES, [{}], rotation, MEMORY_BOUND),
+        Case(rope.BACKWARD_SIZES, [{}], norm_rotation_backward, PARTIAL_SUMS),
+        Case(gates.FORWARD_SIZES, [{}], gate(False), MEMORY_BOUND),
+        Case(gates.BACKWARD_SIZES, [{}], gate(True), MEMORY_BOUND),
+        Case(losses.SIZES, [{}], loss, MEMORY_BOUND),
+        Case(lora.ADD_SIZES, ELEMENT_SIZES, add_low_rank, MEMORY_BOUND),
+        Case(
+            lora.GRADIENT_SIZES,
+            [{**each, "rank": rank} for each in ELEMENT_SIZES for rank in (16, 32)],
+            low_rank_gradients,
+            TENSOR_CORES,
+        ),
+        Case(adamw.SIZES, [{}], optimizer(False), MEMORY_BOUND),
+        Case(adamw.SIZES_8BIT, [{}], optimizer(True), MEMORY_BOUND),
+        Case(column_sums.SIZES, [{}], sums, MEMORY_BOUND),
+        Case(quantized.DEQUANTIZE_SIZES, [{}], dequantize, MEMORY_BOUND),
+        Case(quantized.PRODUCT_SIZES, [{}], product_4bit, TENSOR_CORES),
+        Case(norm_linear.SIZES, [{"positions": 8}, {"positions": 16}], decoding_products, TENSOR_CORES),
+        Case(
+            grouped.PRODUCT_SIZES,
+            [{**each, **rows} for each in ELEMENT_SIZES for rows in ({"rows": 16}, {"rows": 32}, {"rows": 64}, {})],
+            grouped_product,
+            TENSOR_CORES,
+        ),
+        Case(grouped.WEIGHT_GRADIENT_SIZES, ELEMENT_SIZES, grouped_weight_gradient, TENSOR_CORES),
+    )
+}
