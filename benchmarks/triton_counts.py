@@ -53,11 +53,11 @@ def launch_bytes(name: str, tensors: list[Any]) -> int:
 
     Tensors have `numel()`, `element_size()` and `data_ptr()` or, without values, their identity.
     """
-    distinct = {_identity(each): num_bytes(each) for each in tensors}
-    return sum(distinct.values()) + sum(num_bytes(tensors[position]) for position in OVERWRITTEN.get(name, ()))
+    distinct = {_identity(each): stored_bytes(each) for each in tensors}
+    return sum(distinct.values()) + sum(stored_bytes(tensors[position]) for position in OVERWRITTEN.get(name, ()))
 
 
-def num_bytes(tensor: torch.Tensor) -> int:
+def stored_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes of a tensor; elements that an expansion repeats count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
@@ -85,7 +85,7 @@ class _Counter(TorchDispatchMode):
             self.counts.operators += 1
             if func.overloadpacket.__name__ == "embedding":
                 tensors = tensors[1:]  # it reads the rows that it writes
-            distinct = {_identity(each): num_bytes(each) for each in (*tensors, *made)}
+            distinct = {_identity(each): stored_bytes(each) for each in (*tensors, *made)}
             self.counts.moved += sum(distinct.values())
         return out
 

@@ -40,8 +40,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.measure import report
+from benchmarks.triton_cases import num_bytes
 from benchmarks.triton_counts import count, drop_values
-from benchmarks.triton_llama import KERNELS, Shape, Training, in_training, make_model, quantize
+from benchmarks.triton_llama import KERNELS, PackedLinear, Shape, Training, in_training, make_model, quantize
 from benchmarks.triton_peers import in_bitsandbytes, with_liger
 from benchmarks.triton_table import configurations, largest_difference, markdown, token_batches
 from benchmarks.triton_timing import device_of
@@ -138,6 +139,7 @@ def measured_table(args: argparse.Namespace) -> str:
         losses = losses or figures["losses"]
         difference = largest_difference(figures["losses"], losses)
         rows[name] = [figures["ms"], figures["tokens_per_second"], figures["peak_gib"], difference]
+        print(name, rows[name], file=sys.stderr, flush=True)
     return markdown(["ms a step", "tokens/s", "peak GiB", "largest difference of losses"], rows)
 
 
@@ -150,15 +152,18 @@ def counted_table(args: argparse.Namespace) -> str:
         model = make_model(_shape(args), torch.bfloat16, "meta", rank=args.rank, recompute=args.recompute)
         with FakeTensorMode(allow_non_fake_inputs=True):
             drop_values(model)
+            if args.base == "nf4":
+                quantize(model)
             training = in_training(model, torch.bfloat16, kernels)
             ids = torch.zeros(args.batch, args.length, dtype=torch.int64)
             counts = count(functools.partial(training.loss, ids))
         trained = sum(each.numel() for each in training.parameters())
-        fixed = sum(each.numel() * each.element_size() for each in model.parameters()) + 8 * trained  # and moments
+        packed = sum(each.packed.num_bytes for each in model.modules() if isinstance(each, PackedLinear))
+        fixed = packed + num_bytes(*model.parameters()) + 8 * trained  # and moments
         memory = [round(each / 2**30, 2) for each in (counts.saved, counts.peak + fixed)]
         moved = [round(each / 1e9) for each in (counts.moved, counts.launched_bytes)]
         rows[name] = [*memory, counts.operators, counts.launches, *moved]
-        print(name, rows[name], file=sys.stderr)
+        print(name, rows[name], file=sys.stderr, flush=True)
     heads = [
         "GiB kept for backward",
         "GiB at the peak",

@@ -27,7 +27,7 @@ def test_largest_difference_ignores_the_sign_and_keeps_nan():
 
 
 def test_markdown_writes_small_differences_with_an_exponent():
-    assert markdown(["ms", "difference"], {"none": [1234.5, 0.0], "+ a": [7, 4.8e-7]}).splitlines() == [
+    assert markdown(["ms", "difference"], {"none": [1234.5, 0.0], "+ a": [7, 4.76837e-7]}).splitlines() == [
         "| kernels | ms | difference |",
         "| --- | --- | --- |",
         "| none | 1,234.5 | 0 |",
