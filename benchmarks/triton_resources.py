@@ -86,7 +86,7 @@ class Compiler:
         self.compiled: list[Resources] = []
 
     def __call__(self, kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        """Compile with Triton's specialization: numbers that are 1, and addresses and numbers divisible by 16."""
+        """Compile with Triton's specialization: None, numbers that are 1, and addresses and numbers divisible by 16."""
         options = {name: constants.pop(name) for name in _OPTIONS if name in constants}
         values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
         assert values.keys() == set(kernel.arg_names), f"{kernel.__name__}: {kernel.arg_names}, got {[*values]}"
@@ -107,7 +107,7 @@ class Compiler:
 def _type(value: Any, is_constant: bool) -> str:
     if isinstance(value, Shaped):
         return "*" + value.dtype
-    if is_constant or (isinstance(value, int) and value == 1):
+    if is_constant or value is None or (isinstance(value, int) and value == 1):
         return "constexpr"
     return "fp32" if isinstance(value, float) else "i32"
 

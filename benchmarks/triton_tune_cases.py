@@ -303,8 +303,9 @@ def product_4bit(tensors: Tensors, bounds: dict[str, int]) -> Run:
 def decoding_products(tensors: Tensors, bounds: dict[str, int]) -> Run:
     """Normalize a few positions and multiply them with a quantized weight."""
     (outputs, inputs), codes, (levels, scales, *_), form = _packed(tensors)
-    positions = bounds["positions"]
-    x, weight, y = tensors.random(positions, inputs), tensors.random(inputs), tensors.zeros(positions, outputs)
+    positions, dtype = bounds["positions"], dtype_of(bounds)
+    x, weight = tensors.random(positions, inputs, dtype=dtype), tensors.random(inputs, dtype=dtype)
+    y = tensors.zeros(positions, outputs, dtype=dtype)
     layers = [norm_linear.Layer(codes, y, scales=scales)]
 
     def run(launch: Launch) -> Sequence[Any]:
@@ -381,7 +382,12 @@ CASES = {
         Case(column_sums.SIZES, [{}], sums, MEMORY_BOUND),
         Case(quantized.DEQUANTIZE_SIZES, [{}], dequantize, MEMORY_BOUND),
         Case(quantized.PRODUCT_SIZES, [{}], product_4bit, TENSOR_CORES),
-        Case(norm_linear.SIZES, [{"positions": 8}, {"positions": 16}], decoding_products, TENSOR_CORES),
+        Case(
+            norm_linear.SIZES,
+            [{**each, "positions": positions} for each in ELEMENT_SIZES for positions in (8, 16)],
+            decoding_products,
+            TENSOR_CORES,
+        ),
         Case(
             grouped.PRODUCT_SIZES,
             [{**each, **rows} for each in ELEMENT_SIZES for rows in ({"rows": 16}, {"rows": 32}, {"rows": 64}, {})],
