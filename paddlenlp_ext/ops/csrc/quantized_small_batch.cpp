@@ -19,52 +19,51 @@ void split_nibbles(const float* x, float* to, i64 size) {
     }
 }
 
-// Reads STEP codes from BYTES bytes.
+// Offsets are halved as unsigned numbers, which takes one instruction.
 struct NibbleCodes {
-    static constexpr i64 BYTES = STEP / 2;
+    static constexpr i64 BITS = 4;
     f32x16 levels;
     explicit NibbleCodes(const QuantizedWeight& weight) : levels(load(weight.levels)) {}
-    void read(const uint8_t* codes, f32x16& first, f32x16& second) const {
-        const u32x16 bytes = widen(load_as<u8x16>(codes));
+    void read(const uint8_t* codes, i64 begin, f32x16& first, f32x16& second) const {
+        u32x16 bytes = widen(load_as<u8x16>(codes + size_t(begin) / 2));
         first = look_up(levels, bytes >> 4);
         second = look_up(levels, bytes);
     }
+    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + size_t(at) / 2); }
 };
 
 struct Int8Codes {
-    static constexpr i64 BYTES = STEP;
+    static constexpr i64 BITS = 8;
     explicit Int8Codes(const QuantizedWeight&) {}
-    void read(const uint8_t* codes, f32x16& first, f32x16& second) const {
-        first = int8_to_float(codes, LANES);
-        second = int8_to_float(codes + LANES, LANES);
+    void read(const uint8_t* codes, i64 begin, f32x16& first, f32x16& second) const {
+        first = int8_to_float(codes + begin, LANES);
+        second = int8_to_float(codes + begin + LANES, LANES);
     }
+    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + at); }
 };
 
 // y[r, o] = x[r] . weight[o] for OUT rows of the weight from `row` on, with their scales. SCALE_SUMS: the scales
 // multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise they multiply the
 // weights.
 template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
-__attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes reader, i64 row,
+__attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes, i64 row,
                                         const float* scales, float* y) {
     f32x16 sums[ROWS][OUT] = {};
-    const i64 in = weight.in, blocks = in / weight.block, steps = weight.block / STEP;
-    const i64 row_bytes = in / STEP * Codes::BYTES, ahead = rows_ahead<OUT>(row_bytes) * row_bytes;
-    const uint8_t* codes = weight.codes + row * row_bytes;
-    const float* columns = x;
+    const i64 in = weight.in, blocks = in / weight.block, ahead = rows_ahead<OUT>(in * Codes::BITS / 8);
     for (i64 block = 0; block < blocks; ++block) {
         f32x16 scale[OUT], own[ROWS][OUT] = {};
         auto& to = SCALE_SUMS ? own : sums;
         for (int o = 0; o < OUT; ++o) scale[o] = broadcast(scales[o * blocks + block]);
-        for (i64 step = 0; step < steps; ++step, codes += Codes::BYTES, columns += STEP) {
+        for (i64 i = block * weight.block; i < (block + 1) * weight.block; i += STEP) {
             f32x16 first[OUT], second[OUT];
             for (int o = 0; o < OUT; ++o) {
-                reader.read(codes + o * row_bytes, first[o], second[o]);
-                __builtin_prefetch(codes + o * row_bytes + ahead);
+                codes.read(weight.codes, (row + o) * in + i, first[o], second[o]);
+                codes.prefetch(weight.codes, (row + o + ahead) * in + i);
                 if constexpr (!SCALE_SUMS) first[o] *= scale[o], second[o] *= scale[o];
             }
             for (int r = 0; r < ROWS; ++r) {
-                const f32x16 x_first = in_register(load(columns + r * in));
-                const f32x16 x_second = in_register(load(columns + r * in + LANES));
+                const f32x16 x_first = in_register(load(x + r * in + i));
+                const f32x16 x_second = in_register(load(x + r * in + i + LANES));
                 for (int o = 0; o < OUT; ++o) {
                     to[r][o] += first[o] * x_first;
                     to[r][o] += second[o] * x_second;
