@@ -227,6 +227,8 @@ def main() -> None:
     for name, value in {"batch": 2, "length": 4096, "steps": 50, "rank": 16, **Shape()._asdict()}.items():
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     args = parser.parse_args()
+    if args.steps <= WARM_UP:
+        parser.error(f"--steps {args.steps}: the first {WARM_UP} are not timed; give more")
     device = device_of(args.check or args.table)
     if args.check:
         check(device)
