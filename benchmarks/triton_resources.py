@@ -87,7 +87,7 @@ class Compiler:
 
     def __call__(self, kernel: triton.JITFunction, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         """Compile with Triton's specialization: None, numbers that are 1, and addresses and numbers divisible by 16."""
-        options = {name: constants.pop(name) for name in _OPTIONS if name in constants}
+        options = {"enable_fp_fusion": True} | {name: constants.pop(name) for name in _OPTIONS if name in constants}
         values = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
         assert values.keys() == set(kernel.arg_names), f"{kernel.__name__}: {kernel.arg_names}, got {[*values]}"
         types = {name: _type(value, name in constants) for name, value in values.items()}

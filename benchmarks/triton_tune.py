@@ -93,7 +93,7 @@ class TorchTensors:
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel on PyTorch's current stream."""
-    kernel[grid](*arguments, **constants)
+    kernel[grid](*arguments, **{"enable_fp_fusion": True, **constants})  # as ops/triton_launch.py
 
 
 def with_sizes(case: Case, candidate: dict[str, int], use: Callable[[], Any]) -> Any:
