@@ -51,17 +51,16 @@ def attention_deltas_kernel(
     at = (row * num_heads + head) * length + m
     tl.store(deltas + at, delta, mask=m < length)
     if SINKS:
-        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))
+        log_sum = tl.load(log_sums + at, mask=m < length, other=0.0)
         p = tl.exp2(tl.load(sinks + head) * LOG2_E - log_sum)
         tl.store(sink_parts + (row * tl.num_programs(0) + tile) * num_heads + head, -tl.sum(p * delta, axis=0))
 
 
 @triton.jit
 def _statistics(log_sums, deltas, m, length):
-    """Return L and delta of the queries m; the probabilities of those from `length` on become zeros."""
+    """Return L and delta of the queries m; those from `length` on see no key, so their numbers do not matter."""
     is_query = m < length
-    log_sum = tl.load(log_sums + m, mask=is_query, other=float("inf"))
-    return log_sum, tl.load(deltas + m, mask=is_query, other=0.0)
+    return tl.load(log_sums + m, mask=is_query, other=0.0), tl.load(deltas + m, mask=is_query, other=0.0)
 
 
 @triton.jit

@@ -152,16 +152,19 @@ def test_attention_triton_of_groups_launches_grids_that_cover_positions_and_head
 
 
 def test_attention_triton_in_half_precision_is_close_to_the_formula(launched):
-    """Use keys and values that are slices of longer rows."""
+    """Use keys that are slices of longer rows, values in another dtype, and a gradient with transposed strides."""
     layout = AttentionLayout.from_documents([[14, 19]])
     *inputs, gradient = (x.astype("float16") for x in numbers(layout, False, 2, 2))
+    inputs[2] = inputs[2].astype("float32")
 
     def run(q, k, v):
-        return attention_triton(q, paddle.concat([q, k], -1)[..., 5:], v, layout, 0.4, None, ScoreOptions(CAP))
+        keys = paddle.concat([q, k], -1)[..., 5:]
+        return attention_triton(q, keys, v, layout, 0.4, None, ScoreOptions(CAP)).transpose([0, 2, 1, 3])
 
-    actual = run_both_ways(run, inputs, gradient)
+    out, *gradients = run_both_ways(run, inputs, gradient.transpose(0, 2, 1, 3).copy())
+    assert [x.dtype for x in (out, *gradients)] == [np.float16] * 3 + [np.float32]
+    actual = [out.transpose(0, 2, 1, 3), *gradients]
     for one, exact in zip(actual, formula(inputs, gradient, layout, 0.4, softcap=CAP), strict=True):
-        assert one.dtype == np.float16
         assert np.linalg.norm(one - exact) <= 2e-3 * np.linalg.norm(exact)
 
 
