@@ -15,6 +15,10 @@ import numpy as np
 from paddlenlp_ext.ops import grouped_triton_kernels as grouped
 from paddlenlp_ext.ops import triton_column_sums as column_sums
 from paddlenlp_ext.ops.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_attention import backward as attention_backward
+from paddlenlp_ext.ops.triton_attention import forward as attention_forward
+from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, sizes_for
+from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
 from tests.common.scripts import ROOT, load_script
 
 OPS = ROOT / "paddlenlp_ext" / "ops"
@@ -73,6 +77,7 @@ MEMORY_BOUND, PARTIAL_SUMS, TENSOR_CORES = 0.5, 0.25, 0.125
 """`Case.enough`: kernels with PROGRAMS have about two programs for each multiprocessor."""
 WIDTHS = [{"columns": 1 << power} for power in range(6, 17)]
 ELEMENT_SIZES = [{"element_size": 2}, {"element_size": 4}]
+ROWS_OF_HEADS = [{"row_bytes": size} for size in (128, 256, 512, 1024)]
 ELEMENTS = 1 << 25
 """Elements of a matrix larger than the caches."""
 
@@ -360,6 +365,42 @@ def grouped_weight_gradient(tensors: Tensors, bounds: dict[str, int]) -> Run:
     return run
 
 
+def attention(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
+    """Return the case of a kernel of attention over packed documents."""
+
+    def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
+        head_dim, documents = bounds["row_bytes"] // 2, (9, 26) if tensors.small else (4096, 700, 1300, 2000, 96)
+        heads, kv_heads, length = *((2, 1) if tensors.small else (32, 8)), sum(documents)
+        q, gradient, out = (tensors.random(1, length, heads, head_dim) for _ in range(3))
+        k, v, k_out, v_out = (tensors.random(1, length, kv_heads, head_dim) for _ in range(4))
+        log_sums, deltas = (tensors.random(1, heads, length, dtype="fp32") for _ in range(2))
+        rows = np.repeat(np.cumsum(documents), documents).astype(np.int32)[None]
+        problem, saved = Problem(q, k, v, tensors.array(rows), head_dim**-0.5), (gradient, log_sums, deltas)
+
+        def walk(table: TileSizes, of_keys: bool = False) -> Walk:
+            sizes = sizes_for(table, problem)
+            return Walk(sizes, *map(tensors.array, tile_lists(rows, sizes["QUERIES"], sizes["KEYS"], of_keys)))
+
+        def run(launch: Launch) -> Sequence[Any]:
+            if kernel == "forward":
+                attention_forward.launch_forward(launch, problem, own, out, log_sums)
+                return out, log_sums
+            if kernel == "deltas":
+                attention_backward.launch_deltas(launch, problem, out, gradient, log_sums, deltas, None)
+                return (deltas,)
+            if kernel == "queries":
+                attention_backward.launch_query_gradient(launch, problem, own, saved, out)
+                return (out,)
+            attention_backward.launch_key_gradients(launch, problem, own, saved, (k_out, v_out))
+            return k_out, v_out
+
+        table = {"queries": attention_backward.QUERY_SIZES, "keys": attention_backward.KEY_SIZES}
+        own = walk(table.get(kernel, attention_forward.SIZES), of_keys=kernel == "keys")
+        return run
+
+    return make
+
+
 CASES = {
     case.sizes.kernel: case
     for case in (
@@ -395,5 +436,9 @@ CASES = {
             TENSOR_CORES,
         ),
         Case(grouped.WEIGHT_GRADIENT_SIZES, ELEMENT_SIZES, grouped_weight_gradient, TENSOR_CORES),
+        Case(attention_forward.SIZES, ROWS_OF_HEADS, attention("forward"), TENSOR_CORES),
+        Case(attention_backward.DELTA_SIZES, ROWS_OF_HEADS[1:], attention("deltas"), MEMORY_BOUND),
+        Case(attention_backward.QUERY_SIZES, ROWS_OF_HEADS, attention("queries"), TENSOR_CORES),
+        Case(attention_backward.KEY_SIZES, ROWS_OF_HEADS, attention("keys"), TENSOR_CORES),
     )
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import triton
 
+from paddlenlp_ext.ops import tile_sizes
 from paddlenlp_ext.ops.tile_sizes import TileSizes
 from paddlenlp_ext.ops.triton_attention import backward, forward
 from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, sizes_for
@@ -34,6 +35,7 @@ def compile_attention(capability: int, head_dim: int, element_size: int, softcap
     q, k = (Sized(1, LENGTH, heads, head_dim, element_size=element_size) for heads in (HEADS, KV_HEADS))
     problem = Problem(q, k, k, None, head_dim**-0.5, softcap, None, Sized(HEADS) if sinks else None)
     compiler = Compiler(capability, types)
+    tile_sizes.device_capability = lambda: capability
 
     def launch(kernel: triton.JITFunction, *arguments: object, **constants: object) -> None:
         print(head_dim * element_size, end=" ")
