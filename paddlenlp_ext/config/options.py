@@ -184,14 +184,14 @@ class OptionGroup:
             self.check_option(option_.attribute, getattr(self, option_.attribute))
 
     def check_option(self, attribute: str, *values: Any) -> None:
-        """Check values for the option `attribute`; None is always allowed.
+        """Check values for the option `attribute`.
 
         Raises:
             ValueError: a value has the wrong type or is outside the limits.
         """
         option_ = next(option_ for option_ in declared_options(type(self)) if option_.attribute == attribute)
         for value in values:
-            if value is None:
+            if value is None and option_.optional:
                 continue
             try:
                 if not _has_kind(option_, value):

@@ -232,6 +232,7 @@ class _Group(OptionGroup):
         ({"number": True}, "number: expected a number, got True"),
         ({"count": 2.0}, "count: expected a whole number, got 2.0"),
         ({"count": "2"}, "count: expected a whole number, got '2'"),
+        ({"number": None}, "number: expected a number, got None"),
         ({"word": "alpho"}, "word: \"alpho\" is not one of: alpha, beta, a; did you mean 'alpha'?"),
     ],
 )

@@ -23,6 +23,7 @@ BOMBS = {
     "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "more than 0 seconds",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}": "more than 0 seconds",
     "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}": "recursion",
+    "{% for x in [1] recursive %}{% if loop.depth == 1 %}{{ loop('a' * 4000000) }}{% endif %}{% endfor %}": "texts",
     "{{ 'a' * 10**12 }}": "texts",
     "{{ 2 ** (10**9) }}": "number of too many digits",
     GROWING % ("7**99", "{% set ns.x = ns.x * ns.x %}"): "number of too many digits",

@@ -27,7 +27,7 @@ from typing import Any
 
 from jinja2 import Template, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -120,6 +120,7 @@ def _compiled(text: str) -> tuple[str, Template]:
     compile_ = getattr(_cached_compile_jinja_template, "__wrapped__", _cached_compile_jinja_template)
     environment = compile_("").environment
     environment.__class__ = _BoundedEnvironment
+    environment.num_written = len(text)
     environment.filters = {name: _bounded_filter(name, filter_) for name, filter_ in environment.filters.items()}
     environment.filters |= {_LOOP: _bounded_loop, _NEW: _paid, _WRITTEN: _written, _STORED: _stored}
     environment.finalize = _written
@@ -147,8 +148,13 @@ def bound_template(text: str) -> str:
 
 
 class _BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Environment of a bounded template."""
+    """Environment of a bounded template.
 
+    Attributes:
+        num_written: characters of the template, the most that one iteration of a loop can write of it.
+    """
+
+    num_written: int
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -181,7 +187,9 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             collects = isinstance(__obj, type) or getattr(__obj, "catch_varargs", False)
             if collects or getattr(__obj, "catch_kwargs", False):
                 budget.spend(_size((args, kwargs)))
-            if not isinstance(__obj, Macro):
+            if isinstance(__obj, LoopContext) and args:  # the next level of a recursive loop
+                args = (_bounded_loop(args[0], __self.num_written), *args[1:])
+            elif not isinstance(__obj, Macro):
                 args = _pay_method(budget, getattr(__obj, "__wrapped__", __obj), args, kwargs)
         return _paid(super().call(__context, __obj, *args, **kwargs))
 
