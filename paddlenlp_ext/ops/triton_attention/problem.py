@@ -63,11 +63,20 @@ def tile_sizes(kernel: str) -> TileSizes:
     return TileSizes(
         kernel,
         ("row_bytes",),
+        _is_sensible,
         QUERIES=(16, 32, 64, 128),
         KEYS=(16, 32, 64, 128),
         num_warps=(4, 8),
-        num_stages=(1, 2, 3, 4),
+        num_stages=(1, 2, 3),
     )
+
+
+def _is_sensible(entry: dict[str, int]) -> bool:
+    """Return whether the longer side of a tile takes 8 to 32 KiB, and its scores suit the number of threads."""
+    queries, keys = entry["QUERIES"], entry["KEYS"]
+    scores = queries * keys // (32 * entry["num_warps"])
+    is_enough = scores >= 8 or entry["num_warps"] == 4
+    return is_enough and scores <= 64 and 8 <= max(queries, keys) * entry["row_bytes"] >> 10 <= 32
 
 
 def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
