@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--group_size", type=int, default=64)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--asymmetric", action="store_true", help="zero points for each group")
+    parser.add_argument("--desc_act", action="store_true", help="GPTQ here rounds in llm-compressor's order of columns")
     parser.add_argument("--peer", type=Path, help="Python of an environment with llm-compressor")
     parser.add_argument("--work", type=Path, default=Path("build/ptq"))
     arguments = parser.parse_args(argv)
@@ -89,7 +90,8 @@ def quantize_here(arguments: argparse.Namespace, base: Path, method: str, rows: 
     symmetric = not arguments.asymmetric
     layout = LAYOUTS["compressed-tensors"](bits=4, group_size=arguments.group_size, symmetric=symmetric)
     integers = IntegerFormat(bits=4, group_size=arguments.group_size, symmetric=symmetric)
-    options = with_scale_dtype(PostTrainingOptions(method=method, integers=integers), layout, "float32")
+    options = PostTrainingOptions(method=method, integers=integers, act_order=arguments.desc_act)
+    options = with_scale_dtype(options, layout, "float32")
     batches = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)] if options.needs_rows else []
     folder = arguments.work / f"{method}_here"
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,7 @@ def main() -> None:
     weights |= {"strategy": "group", "group_size": arguments.group_size}
     groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
     recipe = MODIFIERS[arguments.method](config_groups=groups, ignore=["lm_head"])
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # AWQ pins its inputs, which fails without a GPU
     model = AutoModelForCausalLM.from_pretrained(arguments.base, dtype=torch.float32)
     oneshot(
         model=model,
