@@ -156,7 +156,7 @@ def _chunked_loss(model: Any, ids_BS: torch.Tensor) -> torch.Tensor:
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 class Norm(llama.LlamaRMSNorm):
-    """RMS norm."""
+    """RMS norm by the Triton kernel."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., D] to [..., D]."""

@@ -1,4 +1,4 @@
-"""What other packages make of transformers' Llama, for benchmarks/triton_model.py; applied before PEFT."""
+"""Patches of other packages for the Llama of transformers, applied before PEFT (benchmarks/triton_model.py)."""
 
 from __future__ import annotations
 

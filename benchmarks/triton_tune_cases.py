@@ -48,7 +48,7 @@ class Tensors(Protocol):
         """Return numbers in 0 .. high - 1."""
 
     def zeros(self, *shape: int, dtype: str = "x16") -> Any:
-        """Return zeros."""
+        """Return a tensor of zeros."""
 
     def array(self, numbers: np.ndarray) -> Any:
         """Return a tensor of these numbers."""
