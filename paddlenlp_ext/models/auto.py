@@ -135,6 +135,7 @@ def _load(
 ) -> CausalLM:
     model = build_skeleton(source, dtype, use_flash_attention)
     load_values(model, source, before_quantizing)
+    use_huge_pages([*model.parameters(), *model.buffers()])  # decoding gains; training does not, and loads without it
     return model
 
 
@@ -171,7 +172,6 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     else:
         load_quantized(model, source.open_weights(), source.requested_quantization, before_quantizing)
         model.quantization = source.quantization
-    use_huge_pages([*model.parameters(), *model.buffers()])
 
 
 def disable_flash_attention(model: CausalLM) -> None:
