@@ -51,7 +51,7 @@ def attention_deltas_kernel(
     at = (row * num_heads + head) * length + m
     tl.store(deltas + at, delta, mask=m < length)
     if SINKS:
-        log_sum = tl.load(log_sums + at, mask=m < length, other=0.0)
+        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))  # p = 0 after the row, for any sink
         p = tl.exp2(tl.load(sinks + head) * LOG2_E - log_sum)
         tl.store(sink_parts + (row * tl.num_programs(0) + tile) * num_heads + head, -tl.sum(p * delta, axis=0))
 

@@ -121,9 +121,6 @@ def launch_forward(launch: Callable[..., None], problem: Problem, walk: Walk, ou
     batch, length, heads = problem.shape
     sinks = problem.q if problem.sinks is None else problem.sinks
     tensors = problem.q, problem.k, problem.v, sinks, *mask_tensors(problem, walk), out, log_sums
-    numbers, constants = (
-        factors(problem, walk),
-        {"SINKS": problem.sinks is not None, **constants_of(problem), **walk.sizes},
-    )
+    constants = {"SINKS": problem.sinks is not None, **constants_of(problem), **walk.sizes}
     grid = (triton.cdiv(length, walk.sizes["QUERIES"]), heads, batch)
-    launch(attention_forward_kernel, grid, *tensors, *numbers, **constants)
+    launch(attention_forward_kernel, grid, *tensors, *factors(problem, walk), **constants)

@@ -95,6 +95,18 @@ def test_attention_triton_matches_the_formula_and_its_gradients(launched, docume
     assert_all_close(run_both_ways(run, inputs, gradient), expected, atol=1e-5)
 
 
+def test_attention_triton_with_large_sinks_has_finite_gradients(launched):
+    """The last tile of queries is longer than the row: there, exp(sink) exceeds the largest float32."""
+    layout = AttentionLayout.from_documents([[35]])
+    *inputs, gradient = numbers(layout, True)
+    inputs[3] = np.array([100.0, -100.0], np.float32)
+
+    def run(q, k, v, sinks):
+        return attention_triton(q, k, v, layout, SCALE, None, ScoreOptions(sinks=sinks))
+
+    assert_all_close(run_both_ways(run, inputs, gradient), formula(inputs, gradient, layout, SCALE), atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [None, 6])
 def test_attention_triton_with_prefix_matches_the_formula(launched, window):
     layout = AttentionLayout.from_documents([[5, 20]], window)
