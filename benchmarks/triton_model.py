@@ -100,14 +100,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def measured_apart(args: argparse.Namespace, program: str, kernels: Sequence[str]) -> dict[str, Any]:
-    """Return the figures of `measure` from a new process, or the last line of its error."""
+    """Return the figures of `measure` from a new process, or the last line of its error, or its exit code."""
     command = [sys.executable, "-m", "benchmarks.triton_model", "--measure", "--programs", program]
     for name in ("batch", "length", "steps", "rank", "base", *Shape._fields):
         command += [f"--{name}", str(getattr(args, name))]
     command += ["--recompute"] * args.recompute + ["--kernels", *kernels]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
+        return {"error": (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]}
     return json.loads(done.stdout.splitlines()[-1])
 
 

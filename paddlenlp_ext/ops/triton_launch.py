@@ -14,6 +14,7 @@ tests/ops/test_triton_launch.py runs all of this over a library that takes the p
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import threading
 from collections.abc import Sequence
@@ -25,13 +26,23 @@ import paddle
 from paddlenlp_ext.ops.dispatch import NotApplicable
 
 _FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
+_OLDEST_TRITON = (3, 8)
+"""Release from which Triton launches without PyTorch; also in setup.py."""
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for a tensor on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for a tensor on a GPU with a recent Triton; otherwise the reason. A `dispatch.Condition`."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
-    return None if importlib.util.find_spec("triton") else "triton is not installed"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        release = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # a development build, distributed under another name
+    oldest = ".".join(map(str, _OLDEST_TRITON))
+    is_old = tuple(map(int, release.split(".")[:2])) < _OLDEST_TRITON
+    return f"triton {release} is installed and {oldest} or later is needed" if is_old else None
 
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:

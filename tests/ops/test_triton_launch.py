@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.dispatch import AbsentGpu
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 from tests.ops.fake_gpus import run_on_fake_gpus
 
 if importlib.util.find_spec("triton") is None:
@@ -70,6 +73,20 @@ def test_triton_names_the_dtypes_of_paddle(name, expected):
     from triton._utils import canonicalize_dtype
 
     assert canonicalize_dtype(paddle.zeros([1], name).dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("3.7.1", "triton 3.7.1 is installed and 3.8 or later is needed"),
+        ("2.9.0", "triton 2.9.0 is installed and 3.8 or later is needed"),
+        ("3.8.0", None),
+        ("3.10.0+git1", None),
+    ],
+)
+def test_triton_that_cannot_launch_without_pytorch_is_a_reason_against_the_backend(monkeypatch, release, reason):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: release)
+    assert on_gpu_with_triton(SimpleNamespace(place=AbsentGpu((9, 0)))) == reason
 
 
 def test_ops_of_the_doctor_launch_on_paddle_tensors():

@@ -109,11 +109,11 @@ def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
 
 
 def device_capability() -> int | None:
-    """Return the compute capability of the current device, such as 90; None without a GPU of NVIDIA."""
+    """Return the compute capability of the thread's current device, such as 90; None without a GPU of NVIDIA."""
     cuda, device = _cuda(), ctypes.c_int()
     if cuda is None:
         return None
-    cuda.cuCtxGetDevice(ctypes.byref(device))  # 0 if the process has not used a GPU yet
+    cuda.cuCtxGetDevice(ctypes.byref(device))  # leaves 0 if the thread has not used a GPU yet
     return _capability_of(device.value)
 
 
