@@ -79,17 +79,20 @@ class _LayerKeyValues:
         if end <= self.capacity:
             return
         missing = -(-end // BLOCK) * BLOCK - self.capacity
-        self.capacity += missing
         k_empty, v_empty = (paddle.zeros([*shape[:2], missing, shape[3]], dtype) for shape in shapes)
         if self._stored is not None:
             k_BKCH, v_BKCE = self._stored
             self._stored = paddle.concat([k_BKCH, k_empty], axis=2), paddle.concat([v_BKCE, v_empty], axis=2)
-            return
-        self._stored = k_empty, v_empty
-        if self.prefix is not None:
-            for store_BKCH, own_PKH in zip(self._stored, self.prefix, strict=True):
-                own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(store_BKCH.dtype)
-                store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([store_BKCH.shape[0], *own_1KPH.shape[1:]])
+        else:
+            self._stored = k_empty, v_empty
+            if self.prefix is not None:
+                self._store_prefix(self._stored, self.prefix)
+        self.capacity += missing  # after all allocations: C++ writes up to it without a check
+
+    def _store_prefix(self, stored: tuple[paddle.Tensor, paddle.Tensor], prefix: KeyValuePrefix) -> None:
+        for store_BKCH, own_PKH in zip(stored, prefix, strict=True):
+            own_1KPH = own_PKH.transpose([1, 0, 2]).unsqueeze(0).astype(store_BKCH.dtype)
+            store_BKCH[:, :, : self.prefix_length] = own_1KPH.expand([store_BKCH.shape[0], *own_1KPH.shape[1:]])
 
 
 class KVCache(ReservingCache):

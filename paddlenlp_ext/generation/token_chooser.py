@@ -11,12 +11,14 @@ import paddle
 
 from paddlenlp_ext.generation import sampling
 from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.ops.linear import in_dtype
 
 
 def most_likely(logits_BV: paddle.Tensor) -> list[int]:
     """Return the most likely token id of each row; ties go to the lowest id."""
     if logits_BV.place.is_cpu_place():  # NumPy's argmax takes microseconds a row there, and Paddle's a millisecond
-        return sampling.greedy(logits_BV.numpy()).tolist()
+        # NumPy has no bfloat16: Paddle returns its bits as integers, in which -1 exceeds 1.
+        return sampling.greedy(in_dtype(logits_BV, paddle.float32).numpy()).tolist()
     return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
 
 

@@ -45,6 +45,23 @@ def test_kv_cache_attend_equals_attention_over_all_keys(window, monkeypatch):
         assert cache.length == all_k.shape[1]
 
 
+def test_kv_cache_append_after_a_failed_allocation_grows_again(monkeypatch):
+    def fail(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(kv_cache, "BLOCK", 4)
+    cache, (q, k, v) = KVCache(STARTS), random_step(5, seed=0)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(paddle, "zeros", fail)
+        cache.append(0, k, v, None)
+    expected = cached_attention(q, k, v, paddle.to_tensor(STARTS), None, 1.0)
+    assert_same_after_padding(cache.attend(0, q, k, v, None, 1.0), expected, first=0)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(paddle, "concat", fail)
+        cache.reserve(0, 4, None)
+    assert cache.reserve(0, 4, None).keys.shape[2] == 12
+
+
 def test_kv_cache_layers_with_different_windows_share_a_step():
     cache = KVCache(STARTS)
     q, k, v = random_step(9, seed=1)

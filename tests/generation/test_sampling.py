@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from paddlenlp_ext.generation import sampling
+from paddlenlp_ext.generation.token_chooser import most_likely
 from tests.golden import DATA
 
 GOLDEN = np.load(DATA / "logits_filters.npz")
@@ -59,6 +61,11 @@ def test_keep_top_p_large_vocabulary_is_sorted_prefix(top_p):
 
 def test_greedy_takes_largest_and_lowest_id_of_ties():
     np.testing.assert_array_equal(sampling.greedy(np.array([[0, 5, 5], [7, 1, 2]], np.float32)), [1, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_most_likely_of_negative_logits_is_the_largest(dtype):
+    assert most_likely(paddle.to_tensor([[-3.0, -1.0, -2.0], [1.0, -5.0, 2.0]]).astype(dtype)) == [1, 2]
 
 
 def test_row_sampler_draws_follow_distribution():

@@ -21,7 +21,8 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux's madvise
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     """Move the memory of matrices on the CPU into huge pages; addresses and values stay.
 
-    Linux before 6.1 moves them in the background instead. Without transparent huge pages nothing happens.
+    Neighbours in the same huge pages move too. Linux before 6.1 moves pages in the background instead. A kernel without
+    transparent huge pages refuses; MADV_COLLAPSE does not depend on their setting in sysfs (madvise(2)).
     """
     if sys.platform != "linux":
         return
