@@ -59,9 +59,9 @@ def training_runs() -> dict[str, Run]:
 
 def training_checks(target: Target) -> list[Check]:
     """Return a check of each run that exists on a target; a method's second dtype on a device comes late."""
-    is_first, limit = target in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
+    is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [
-        Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method > is_first)
+        Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method and is_second)
         for name, run in training_runs().items()
         if not run.dtypes or target.dtype in run.dtypes
     ]

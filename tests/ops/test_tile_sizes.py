@@ -126,5 +126,11 @@ def test_shipped_table_has_candidates_for_every_kernel_and_launch(cases, path):
             case.sizes.lookup(path, {name: bounds.get(name, sys.maxsize) for name in case.sizes.bounds})
 
 
+def test_entry_without_bounds_is_one_for_the_largest_numbers(cases):
+    for case in cases.values():
+        candidates = case.sizes.candidates()
+        assert candidates and all(map(case.sizes.is_entry, candidates)), case.sizes.kernel
+
+
 def test_shipped_tables_are_for_gpus_with_little_and_much_shared_memory():
     assert [path.stem for path in SHIPPED] == ["sm_100", "sm_120", "sm_80", "sm_86", "sm_89", "sm_90"]

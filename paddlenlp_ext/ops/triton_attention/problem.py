@@ -73,10 +73,10 @@ def tile_sizes(kernel: str) -> TileSizes:
 
 def _is_sensible(entry: dict[str, int]) -> bool:
     """Return whether the longer side of a tile takes 8 to 32 KiB, and its scores suit the number of threads."""
-    queries, keys = entry["QUERIES"], entry["KEYS"]
+    queries, keys, row_bytes = entry["QUERIES"], entry["KEYS"], entry.get("row_bytes", _LARGEST_ROW)
     scores = queries * keys // (32 * entry["num_warps"])
     is_enough = scores >= 8 or entry["num_warps"] == 4
-    return is_enough and scores <= 64 and 8 <= max(queries, keys) * entry["row_bytes"] >> 10 <= 32
+    return is_enough and scores <= 64 and 8 <= max(queries, keys) * row_bytes >> 10 <= 32
 
 
 def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
