@@ -44,4 +44,6 @@ def markdown(heads: Sequence[str], rows: Mapping[str, Sequence[object]]) -> str:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, str):
+        return value
     return f"{value:.2g}" if isinstance(value, float) and abs(value) < 0.01 else f"{value:,}"

@@ -35,6 +35,13 @@ def test_markdown_writes_small_differences_with_an_exponent():
     ]
 
 
+def test_markdown_writes_text_as_it_is():
+    assert (
+        markdown(["ms", "difference"], {"none": ["out of memory", ""]}).splitlines()[-1]
+        == "| none | out of memory |  |"
+    )
+
+
 def test_token_batches_are_equal_in_every_call_and_can_be_learned():
     ids = token_batches(4, 2, 200, 50)
     assert ids.shape == (4, 2, 200) and ids.min() >= 0 and ids.max() < 50

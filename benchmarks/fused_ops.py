@@ -1,0 +1,196 @@
+"""Time and memory of a training step with fused backends, and with plain Paddle in place of each group of them.
+
+    python -m benchmarks.fused_ops --lora true --lora_rank 16 --bf16 true >> LINES.jsonl            time of all groups
+    python -m benchmarks.fused_ops --plain norms gates --seconds 30 --lora true >> LINES.jsonl      some, in this time
+    python -m benchmarks.fused_ops --apart --lora true --lora_rank 16 --bf16 true >> LINES.jsonl    memory and loss
+    python -m benchmarks.fused_ops --table LINES.jsonl
+
+Fused backends are C++ on the CPU, and Triton's and Paddle's fused kernels on a GPU (`--device gpu`, which has not been
+run). Plain backends are those of ops/dispatch.py that consist of Paddle's own operators. Further keys are those of
+llm/run_finetune.py.
+
+Without `--apart`, the steps of the groups are made in turn in one process, after an untimed step of each, so that a
+machine that becomes slower slows all of them. A group's time is divided by that of the fused step in the same round.
+Lines of equal keys are joined. With `--apart` each group makes two steps in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext import configure_runtime
+
+configure_runtime()  # before Paddle is imported
+
+import paddle
+
+from benchmarks.measure import peak_memory_gb, random_documents, report
+from benchmarks.ours import packed_batch, run_config, training_step
+from benchmarks.triton_table import markdown
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
+from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.state import StepReport
+from paddlenlp_ext.utils.process import run_command
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "norms": ("rms_norm", "add_rms_norm"),
+    "rotation": ("rope", "rotate_heads"),
+    "gates": ("swiglu", "geglu", "clamped_swiglu"),
+    "attention": ("attention", "attention with soft-cap, linear biases, sinks or wide heads"),
+    "loss": ("linear_cross_entropy", "cross_entropy"),
+    "lora": ("LoRA linear",),
+    "lora and linears": (
+        "LoRA linear",
+        "linear",
+        "quantized linear (nf4, fp4)",
+        "quantized linear (int8, int4)",
+        "quantized linear's gradient",
+        "dequantize",
+    ),
+    "clipping": ("sum_of_squares", "scale"),
+    "adamw": ("adamw",),
+    "embedding": ("embedding",),
+}
+"""Names of the ops of each group. `lora` leaves the frozen products to their own fused ops."""
+
+NOTHING, EVERYTHING = "nothing", "everything"
+PLAIN_BACKENDS = ("blocks", "cpu", "recomputed", "reference")
+"""Backends that consist of Paddle's own operators."""
+
+CASES = (NOTHING, *GROUPS, EVERYTHING)
+
+
+def plain_backend(op: DispatchedOp) -> str:
+    """Return the best plain backend of an op on the current device."""
+    x = paddle.zeros([1])
+    return next(name for name in op.backends if name in PLAIN_BACKENDS and op.unavailable_reason(name, x) is None)
+
+
+@contextmanager
+def in_plain_paddle(case: str) -> Iterator[None]:
+    """Compute the ops of a group, or everything, in plain Paddle within the block.
+
+    Raises:
+        ValueError: the block uses none of them.
+    """
+    names = GROUPS.get(case, ())
+    ops = [op for op in dispatched_ops() if case == EVERYTHING or op.name in names]
+    with ExitStack() as restrictions:
+        used = [restrictions.enter_context(op.restricted_to(plain_backend(op))) for op in ops]
+        yield
+    if ops and not any(each.chosen for each in used):
+        raise ValueError(f"{case}: a step with these keys does not use {', '.join(names)}")
+
+
+def time_in_turn(step: Callable[[str], object], cases: Sequence[str], seconds: float) -> dict[str, list[float]]:
+    """Return the times of each case's steps, made in rounds until the next step would end after `seconds`.
+
+    The first round is not timed.
+    """
+    start = time.perf_counter()
+    times: dict[str, list[float]] = {case: [] for case in cases}
+    expected = dict.fromkeys(cases, 0.0)
+    for index, case in enumerate(itertools.cycle(cases)):
+        before = time.perf_counter()
+        if before + expected[case] > start + seconds:
+            break
+        step(case)
+        expected[case] = time.perf_counter() - before
+        if index >= len(cases):
+            times[case].append(round(expected[case], 4))
+    return times
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the measurements of one set of keys, with a row for each case."""
+    seconds, ratios = defaultdict(list), defaultdict(list)
+    memory, losses = {}, {}
+    for line in lines:
+        if "losses" in line:
+            memory[line["case"]], losses[line["case"]] = line["peak_memory_gb"], line["losses"]
+            continue
+        fused = line["seconds"][NOTHING]
+        for case, times in line["seconds"].items():
+            seconds[case] += times
+            ratios[case] += [own / other for own, other in zip(times, fused, strict=False)]
+    rows: dict[str, list[object]] = {}
+    for case in CASES:
+        if seconds[case] and case in memory:
+            step = statistics.median(seconds[case])
+            ratio = statistics.median(ratios[case])
+            rate = lines[0]["documents"] * lines[0]["length"] / step
+            rows[case] = [
+                len(seconds[case]),
+                f"{step:.2f}",
+                f"{ratio:.2f}",
+                f"{rate:.0f}",
+                f"{memory[case]:.2f}",
+                f"{memory[case] - memory[NOTHING]:+.2f}",
+                ", ".join(f"{loss:.3f}" for loss in losses[case]),
+            ]
+    heads = ["steps", "s a step", ": fused", "tokens/s", "peak GB", "- fused", "losses"]
+    return markdown(heads, rows)
+
+
+def _measure(args: argparse.Namespace, keys: Sequence[str]) -> None:
+    """Print the line of some cases in turn, or that of a single one."""
+    config = run_config(keys)
+    batch = packed_batch(random_documents(args.documents, args.length), 1.0)
+    built = build_model(ModelSource.from_config(config.model), config)
+    fused_step = training_step(built, config, batch)
+
+    def step(case: str) -> StepReport:
+        with in_plain_paddle(case):
+            return fused_step()
+
+    figures: dict[str, object] = {"documents": args.documents, "length": args.length, "keys": list(keys)}
+    if args.apart:
+        (case,) = args.plain
+        figures |= {"case": case, "losses": [step(case).loss for _ in range(2)]}
+    else:
+        cases = [NOTHING, *(case for case in args.plain if case != NOTHING)]
+        figures["seconds"] = time_in_turn(step, cases, args.seconds)
+    on_gpu = paddle.get_device().startswith("gpu")
+    peak = paddle.device.cuda.max_memory_allocated() / 1e9 if on_gpu else peak_memory_gb()
+    report("fused_ops", figures, "paddlepaddle-gpu" if on_gpu else "paddlepaddle", peak_gb=peak)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plain", nargs="+", choices=CASES, default=list(CASES), help="groups to replace in turn")
+    parser.add_argument("--documents", type=int, default=2)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=300.0, help="time for all steps, without the start")
+    parser.add_argument("--apart", action="store_true", help="two steps of each group in a process of its own")
+    parser.add_argument("--table", type=Path, help="print the tables of these lines")
+    args, keys = parser.parse_known_args(argv)
+    if args.table is not None:
+        by_keys = defaultdict(list)
+        for line in map(json.loads, args.table.read_text(encoding="utf-8").splitlines()):
+            by_keys[shlex.join(line["keys"])].append(line)
+        for words, lines in by_keys.items():
+            print(f"{words}\n\n{table(lines)}\n")
+    elif args.apart and len(args.plain) > 1:
+        shape = ["--documents", str(args.documents), "--length", str(args.length)]
+        for case in args.plain:
+            command = [sys.executable, "-m", "benchmarks.fused_ops", "--apart", "--plain", case, *shape, *keys]
+            subprocess.run(command, check=True)
+    else:
+        _measure(args, keys)
+
+
+if __name__ == "__main__":
+    run_command(main)
