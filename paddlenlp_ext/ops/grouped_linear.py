@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16, unavailable_reason, uses_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.grouped_triton import GroupedTriton
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, requires_grad
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, in_dtype, requires_grad
 from paddlenlp_ext.ops.saved_tensors import recompute_function
 from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
@@ -65,7 +65,7 @@ def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
 class _GroupedLinear(PyLayer):
     @staticmethod
     def forward(ctx, x, weight, starts, parts, backend):
-        ctx.backend, ctx.starts = backend, starts
+        ctx.backend, ctx.starts, ctx.dtype = backend, starts, x.dtype
         ctx.grads_needed = [requires_grad(each) for each in (x, weight)]
         ctx.recompute_x, ctx.precision = recompute_function(x), backend.precision(weight)
         saves_x = requires_grad(weight) and ctx.recompute_x is None
@@ -79,7 +79,7 @@ class _GroupedLinear(PyLayer):
         found: list[paddle.Tensor | None] = [None, None]
         operands = [ctx.backend.operand(gradient, ctx.precision) for gradient in gradients]
         if ctx.grads_needed[0]:
-            found[0] = ctx.backend.input_gradient(operands, weight, ctx.starts)
+            found[0] = in_dtype(ctx.backend.input_gradient(operands, weight, ctx.starts), ctx.dtype)
         if ctx.grads_needed[1]:
             x = ctx.backend.operand(saved[0] if saved else ctx.recompute_x(), ctx.precision)
             found[1] = ctx.backend.weight_gradient(operands, x, weight, ctx.starts)

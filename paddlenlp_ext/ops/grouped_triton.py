@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.linear import contiguous
+from paddlenlp_ext.ops.linear import contiguous, in_dtype, product_dtype
 from paddlenlp_ext.ops.triton_launch import launch
 
 
@@ -36,13 +36,13 @@ class GroupedTriton:
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> Any:
-        """Return the dtype of the products' operands and results: that of the weight."""
-        return weight.dtype
+        """Return the dtype of the products' operands and results: that of autocast, or that of the weight."""
+        return product_dtype(weight)
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
         """Return an operand of a product."""
-        return contiguous(x.astype(precision))
+        return contiguous(in_dtype(x, precision))
 
     @staticmethod
     def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
@@ -53,14 +53,16 @@ class GroupedTriton:
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
         """Return the parts of the outputs."""
         _, outputs, inputs = weight.shape
-        y = _product(cls.operand(x, weight.dtype), contiguous(weight), starts, outputs, (inputs, 1))
+        x, weight = (cls.operand(each, cls.precision(weight)) for each in (x, weight))
+        y = _product(x, weight, starts, outputs, (inputs, 1))
         return tuple(paddle.chunk(y, parts, axis=-1)) if parts > 1 else (y,)
 
     @classmethod
     def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
         """Return the gradient of x, [N, I]."""
         _, _, inputs = weight.shape
-        return _product(_joined(gradients), contiguous(weight), starts, inputs, (1, inputs))
+        weight = cls.operand(weight, gradients[0].dtype)
+        return _product(_joined(gradients), weight, starts, inputs, (1, inputs))
 
     @classmethod
     def weight_gradient(

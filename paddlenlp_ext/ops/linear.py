@@ -125,6 +125,11 @@ def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
+def product_dtype(x: paddle.Tensor) -> paddle.dtype:
+    """Return the dtype of Paddle's matrix products of `x`: that of autocast, or that of `x`."""
+    return getattr(paddle, paddle.get_autocast_dtype()) if paddle.is_autocast_enabled() else x.dtype
+
+
 def requires_grad(tensor: paddle.Tensor | None) -> bool:
     """Return whether the tensor exists and needs a gradient."""
     return tensor is not None and not tensor.stop_gradient

@@ -1,4 +1,4 @@
-"""A pretended GPU: calls of GPU kernels can be built and checked, but not run."""
+"""A pretended GPU: calls of GPU kernels can be built and checked, but not run; and a pretended autocast."""
 
 from __future__ import annotations
 
@@ -35,3 +35,9 @@ def pretend_gpu(
     monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(flashmask, "_select_version", functools.cache(flashmask._select_version.__wrapped__))
     monkeypatch.setattr(paddle.nn.quant.quantized_linear, "_get_arch_info", lambda: 10 * capability[0] + capability[1])
+
+
+def pretend_autocast(monkeypatch: pytest.MonkeyPatch, dtype: str = "bfloat16") -> None:
+    """Let Paddle report autocast, which it does not have without a GPU; its own operators do not cast."""
+    monkeypatch.setattr(paddle, "is_autocast_enabled", lambda: True)
+    monkeypatch.setattr(paddle, "get_autocast_dtype", lambda: dtype)

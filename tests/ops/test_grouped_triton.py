@@ -16,6 +16,7 @@ from paddlenlp_ext.ops import grouped_linear as module
 from paddlenlp_ext.ops import grouped_triton
 from paddlenlp_ext.ops.grouped_triton import GroupedTriton, row_tiles
 from tests.common.arrays import normal
+from tests.common.gpu import pretend_autocast
 from tests.common.scripts import script_environment
 from tests.ops.quantized.host_array import HostArray
 from tests.ops.test_grouped_linear import expected, run
@@ -127,6 +128,15 @@ def test_grouped_linear_of_float32_rows_and_half_weights_returns_the_weights_dty
     correct = expected(x.numpy(), weight.numpy(), np.zeros((9, 10)), starts)[0]
     assert y.dtype == paddle.float16
     np.testing.assert_allclose(y.numpy(), correct, atol=2e-2)
+
+
+def test_grouped_linear_under_autocast_computes_in_its_dtype(launched, monkeypatch):
+    pretend_autocast(monkeypatch, "float16")
+    for actual, correct in zip(*run([3, 0, 11, 1], 1), strict=True):
+        np.testing.assert_allclose(actual, correct, rtol=0, atol=2e-2)
+    dtypes = [[x.dtype for x in arguments[:3]] for _, _, arguments, _ in launched]
+    half = [paddle.float16] * 3
+    assert dtypes == [half, half, [*half[:2], paddle.float32]]  # operands and result: y, dx, dW
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.ops.linear import linear, linear_cpp, linear_reference
+from paddlenlp_ext.ops.linear import linear, linear_cpp, linear_reference, product_dtype
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 
@@ -213,3 +213,18 @@ def test_linear_cpp_with_trained_bf16_weight_returns_bf16_gradient(leading, in_,
     actual = [y, x_t.grad, stored.grad.astype("float32"), bias_t.grad]
     for got, want in zip(actual, expected, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=0.02 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_product_dtype_is_that_of_paddles_matmul(level, dtype):
+    """Compare within a static program, in which Paddle casts for autocast without a GPU too."""
+    paddle.enable_static()
+    try:
+        with paddle.static.program_guard(paddle.static.Program()):
+            x, weight = paddle.static.data("x", [3, 4], dtype), paddle.static.data("weight", [5, 4], dtype)
+            assert product_dtype(x) == linear_reference(x, weight).dtype == getattr(paddle, dtype)
+            with paddle.amp.auto_cast(level=level, dtype="bfloat16"):
+                assert product_dtype(x) == paddle.matmul(x, weight, transpose_y=True).dtype == paddle.bfloat16
+    finally:
+        paddle.disable_static()

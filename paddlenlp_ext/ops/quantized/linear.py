@@ -27,6 +27,7 @@ from paddle.nn import quant
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls, bf16_matmuls_enabled
 from paddlenlp_ext.ops.dispatch import DispatchedOp, compute_capability, on_gpu_in_half_precision
+from paddlenlp_ext.ops.linear import in_dtype, product_dtype
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import (
@@ -157,6 +158,7 @@ def input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -
 
 def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     """Return x W^T [..., out]: with one fused kernel for few positions, from dequantized rows for many."""
+    x = in_dtype(x, product_dtype(x))  # autocast does not reach the kernels
     (out, width), leading = weight.shape, x.shape[:-1]
     positions = math.prod(leading)
     if positions <= _MAX_FUSED_POSITIONS and supports_product(weight):

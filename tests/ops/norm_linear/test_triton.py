@@ -16,6 +16,7 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.arrays import assert_all_close, normal
+from tests.common.gpu import pretend_autocast
 from tests.ops.interpreter import Recorder, bfloat16_products, interpreted, skip_without_triton
 
 skip_without_triton()
@@ -211,7 +212,7 @@ def test_norm_linear_triton_where_a_gradient_is_needed_uses_the_reference(launch
 
 def test_norm_linear_triton_under_autocast_uses_the_reference(launched, monkeypatch):
     x, linears = paddle.ones([1, 64]), linears_of(None, 64, (8,), has_bias=False)
-    monkeypatch.setattr(paddle, "is_autocast_enabled", lambda: True)  # Paddle has no autocast on a CPU
+    pretend_autocast(monkeypatch)
     norm_linear_triton(x, linears, paddle.ones([64]), EPSILON)
     assert not launched
 

@@ -19,7 +19,10 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_op, de
 from paddlenlp_ext.ops.quantized.linear import linear_op, linear_triton
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
+from tests.common.arrays import normal
+from tests.common.gpu import pretend_autocast
 from tests.common.scripts import script_environment
+from tests.ops.interpreter import bfloat16_products
 from tests.ops.quantized.host_array import HostArray
 
 if importlib.util.find_spec("triton") is None:
@@ -191,6 +194,18 @@ def test_linear_triton_of_few_positions_launches_one_product(launched, options, 
     assert y.shape == [positions, 1, 40]
     np.testing.assert_allclose(y.numpy()[:, 0], x @ dequantize(weight).numpy().T, rtol=0, atol=1e-4)
     assert [kernel.fn.__name__ for kernel in launched] == [name]
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_linear_triton_under_autocast_computes_in_its_dtype(launched, monkeypatch, positions, dtype):
+    weight, x = quantize(normal(0, 40, 64), OPTIONS[0]), normal(1, positions, 64)
+    pretend_autocast(monkeypatch, dtype)
+    with bfloat16_products():
+        y = linear_triton(paddle.to_tensor(x), weight)
+    assert y.dtype == getattr(paddle, dtype)
+    np.testing.assert_allclose(y.astype("float32").numpy(), x @ dequantize(weight).numpy().T, rtol=0.02, atol=0.2)
+    assert len(launched) == 1
 
 
 def test_dequantize_rows_gpu_with_two_scales_per_byte_uses_both(launched):
