@@ -91,7 +91,7 @@ class PackedWeight:
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:
         """Dequantize with the kernel, into `out`."""
-        count, num_bytes, sizes = out.numel(), self.codes.numel(), KERNELS.DEQUANTIZE_SIZES()
+        count, num_bytes, sizes = out.numel(), self.codes.numel(), KERNELS.DEQUANTIZE_SIZES(out)
         grid, tensors = (triton.cdiv(num_bytes, sizes["BYTES"]),), (self.codes, *self.tables, out)
         triton_torch.launch(KERNELS.dequantize_kernel, grid, *tensors, count, num_bytes, 0, **sizes, **self.format)
         return out
@@ -104,7 +104,7 @@ class PackedWeight:
 
     def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Compute x W^T with the kernel, into `y`."""
-        (outputs, inputs), sizes = self.shape, KERNELS.PRODUCT_SIZES()
+        (outputs, inputs), sizes = self.shape, KERNELS.PRODUCT_SIZES(x)
         sizes["BLOCKS"] = sizes.pop("INPUTS") // self.format["BLOCK"]
         grid, tensors = (triton.cdiv(outputs, sizes["OUTPUTS"]), len(x)), (x, self.codes, *self.tables, y)
         triton_torch.launch(KERNELS.product_kernel, grid, *tensors, outputs, inputs, **sizes, **self.format)

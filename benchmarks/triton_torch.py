@@ -59,7 +59,7 @@ class RmsNorm(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         size, x_gradient, partials, weight_gradient = x.shape[-1], torch.empty_like(x), None, None
         if ctx.needs_input_grad[1]:
-            rows = RMS_NORM.num_partials(x.numel() // size, size)
+            rows = RMS_NORM.num_partials(x)
             partials, weight_gradient = torch.empty(rows, size, device=x.device), torch.empty_like(weight)
         tensors = gradient.contiguous(), x, size, weight, x_gradient
         sum_gradient = None if total_gradient is None else total_gradient.contiguous()

@@ -191,7 +191,7 @@ def time_all(kernels: list[str]) -> None:
     """Write the table of this machine's GPU."""
     import torch
 
-    capability = tile_sizes.device_capability()
+    capability = tile_sizes.capability_of(torch.cuda.current_device())
     path, versions = tile_sizes.FOLDER / f"sm_{capability}.json", f"PyTorch {torch.__version__}, {_triton()}"
     source = f"{TIMED} on an {torch.cuda.get_device_name()}, {datetime.date.today().isoformat()}, {versions}"
     for kernel in kernels:
@@ -261,7 +261,7 @@ def main() -> None:
             print(f"{kernel}: {check(CASES[kernel])} candidates agree", flush=True)
     elif args.compile:
         compile_all(args.compile, args.kernels)
-    elif tile_sizes.device_capability() is None:
+    elif tile_sizes.capability_of(0) is None:
         raise SystemExit("times need a GPU of NVIDIA; --compile chooses without one, --check compares on a CPU")
     else:
         time_all(args.kernels)

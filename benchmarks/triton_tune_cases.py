@@ -282,7 +282,7 @@ def dequantize(tensors: Tensors, bounds: dict[str, int]) -> Run:
     out, count = tensors.zeros(*shape), shape[0] * shape[1]
 
     def run(launch: Launch) -> Sequence[Any]:
-        sizes = quantized.DEQUANTIZE_SIZES()
+        sizes = quantized.DEQUANTIZE_SIZES(codes)
         grid, numbers = (-(-count // (2 * sizes["BYTES"])),), (count, count // 2, 0)
         launch(quantized.dequantize_kernel, grid, codes, *tables, out, *numbers, **sizes, **form)
         return [out]
@@ -296,7 +296,7 @@ def product_4bit(tensors: Tensors, bounds: dict[str, int]) -> Run:
     x, y = tensors.random(1, inputs), tensors.zeros(1, outputs)
 
     def run(launch: Launch) -> Sequence[Any]:
-        sizes = quantized.PRODUCT_SIZES()
+        sizes = quantized.PRODUCT_SIZES(codes)
         sizes["BLOCKS"] = sizes.pop("INPUTS") // form["BLOCK"]
         grid = -(-outputs // sizes["OUTPUTS"]), 1
         launch(quantized.product_kernel, grid, x, codes, *tables, y, outputs, inputs, **sizes, **form)
@@ -337,7 +337,7 @@ def grouped_product(tensors: Tensors, bounds: dict[str, int]) -> Run:
     y = tensors.zeros(groups * each, outputs, dtype=dtype_of(bounds))
 
     def run(launch: Launch) -> Sequence[Any]:
-        sizes = grouped.product_sizes(x.element_size(), each, outputs, inputs)
+        sizes = grouped.product_sizes(x, each, outputs)
         height = sizes["ROWS"]
         tiles = [
             (group, first, min(first + height, starts[group + 1]))

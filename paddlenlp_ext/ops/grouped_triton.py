@@ -88,7 +88,7 @@ def _product(
     y = paddle.empty([x.shape[0], columns], x.dtype, device=x.place)
     if not x.shape[0]:
         return y
-    sizes = product_sizes(x.element_size(), _mean_rows(starts), columns, x.shape[1])
+    sizes = product_sizes(x, _mean_rows(starts), columns)
     tiles = paddle.to_tensor(row_tiles(starts, sizes["ROWS"]), place=x.place)
     launch_product(launch, x, weight, y, tiles, strides, sizes)
     return y

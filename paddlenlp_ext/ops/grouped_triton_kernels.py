@@ -137,10 +137,10 @@ def grouped_weight_gradient_kernel(
     tl.store(own_rows + i[None, :], total.to(out.dtype.element_ty), mask=is_output[:, None] & is_input[None, :])
 
 
-def product_sizes(element_size: int, rows: int, columns: int, terms: int) -> dict[str, int]:
-    """Return the sizes of a product of groups of `rows` rows on average."""
-    sizes = PRODUCT_SIZES(element_size=element_size, rows=rows)
-    return sizes | {"COLUMNS": _side(columns, sizes["COLUMNS"]), "TERMS": _side(terms, sizes["TERMS"])}
+def product_sizes(x: Any, rows: int, columns: int) -> dict[str, int]:
+    """Return the sizes of a product of x [N, K], of groups of `rows` rows on average, with C columns."""
+    sizes = PRODUCT_SIZES(x, element_size=x.element_size(), rows=rows)
+    return sizes | {"COLUMNS": _side(columns, sizes["COLUMNS"]), "TERMS": _side(x.shape[1], sizes["TERMS"])}
 
 
 def launch_product(
@@ -170,7 +170,7 @@ def launch_product(
 
 def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, out: Any, starts: Any) -> None:
     """Launch the weight gradient of contiguous tensors; `out` is written."""
-    (groups, outputs, inputs), sizes = out.shape, WEIGHT_GRADIENT_SIZES(element_size=x.element_size())
+    (groups, outputs, inputs), sizes = out.shape, WEIGHT_GRADIENT_SIZES(x, element_size=x.element_size())
     sizes |= {"OUTPUTS": _side(outputs, sizes["OUTPUTS"]), "INPUTS": _side(inputs, sizes["INPUTS"])}
     grid = (groups * triton.cdiv(outputs, sizes["OUTPUTS"]) * triton.cdiv(inputs, sizes["INPUTS"]),)
     launch(grouped_weight_gradient_kernel, grid, gradient, x, out, starts, outputs, inputs, **sizes)

@@ -51,5 +51,5 @@ def launch_column_sums(
 ) -> None:
     """Write to `out` [D] the sums over `num_rows` rows (None: all) of `partials`, float32 [rows, D]."""
     rows, size = partials.shape
-    sizes, count = SIZES(), rows if num_rows is None else num_rows
+    sizes, count = SIZES(partials), rows if num_rows is None else num_rows
     launch(column_sums_kernel, (triton.cdiv(size, sizes["COLUMNS"]),), partials, out, first_row, count, size, **sizes)

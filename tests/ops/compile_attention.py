@@ -35,7 +35,7 @@ def compile_attention(capability: int, head_dim: int, element_size: int, softcap
     q, k = (Sized(1, LENGTH, heads, head_dim, element_size=element_size) for heads in (HEADS, KV_HEADS))
     problem = Problem(q, k, k, None, head_dim**-0.5, softcap, None, Sized(HEADS) if sinks else None)
     compiler = Compiler(capability, types)
-    tile_sizes.device_capability = lambda: capability
+    tile_sizes.device_capability = lambda x: capability
 
     def launch(kernel: triton.JITFunction, *arguments: object, **constants: object) -> None:
         print(head_dim * element_size, end=" ")

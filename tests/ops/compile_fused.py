@@ -103,7 +103,7 @@ class Sized:
 
 def compile_all(capability: int, with_variants: bool) -> None:
     """Compile all kernels for the shapes of an 8B model."""
-    tile_sizes.device_capability = lambda: capability
+    tile_sizes.device_capability = lambda x: capability
     compiler, logits = Compiler(capability, POINTERS | dict.fromkeys(NUMBERS, "fp32")), Sized(2048, 128256)
     cross_entropy.launch_cross_entropy(compiler, logits, None, None, None, True, 30.0)
     cross_entropy.launch_row_statistics(compiler, logits, None, (None,) * 4, None)

@@ -47,8 +47,11 @@ PLACES = {
 }
 
 
-def test_device_capability_is_that_of_the_gpu(launches):
-    assert launches["capability"] == 90
+@pytest.mark.parametrize(("device", "capability", "grid"), [(0, 90, [2, 19, 1]), (1, 80, [4, 10, 1])])
+def test_sizes_are_those_of_the_gpu_of_the_tensors(launches, device, capability, grid):
+    assert launches[f"capability {device}"] == capability
+    (launch,) = launches[f"sizes {device}"]
+    assert (launch["device"], launch["grid"]) == (device, grid)  # tiles of 32 x 128, and of 64 x 64
 
 
 def test_launch_leaves_device_and_driver_as_they_were(launches):

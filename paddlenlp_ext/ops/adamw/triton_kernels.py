@@ -243,7 +243,8 @@ def launch_adamw(
         betas: b1, 1 - b1, b2, 1 - b2.
         kinds: the kernel's WEIGHT and GRADIENT, as names of dtypes, ROUNDING and ALIGNMENT.
     """
-    launch(adamw_kernel, (blocks.shape[0],), table, numbers, blocks, *betas, SIZE=SPAN, **_constants(kinds), **SIZES())
+    sizes = {"SIZE": SPAN, **SIZES(blocks)}
+    launch(adamw_kernel, (blocks.shape[0],), table, numbers, blocks, *betas, **_constants(kinds), **sizes)
 
 
 def launch_adamw_8bit(
@@ -257,7 +258,7 @@ def launch_adamw_8bit(
     kinds: dict[str, Any],
 ) -> None:
     """Update all tensors of a table; `quantizers` are levels, borders and codes of both moments."""
-    sizes, tensors = {"SIZE": SPAN, **SIZES_8BIT()}, (table, numbers, blocks, *quantizers)
+    sizes, tensors = {"SIZE": SPAN, **SIZES_8BIT(blocks)}, (table, numbers, blocks, *quantizers)
     launch(adamw_8bit_kernel, (blocks.shape[0],), *tensors, *betas, epsilon, **_constants(kinds), **sizes)
 
 

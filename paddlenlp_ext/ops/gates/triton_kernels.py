@@ -146,7 +146,7 @@ def launch_forward(
         activation: "silu", "gelu" or "clamped".
         alpha, limit: numbers of the clamped gate.
     """
-    _launch(launch, gate_forward_kernel, FORWARD_SIZES(), (gate, up, out), activation, alpha, limit)
+    _launch(launch, gate_forward_kernel, FORWARD_SIZES, (gate, up, out), activation, alpha, limit)
 
 
 def launch_backward(
@@ -167,20 +167,20 @@ def launch_backward(
         gate_gradient, up_gradient: gradients of the inputs; written. They may be the inputs themselves.
     """
     matrices = gradient, gate, up, gate_gradient, up_gradient
-    _launch(launch, gate_backward_kernel, BACKWARD_SIZES(), matrices, activation, alpha, limit)
+    _launch(launch, gate_backward_kernel, BACKWARD_SIZES, matrices, activation, alpha, limit)
 
 
 def _launch(
     launch: Callable[..., None],
     kernel: Any,
-    sizes: dict[str, int],
+    table: TileSizes,
     matrices: tuple[Rows, ...],
     activation: str,
     alpha: float,
     limit: float,
 ) -> None:
     *leading, size = matrices[0].tensor.shape
-    sizes = shrunk(sizes, "COLUMNS", size)
+    sizes = shrunk(table(matrices[0].tensor), "COLUMNS", size)
     tensors, strides = zip(*matrices, strict=True)
     grid, numbers = (math.prod(leading), triton.cdiv(size, sizes["COLUMNS"])), (float(alpha), float(limit))
     launch(kernel, grid, *tensors, size, *strides, *numbers, ACTIVATION=activation, **sizes)

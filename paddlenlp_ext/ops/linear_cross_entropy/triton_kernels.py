@@ -173,7 +173,7 @@ def launch_cross_entropy(
 ) -> None:
     """Compute losses and correct predictions of the rows of contiguous logits, and their gradient in place."""
     num_rows, num_columns = logits.shape
-    options = {"WITH_GRADIENT": with_gradient, **_options(num_columns, softcap)}
+    options = {"WITH_GRADIENT": with_gradient, **_options(logits, softcap)}
     tensors = logits, targets, losses, correct
     launch(cross_entropy_kernel, (num_rows,), *tensors, num_columns, softcap or 1.0, **options)
 
@@ -183,7 +183,7 @@ def launch_row_statistics(
 ) -> None:
     """Compute `statistics`: x of the target, largest x, its first column, and sum, of the rows of a shard."""
     num_rows, num_columns = logits.shape
-    numbers, options = (num_columns, softcap or 1.0), _options(num_columns, softcap)
+    numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_statistics_kernel, (num_rows,), logits, targets, *statistics, *numbers, **options)
 
 
@@ -192,9 +192,9 @@ def launch_row_gradient(
 ) -> None:
     """Replace the logits of a shard by their gradient."""
     num_rows, num_columns = logits.shape
-    numbers, options = (num_columns, softcap or 1.0), _options(num_columns, softcap)
+    numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_gradient_kernel, (num_rows,), logits, targets, largest, totals, *numbers, **options)
 
 
-def _options(num_columns: int, softcap: float | None) -> dict[str, Any]:
-    return {"CAPPED": softcap is not None, **shrunk(SIZES(), "COLUMNS", num_columns)}
+def _options(logits: Any, softcap: float | None) -> dict[str, Any]:
+    return {"CAPPED": softcap is not None, **shrunk(SIZES(logits), "COLUMNS", logits.shape[1])}

@@ -123,7 +123,7 @@ def launch_add_low_rank(
 ) -> None:
     """Add `s u F` to y [..., C] in place; `strides` are those of F along K and C, whatever the shape of `factor`."""
     (num_rows, rank), num_columns = inner.shape, y.shape[-1]
-    sizes = {**ADD_SIZES(element_size=y.element_size()), "RANK": min(_TERMS, _rank_tile(rank))}
+    sizes = {**ADD_SIZES(y, element_size=y.element_size()), "RANK": min(_TERMS, _rank_tile(rank))}
     grid = (triton.cdiv(num_columns, sizes["COLUMNS"]), triton.cdiv(num_rows, sizes["ROWS"]))
     launch(add_low_rank_kernel, grid, y, inner, factor, scaling, num_rows, num_columns, rank, *strides, **sizes)
 
@@ -139,7 +139,7 @@ def launch_low_rank_gradients(
         gradient, inner, factor: dy [N, C], u [N, K] and B [C, K], contiguous.
     """
     (num_rows, num_columns), rank = gradient.shape, factor.shape[1]
-    sizes = GRADIENT_SIZES(element_size=gradient.element_size(), rank=rank)
+    sizes = GRADIENT_SIZES(gradient, element_size=gradient.element_size(), rank=rank)
     rows, programs, column_tiles = sizes["ROWS"], sizes.pop("PROGRAMS"), triton.cdiv(num_columns, sizes["COLUMNS"])
     row_tiles = min(triton.cdiv(programs, column_tiles), triton.cdiv(num_rows, rows))
     span = triton.cdiv(num_rows, row_tiles * rows) * rows

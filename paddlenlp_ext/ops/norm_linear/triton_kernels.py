@@ -244,7 +244,7 @@ def launch_norm_linear(
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)
-    sizes = SIZES(bits=form.bits, element_size=x.element_size(), positions=num_positions)
+    sizes = SIZES(x, bits=form.bits, element_size=x.element_size(), positions=num_positions)
     span, columns = sizes["SPAN"], max(_FEWEST_COLUMNS, _power_of_two(num_positions))
     outputs = [layer.y.shape[-1] for layer in layers]
     fields = zip(*layers, *[Layer(None, None)] * (MOST_LAYERS - len(layers)), strict=True)

@@ -43,7 +43,7 @@ def dequantize_rows_triton(
     )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *_tables(weight, begin // block), out)
-    sizes, numbers = DEQUANTIZE_SIZES(), (count, -(-count // 2), begin // block)
+    sizes, numbers = DEQUANTIZE_SIZES(out), (count, -(-count // 2), begin // block)
     grid = (-(-count // (2 * sizes["BYTES"])),)
     launch(dequantize_kernel, grid, *arguments, *numbers, **sizes, **_format(weight))
     return out
@@ -66,7 +66,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
     arguments = (x_TI.contiguous(), weight.codes, *_tables(weight, 0), y_TO, outputs, inputs)
-    sizes = PRODUCT_SIZES()
+    sizes = PRODUCT_SIZES(y_TO)
     sizes["BLOCKS"] = sizes.pop("INPUTS") // weight.block_size
     grid = -(-outputs // sizes["OUTPUTS"]), positions
     launch(product_kernel, grid, *arguments, **sizes, **_format(weight))

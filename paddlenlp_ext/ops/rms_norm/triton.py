@@ -8,8 +8,6 @@ Shapes: D row length.
 
 from __future__ import annotations
 
-import math
-
 import paddle
 from paddle.autograd import PyLayer
 
@@ -113,9 +111,8 @@ def _backward(
     from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_backward, num_partials
     from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
 
-    num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     x_gradient = empty_beside(x)
-    partials = empty_beside(x, [num_partials(num_rows, size), size], paddle.float32) if of_weight else None
+    partials = empty_beside(x, [num_partials(x), x.shape[-1]], paddle.float32) if of_weight else None
     gradient, weight_D, (epsilon, offset) = gradient.contiguous(), weight_D.contiguous(), ctx.numbers
     launch_backward(launch, gradient, x, x_stride, weight_D, x_gradient, epsilon, offset, total_gradient, partials)
     if partials is None:

@@ -126,28 +126,29 @@ def rms_norm_backward_kernel(
         tl.store(partials + program * size + d, tl.sum(sums, axis=0)[None, :], mask=d < size)
 
 
-def num_partials(num_rows: int, size: int) -> int:
-    """Return the number of partial sums of a weight gradient: that of the backward pass's programs."""
-    tiles, per_program, _ = _split(num_rows, size)
+def num_partials(x: Any) -> int:
+    """Return the number of partial sums of a weight gradient: that of the programs of the backward pass over x."""
+    tiles, per_program, _ = _split(x)
     return triton.cdiv(tiles, per_program)
 
 
-def _split(num_rows: int, size: int) -> tuple[int, int, dict[str, int]]:
+def _split(x: Any) -> tuple[int, int, dict[str, int]]:
     """Return tiles, tiles of a program, and sizes of the backward pass of a weight that trains."""
-    sizes = _sizes(BACKWARD_SIZES, size)
-    tiles = triton.cdiv(num_rows, sizes["ROWS"])
+    sizes = _sizes(BACKWARD_SIZES, x)
+    tiles = triton.cdiv(math.prod(x.shape[:-1]), sizes["ROWS"])
     return tiles, max(1, triton.cdiv(tiles, sizes.pop("PROGRAMS"))), sizes
 
 
-def _sizes(table: TileSizes, size: int) -> dict[str, int]:
-    """Return the sizes for rows of `size` elements.
+def _sizes(table: TileSizes, x: Any) -> dict[str, int]:
+    """Return the sizes for x [..., D].
 
     Raises:
         ValueError: the rows are longer than any that the kernels support.
     """
+    size = x.shape[-1]
     if size > LARGEST:
         raise ValueError(f"rms_norm: rows of {size} elements; the Triton kernels support at most {LARGEST}")
-    return {"COLUMNS": triton.next_power_of_2(size), **table(columns=size)}
+    return {"COLUMNS": triton.next_power_of_2(size), **table(x, columns=size)}
 
 
 def launch_forward(
@@ -172,7 +173,7 @@ def launch_forward(
         addend, total: summand and sum [..., D]; the sum is written. None: nothing is added.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
-    sizes, adds = _sizes(FORWARD_SIZES, size), addend is not None
+    sizes, adds = _sizes(FORWARD_SIZES, x), addend is not None
     tensors = (x, addend if adds else x, weight, total if adds else out, out)
     grid, numbers = (triton.cdiv(num_rows, sizes["ROWS"]),), (num_rows, size, x_stride, epsilon, offset)
     launch(rms_norm_forward_kernel, grid, *tensors, *numbers, ADDS=adds, **sizes)
@@ -201,7 +202,7 @@ def launch_backward(
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     adds, sums = total_gradient is not None, partials is not None
-    tiles, per_program, sizes = _split(num_rows, size)
+    tiles, per_program, sizes = _split(x)
     per_program = per_program if sums else 1
     tensors = (gradient, x, weight, total_gradient if adds else gradient, x_gradient, partials if sums else x_gradient)
     grid, numbers = (triton.cdiv(tiles, per_program),), (num_rows, size, x_stride, epsilon, offset, per_program)

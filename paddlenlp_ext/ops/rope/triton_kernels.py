@@ -301,8 +301,8 @@ def norm_rope_backward_kernel(
 class _Launch:
     """Grid and constants of a launch for queries, and keys if there are any, [..., heads, H], and tables [..., R]."""
 
-    def __init__(self, sizes: dict[str, int], q: Any, k: Any, cos: Any) -> None:
-        (*leading, num_q, head_dim), rotary_dim = q.shape, cos.shape[-1]
+    def __init__(self, table: TileSizes, q: Any, k: Any, cos: Any) -> None:
+        (*leading, num_q, head_dim), rotary_dim, sizes = q.shape, cos.shape[-1], table(q)
         self.tokens = math.prod(leading)
         self.num_heads = num_q, 0 if k is None else k.shape[-2]
         most = triton.next_power_of_2(max(self.num_heads))
@@ -344,7 +344,7 @@ def launch_rope(
         norms: `rope.HeadNorms` of contiguous weights, or None.
         back: whether to rotate by the negative angles.
     """
-    sizes = _Launch(SIZES(), q.tensor, None if k is None else k.tensor, tables[0])
+    sizes = _Launch(SIZES, q.tensor, None if k is None else k.tensor, tables[0])
     k = k or q
     weights = (q.tensor, k.tensor) if norms is None else (norms.q_weight, norms.k_weight)
     numbers = *q[1:], *k[1:], *_norm_numbers(norms)
@@ -355,7 +355,7 @@ def launch_rope(
 
 def partial_rows(q: Any, k: Any, cos: Any) -> tuple[int, int]:
     """Return the numbers of partial sums of the gradients of the queries' and the keys' weights."""
-    sizes = _Launch(BACKWARD_SIZES(), q, k, cos)
+    sizes = _Launch(BACKWARD_SIZES, q, k, cos)
     programs = triton.cdiv(sizes.tokens, sizes.tokens_per_program)
     return sizes.blocks[0] * programs, sizes.blocks[1] * programs
 
@@ -380,7 +380,7 @@ def launch_norm_rope_backward(
         partials: float32 [sum of `partial_rows`, H], written: partial sums of the gradient of the queries' weight, and
             after them those of the keys'. None: frozen weights.
     """
-    sizes, sums = _Launch(BACKWARD_SIZES(), q.tensor, k.tensor, tables[0]), partials is not None
+    sizes, sums = _Launch(BACKWARD_SIZES, q.tensor, k.tensor, tables[0]), partials is not None
     each = sizes.tokens_per_program if sums else 1
     tensors = *gradients, q.tensor, k.tensor, norms.q_weight, norms.k_weight, *tables, *results
     numbers = *sizes.num_heads, *q[1:], *k[1:], *_norm_numbers(norms), sizes.tokens

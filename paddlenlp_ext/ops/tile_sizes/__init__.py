@@ -3,7 +3,9 @@
 A module of kernels declares the sizes of each with the values that they can have, and asks for them at a launch:
 
     SIZES = TileSizes("rms_norm_forward", bounds=("columns",), ROWS=(1, 2, 4), num_warps=(4, 8, 16))
-    SIZES(columns=3000)        ->  {"ROWS": 1, "num_warps": 8}
+    SIZES(x, columns=3000)        ->  {"ROWS": 1, "num_warps": 8}
+
+The table is that of the GPU of the tensor x.
 
 The tables are the files sm_*.json of this folder, by compute capability. Each kernel has the source of its sizes, such
 as the GPU on which they were the fastest, and a list of entries. An entry has a bound of each number of the launch
@@ -53,8 +55,12 @@ class TileSizes:
         self.fixed: dict[str, int] | None = None
         self._entries: dict[Path, list[dict[str, int]]] = {}
 
-    def __call__(self, **numbers: int) -> dict[str, int]:
-        """Return the sizes for a launch on the current device.
+    def __call__(self, x: Any, /, **numbers: int) -> dict[str, int]:
+        """Return the sizes for a launch.
+
+        Args:
+            x: tensor on the GPU of the launch, of Paddle or PyTorch.
+            numbers: values of the `bounds`.
 
         Raises:
             ValueError: the table has no entry for the numbers, or a wrong one.
@@ -62,7 +68,7 @@ class TileSizes:
         assert numbers.keys() == set(self.bounds), f"{self.kernel} depends on {self.bounds}, not on {[*numbers]}"
         if self.fixed is not None:
             return dict(self.fixed)
-        return self.lookup(table_path(device_capability()), numbers)
+        return self.lookup(table_path(device_capability(x)), numbers)
 
     def lookup(self, path: Path, numbers: dict[str, int]) -> dict[str, int]:
         """Return the sizes that a table has for a launch with these numbers."""
@@ -108,13 +114,13 @@ def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
     return sizes | {name: least, "num_warps": max(1, sizes["num_warps"] * least // sizes[name])}
 
 
-def device_capability() -> int | None:
-    """Return the compute capability of the thread's current device, such as 90; None without a GPU of NVIDIA."""
-    cuda, device = _cuda(), ctypes.c_int()
-    if cuda is None:
+def device_capability(x: Any) -> int | None:
+    """Return the compute capability, such as 90, of a tensor's GPU; None on a CPU or without a GPU of NVIDIA."""
+    if _cuda() is None:
         return None
-    cuda.cuCtxGetDevice(ctypes.byref(device))  # leaves 0 if the thread has not used a GPU yet
-    return _capability_of(device.value)
+    # Paddle's `device` takes three times as long as its `place`, which PyTorch's tensors lack.
+    device = x.place.gpu_device_id() if hasattr(x, "place") else x.device.index
+    return None if device is None else capability_of(device)
 
 
 @functools.cache
@@ -128,9 +134,11 @@ def _cuda() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def _capability_of(device: int) -> int:
+def capability_of(device: int) -> int | None:
+    """Return the compute capability of a GPU by its number; None without a GPU of NVIDIA."""
     cuda, parts = _cuda(), [ctypes.c_int(), ctypes.c_int()]
-    assert cuda is not None, "a device without a driver"
+    if cuda is None:
+        return None
     for attribute, part in zip((75, 76), parts, strict=True):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
         error = cuda.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
         assert error == 0, f"CUDA error {error}: no compute capability of device {device}"

@@ -92,7 +92,7 @@ def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
             f"attention in Triton: heads of {longest} channels in {problem.q.dtype} exceed {_LARGEST_ROW} bytes; "
             "choose another implementation"
         )
-    return table(row_bytes=row)
+    return table(problem.q, row_bytes=row)
 
 
 def mask_tensors(problem: Problem, walk: Walk) -> tuple[Any, ...]:

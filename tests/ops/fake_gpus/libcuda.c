@@ -1,4 +1,4 @@
-/* CUDA's driver for two GPUs of compute capability 9.0 that run nothing and record launches.
+/* CUDA's driver for two GPUs, of compute capabilities 9.0 and 8.0, that run nothing and record launches.
 
    A launch fails, as on hardware, if its function was loaded on another GPU than the current one, or if its stream
    belongs to another GPU: the last digit of a stream is the number of its GPU. */
@@ -26,7 +26,7 @@ CUresult cuDeviceGetCount(int* count) { return *count = 2, CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice* device, int index) { return *device = index, CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9 - device; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = 0; break;
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: *value = 65536; break;
