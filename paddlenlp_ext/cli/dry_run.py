@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import paddle
 from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.preference import PreferenceConfig
 from paddlenlp_ext.config.sections import PrecisionConfig
@@ -23,6 +24,8 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.dispatch import AbsentGpu
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
@@ -260,10 +263,16 @@ def _numerics(precision: PrecisionConfig) -> Numerics:
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
-        return replace(on_gpu, triton=importlib.util.find_spec("triton") is not None)
+        return replace(on_gpu, triton=_gpu_runs_triton())
     if library.unavailable_reason() is not None:
         return CPU_PADDLE
     return CPU_BF16 if is_half else CPU_NATIVE
+
+
+def _gpu_runs_triton() -> bool:
+    """Return whether ops take Triton kernels on the GPU of this machine, or without one on a Hopper GPU."""
+    place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
+    return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None
 
 
 def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

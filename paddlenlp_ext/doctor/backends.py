@@ -11,9 +11,6 @@ import paddle
 from paddlenlp_ext.doctor.targets import Target, on_device, paddle_dtype, unavailable_reason
 from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, NotApplicable
 
-ASSUMED_CAPABILITY = (9, 0)
-"""Compute capability for which the choices on a GPU are shown on a machine without one."""
-
 
 class Choice(NamedTuple):
     """Backend that an op chooses on a target, and the reasons, by name, why better ones are unavailable there."""
@@ -38,6 +35,6 @@ def choices(ops: Iterable[DispatchedOp], targets: Iterable[Target]) -> list[Choi
 def probe(target: Target) -> Any:
     """Return an object with the device and dtype of a tensor on a target, as conditions of backends read them."""
     if target.device == "gpu" and unavailable_reason(target) is not None:
-        return SimpleNamespace(place=AbsentGpu(ASSUMED_CAPABILITY), dtype=paddle_dtype(target.dtype))
+        return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
     with on_device(target.device):
         return paddle.zeros([1], paddle_dtype(target.dtype))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paddlenlp_ext.doctor.backends import ASSUMED_CAPABILITY, Choice
+from paddlenlp_ext.doctor.backends import Choice
 from paddlenlp_ext.doctor.check import Result
 from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.ops.dispatch import AbsentGpu
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -27,7 +28,7 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
         for choice in choices
         for name, reason in choice.fixable.items()
     }
-    capability = ".".join(map(str, ASSUMED_CAPABILITY))
+    capability = ".".join(map(str, AbsentGpu().compute_capability))
     notes = [
         "Activations on a CPU are float32 in bfloat16 runs, too: its bfloat16 column is for weights and gradients."
     ]

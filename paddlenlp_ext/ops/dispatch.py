@@ -39,7 +39,7 @@ class NotApplicable(str):
     """Expected reason: the backend is meant for another device or dtype, so there is nothing to fix."""
 
 
-_OLDEST_WITH_FLASH_ATTENTION = (8, 0)
+_OLDEST_FOR_KERNELS = (8, 0)
 _logged_reasons: set[str] = set()
 _ops: weakref.WeakSet[DispatchedOp] = weakref.WeakSet()
 
@@ -152,9 +152,9 @@ class DispatchedOp:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """Place of a GPU that this machine lacks, for `DispatchedOp.explain`."""
+    """Place of a GPU that this machine lacks, by default a Hopper GPU, for `DispatchedOp.explain`."""
 
-    compute_capability: tuple[int, int]
+    compute_capability: tuple[int, int] = (9, 0)
 
     def is_cpu_place(self) -> bool:
         return False
@@ -205,8 +205,12 @@ def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
 
 def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
     """Return None for half precision on a GPU that Paddle's flash-attention kernels support; otherwise the reason."""
-    reason = on_gpu_in_half_precision(x)
-    if reason is None and compute_capability(x) < _OLDEST_WITH_FLASH_ATTENTION:
-        major, minor = compute_capability(x)
-        return f"flash attention needs compute capability 8.0 or later, and this GPU has {major}.{minor}"
-    return reason
+    return on_gpu_in_half_precision(x) or too_old_gpu(x, "flash attention")
+
+
+def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
+    """Return None for a tensor on a GPU that runs flash attention and Triton; otherwise why `kernels` cannot run."""
+    found, oldest = (".".join(map(str, each)) for each in (compute_capability(x), _OLDEST_FOR_KERNELS))
+    if compute_capability(x) >= _OLDEST_FOR_KERNELS:
+        return None
+    return f"{kernels} needs compute capability {oldest} or later, and this GPU has {found}"

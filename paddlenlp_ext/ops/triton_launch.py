@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import paddle
 
-from paddlenlp_ext.ops.dispatch import NotApplicable
+from paddlenlp_ext.ops.dispatch import NotApplicable, too_old_gpu
 
 _FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
 _OLDEST_TRITON = (3, 8)
@@ -31,9 +31,14 @@ _OLDEST_TRITON = (3, 8)
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for a tensor on a GPU with a recent Triton; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for a tensor on a GPU that runs Triton kernels, with a recent Triton; otherwise the reason.
+
+    A `dispatch.Condition`, of every backend in Triton.
+    """
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
+    if reason := too_old_gpu(x, "Triton"):
+        return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     try:

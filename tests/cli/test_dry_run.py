@@ -8,8 +8,11 @@ import re
 import pytest
 from rich.console import Console
 
+from paddlenlp_ext.cli import dry_run
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
+from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import load_data
 
@@ -52,3 +55,14 @@ def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
         plan(4, pipeline_parallel_degree=4)
     with pytest.raises(ValueError, match="expert_parallel_degree 2: the model has no experts"):
         plan(4, expert_parallel_degree=2)
+
+
+@pytest.mark.parametrize(
+    ("release", "capability", "expected"), [("3.8.0", (9, 0), True), ("3.7.1", (9, 0), False), ("3.8.0", (7, 5), False)]
+)
+def test_dry_run_for_a_gpu_counts_triton_kernels_where_the_ops_take_them(monkeypatch, release, capability, expected):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: release)
+    monkeypatch.setattr(dry_run, "AbsentGpu", lambda: AbsentGpu(capability))
+    monkeypatch.setattr(dry_run, "has_gpu", lambda: False)
+    assert dry_run._numerics(PrecisionConfig(device="gpu", bf16=True)).triton == expected

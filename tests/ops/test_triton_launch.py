@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.dispatch import AbsentGpu
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES
+from paddlenlp_ext.ops.dispatch import AbsentGpu, dispatched_ops
 from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 from tests.ops.fake_gpus import run_on_fake_gpus
 
@@ -90,6 +91,16 @@ def test_triton_names_the_dtypes_of_paddle(name, expected):
 def test_triton_that_cannot_launch_without_pytorch_is_a_reason_against_the_backend(monkeypatch, release, reason):
     monkeypatch.setattr("importlib.metadata.version", lambda name: release)
     assert on_gpu_with_triton(SimpleNamespace(place=AbsentGpu((9, 0)))) == reason
+
+
+def test_ops_on_a_gpu_before_compute_capability_8_take_no_triton_kernels():
+    x = SimpleNamespace(place=AbsentGpu((7, 5)), dtype=paddle.float16)
+    reason = "Triton needs compute capability 8.0 or later, and this GPU has 7.5"
+    assert OP_CASES.names()  # imports all ops
+    with_triton = [op for op in dispatched_ops() if "triton" in op.backends]
+    assert len(with_triton) > 10
+    for op in with_triton:
+        assert op.unavailable_reason("triton", x) == reason, op.name
 
 
 def test_ops_of_the_doctor_launch_on_paddle_tensors():

@@ -23,11 +23,11 @@ LONG = AttentionLayout.from_documents([[40, 260]])
 """Documents of several tiles of a GPU kernel, some of which need no mask."""
 
 
-def _attend(inputs: Inputs, layout: AttentionLayout, **options: Any) -> paddle.Tensor:
+def _attend(inputs: Inputs, layout: AttentionLayout, head_dim: int = HEAD_DIM, **options: Any) -> paddle.Tensor:
     """Attend in a copy of the layout: its cached plans belong to a device."""
     layout = AttentionLayout(layout.document_lengths, layout.window, layout.document_parents)
     shape = len(layout.document_lengths), layout.row_length
-    q, k, v = (inputs.trained(*shape, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (inputs.trained(*shape, heads, head_dim) for heads in (HEADS, KV_HEADS, KV_HEADS))
     return attention(q, k, v, layout, SCALE, **options)
 
 
@@ -52,6 +52,12 @@ def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
         *(_attend(inputs, LAYOUTS[0], options=each) for each in options),
         *(_attend(inputs, layout, options=every) for layout in (*LAYOUTS[1:], LONG)),
     ]
+
+
+@op_case("attention with heads too wide for GPU kernels")
+def run_wide_attention(inputs: Inputs) -> list[paddle.Tensor]:
+    """Attend with heads whose tiles exceed shared memory in every dtype."""
+    return [_attend(inputs, LAYOUTS[0], head_dim=520)]
 
 
 @op_case("decode_attention")

@@ -14,9 +14,11 @@ from paddlenlp_ext.ops.attention.cpu import attention_cpp
 from paddlenlp_ext.ops.attention.flashmask import MAX_HEAD_DIM, flashmask_attention
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
-from paddlenlp_ext.ops.attention.triton import attention_triton, on_gpu_for_triton
+from paddlenlp_ext.ops.attention.triton import attention_triton
 from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_gpu_with_flash_attention
+from paddlenlp_ext.ops.dispatch import Condition, DispatchedOp, anywhere, on_gpu_with_flash_attention
+from paddlenlp_ext.ops.triton_attention import LARGEST_ROW
+from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
 
 __all__ = [
     "AttentionLayout",
@@ -76,29 +78,38 @@ def attention_reference(
 
 
 def _never_flashmask(x: paddle.Tensor) -> str:
-    """Return why FlashMask cannot compute `modified_attention_op`."""
+    """Return why FlashMask cannot compute `modified_attention_op` and `wide_attention_op`."""
     return on_gpu_with_flash_attention(x) or (
         "FlashMask's kernel only scales and masks the scores of heads of at most "
         f"{MAX_HEAD_DIM} channels: it has no soft-cap, linear biases (ALiBi) or sinks"
     )
 
 
-attention_op = DispatchedOp(
-    "attention",
-    flashmask=(flashmask_attention, on_gpu_with_flash_attention),
-    triton=(attention_triton, on_gpu_for_triton),
-    native=(attention_cpp, usable),
-    blocks=(blockwise_attention, anywhere),
-    reference=attention_reference,
+def _never_triton(x: paddle.Tensor) -> str:
+    """Return why the kernels in Triton cannot compute `wide_attention_op`."""
+    return floats_on_gpu_with_triton(x) or (
+        f"the tiles of its heads fit shared memory up to {LARGEST_ROW // 2} channels in half precision "
+        f"and {LARGEST_ROW // 4} in float32"
+    )
+
+
+def _op(name: str, flashmask: Condition, triton: Condition) -> DispatchedOp:
+    """Return the op of attention with these conditions of its GPU kernels."""
+    return DispatchedOp(
+        name,
+        flashmask=(flashmask_attention, flashmask),
+        triton=(attention_triton, triton),
+        native=(attention_cpp, usable),
+        blocks=(blockwise_attention, anywhere),
+        reference=attention_reference,
+    )
+
+
+attention_op = _op("attention", on_gpu_with_flash_attention, floats_on_gpu_with_triton)
+modified_attention_op = _op(
+    "attention with soft-cap, linear biases, sinks or wide heads", _never_flashmask, floats_on_gpu_with_triton
 )
-modified_attention_op = DispatchedOp(
-    "attention with soft-cap, linear biases, sinks or wide heads",
-    flashmask=(flashmask_attention, _never_flashmask),
-    triton=(attention_triton, on_gpu_for_triton),
-    native=(attention_cpp, usable),
-    blocks=(blockwise_attention, anywhere),
-    reference=attention_reference,
-)
+wide_attention_op = _op("attention with heads too wide for GPU kernels", _never_flashmask, _never_triton)
 
 
 def attention(
@@ -129,7 +140,10 @@ def attention(
     Raises:
         ValueError: the requested implementation is unknown or cannot run here.
     """
-    if options.is_plain and max(q_BSNH.shape[3], v_BSKE.shape[3]) <= MAX_HEAD_DIM:
+    widest = max(q_BSNH.shape[3], v_BSKE.shape[3])
+    fits_triton = widest * q_BSNH.element_size() <= LARGEST_ROW
+    if options.is_plain and widest <= MAX_HEAD_DIM and fits_triton:
         return attention_op.choose(q_BSNH, implementation)(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix)
-    run = modified_attention_op.choose(q_BSNH, implementation)
+    op = modified_attention_op if fits_triton else wide_attention_op
+    run = op.choose(q_BSNH, implementation)
     return run(q_BSNH, k_BSKH, v_BSKE, layout, scale, prefix, options)

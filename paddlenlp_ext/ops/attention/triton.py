@@ -20,25 +20,12 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.attention.start_rows import attend_in_copies, start_rows, start_rows_on
 from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.dispatch import compute_capability
 from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
-from paddlenlp_ext.ops.triton_launch import empty_beside, floats_on_gpu_with_triton, launch
+from paddlenlp_ext.ops.triton_launch import empty_beside, launch
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.tile_sizes import TileSizes
     from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk
-
-_OLDEST = (8, 0)
-"""Compute capability of the oldest GPUs that Triton supports."""
-
-
-def on_gpu_for_triton(x: paddle.Tensor) -> str | None:
-    """Return None for at most 32-bit floats on a GPU that runs the kernels; otherwise the reason."""
-    reason = floats_on_gpu_with_triton(x)
-    if reason is None and compute_capability(x) < _OLDEST:
-        major, minor = compute_capability(x)
-        return f"Triton needs compute capability 8.0 or later, and this GPU has {major}.{minor}"
-    return reason
 
 
 def attention_triton(

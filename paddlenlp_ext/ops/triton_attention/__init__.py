@@ -24,3 +24,6 @@ Tested in Triton's interpreter (tests/ops/attention/test_triton.py).
 
 Names: B batch, S positions, N query heads, K key-value heads, H channels of a head of q and k, E of v.
 """
+
+LARGEST_ROW = 1024
+"""Bytes of the channels of the widest head whose tiles fit shared memory."""

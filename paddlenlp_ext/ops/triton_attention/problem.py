@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import triton
 
 from paddlenlp_ext.ops.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_attention import LARGEST_ROW
 
 
 class Walk(NamedTuple):
@@ -23,8 +24,6 @@ class Walk(NamedTuple):
     counts: Any
 
 
-_LARGEST_ROW = 1024
-"""Bytes of the channels of the widest head whose tiles fit shared memory."""
 _SMALLEST = 16
 """Smallest side of an operand of tensor cores."""
 _LOG2_E = math.log2(math.e)
@@ -73,7 +72,7 @@ def tile_sizes(kernel: str) -> TileSizes:
 
 def _is_sensible(entry: dict[str, int]) -> bool:
     """Return whether the longer side of a tile takes 8 to 32 KiB, and its scores suit the number of threads."""
-    queries, keys, row_bytes = entry["QUERIES"], entry["KEYS"], entry.get("row_bytes", _LARGEST_ROW)
+    queries, keys, row_bytes = entry["QUERIES"], entry["KEYS"], entry.get("row_bytes", LARGEST_ROW)
     scores = queries * keys // (32 * entry["num_warps"])
     is_enough = scores >= 8 or entry["num_warps"] == 4
     return is_enough and scores <= 64 and 8 <= max(queries, keys) * row_bytes >> 10 <= 32
@@ -87,9 +86,9 @@ def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
     """
     longest = max(problem.q.shape[3], problem.v.shape[3])
     row = channels_of(longest) * problem.q.element_size()
-    if row > _LARGEST_ROW:
+    if row > LARGEST_ROW:
         raise ValueError(
-            f"attention in Triton: heads of {longest} channels in {problem.q.dtype} exceed {_LARGEST_ROW} bytes; "
+            f"attention in Triton: heads of {longest} channels in {problem.q.dtype} exceed {LARGEST_ROW} bytes; "
             "choose another implementation"
         )
     return table(problem.q, row_bytes=row)

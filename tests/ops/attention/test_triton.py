@@ -17,8 +17,10 @@ from paddlenlp_ext.ops.attention import (
     attention_op,
     attention_reference,
     modified_attention_op,
+    wide_attention_op,
 )
 from paddlenlp_ext.ops.attention import triton as module
+from paddlenlp_ext.ops.attention.scores import PLAIN
 from paddlenlp_ext.ops.attention.start_rows import start_rows
 from paddlenlp_ext.ops.attention.triton import attention_triton
 from paddlenlp_ext.ops.dispatch import AbsentGpu
@@ -240,20 +242,37 @@ def test_tile_lists_have_the_tiles_of_the_dense_mask(documents, window, parents,
         (attention_op, (9, 0), paddle.float32, "triton"),
         (modified_attention_op, (8, 0), paddle.bfloat16, "triton"),
         (modified_attention_op, (7, 5), paddle.float16, "blocks"),
+        (wide_attention_op, (9, 0), paddle.bfloat16, "blocks"),
     ],
 )
 def test_attention_ops_choose_triton_where_flashmask_lacks_something(op, capability, dtype, backend):
     assert op.explain(SimpleNamespace(place=AbsentGpu(capability), dtype=dtype))[0] == backend
 
 
-def test_attention_of_wide_heads_takes_the_op_without_flashmask(monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "value_dim", "options", "expected"),
+    [
+        ("float16", 256, 3, PLAIN, attention_op),
+        ("float16", 257, 3, PLAIN, modified_attention_op),
+        ("float16", 3, 512, PLAIN, modified_attention_op),
+        ("float16", 3, 513, PLAIN, wide_attention_op),
+        ("float32", 256, 3, PLAIN, attention_op),
+        ("float32", 257, 3, PLAIN, wide_attention_op),
+        ("float32", 257, 3, ScoreOptions(softcap=5.0), wide_attention_op),
+    ],
+)
+def test_attention_takes_the_op_for_the_width_of_its_heads(monkeypatch, dtype, head_dim, value_dim, options, expected):
     chosen = []
-    monkeypatch.setattr(modified_attention_op, "choose", lambda *_: chosen.append(1) or attention_reference)
-    q, layout = paddle.ones([1, 2, 1, 257]), AttentionLayout.from_documents([[2]])
-    attention(q, q, q[..., :3], layout, 0.1)
-    attention(q[..., :256], q[..., :256], q, layout, 0.1)
-    attention(q[..., :256], q[..., :256], q[..., :3], layout, 0.1)
-    assert chosen == [1, 1]
+    for op in (attention_op, modified_attention_op, wide_attention_op):
+        monkeypatch.setattr(op, "choose", lambda *_, op=op: chosen.append(op) or (lambda *_: None))
+    q, v = paddle.ones([1, 2, 1, head_dim], dtype), paddle.ones([1, 2, 1, value_dim], dtype)
+    attention(q, q, v, AttentionLayout.from_documents([[2]]), 0.1, options=options)
+    assert chosen == [expected]
+
+
+def test_attention_of_too_wide_heads_on_a_gpu_names_the_largest_width():
+    x = SimpleNamespace(place=AbsentGpu(), dtype=paddle.float32)
+    assert "up to 512 channels in half precision and 256 in float32" in wide_attention_op.explain(x)[1]["triton"]
 
 
 def test_attention_triton_of_heads_that_exceed_shared_memory_raises_value_error():

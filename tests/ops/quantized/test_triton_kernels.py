@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.quantized import triton_launch
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
@@ -244,7 +245,7 @@ def test_triton_on_cpu_raises_value_error():
         dequantize_op.choose(weight.codes, "triton")
     with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
-    on_gpu = SimpleNamespace(place=SimpleNamespace(is_gpu_place=lambda: True), dtype=paddle.int8)
+    on_gpu = SimpleNamespace(place=AbsentGpu(), dtype=paddle.int8)
     assert triton_launch.on_gpu_in_4_bits(on_gpu) == "it is for weights in 4 bits"
     on_gpu.dtype = paddle.uint8
     assert triton_launch.on_gpu_in_4_bits(on_gpu) is None
