@@ -145,7 +145,12 @@ class ModelConfig(OptionGroup):
         None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this"
     )
     continue_training: bool = option(True, help="false: initialize random weights from the model's config")
-    use_flash_attention: bool = option(False, aliases=("flash_attention",), help="use FlashAttention kernels on GPUs")
+    use_flash_attention: bool = option(
+        False,
+        aliases=("flash_attention",),
+        help="attention on GPUs by FlashMask, or by this project's Triton kernels for what it lacks (docs/gpu.md); "
+        "false: by blocks of plain Paddle",
+    )
     flash_mask: bool = option(
         False,
         aliases=("flashmask",),
