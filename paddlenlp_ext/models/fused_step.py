@@ -25,7 +25,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.frozen_linear import FrozenQuantized
 from paddlenlp_ext.ops.norm_linear import norm_linear, norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH
+from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 
@@ -42,7 +42,7 @@ def run_fused_step(
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if none of them can be fused."""
     if norm_linear_op.choose(x_BSD) is norm_linear_reference or inputs.cache is None:
         return None
-    if math.prod(x_BSD.shape[:2]) > LARGEST_BATCH or paddle.is_grad_enabled() or inputs.adapter_inputs is not None:
+    if math.prod(x_BSD.shape[:2]) > MOST_POSITIONS or paddle.is_grad_enabled() or inputs.adapter_inputs is not None:
         return None
     steps = inputs.cache.derived((FusedLayer, start, stop), lambda: _prepare([*layers][start:stop]))
     if not steps:

@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.cpu.library import needs_grad
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import LARGEST_BATCH, fits_tiles, tile_format, tile_layer
+from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS, fits_tiles, tile_format, tile_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.ops.triton_launch import empty_beside, launch
 
@@ -58,7 +58,7 @@ def supports(
     addend: paddle.Tensor | None,
 ) -> bool:
     """Return whether one launch can compute these layers: few positions, one format, no gradients and no autocast."""
-    if not 0 < math.prod(x.shape[:-1]) <= LARGEST_BATCH or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
+    if not 0 < math.prod(x.shape[:-1]) <= MOST_POSITIONS or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
         return False
     if paddle.is_grad_enabled():
         tensors = [x, weight_D, *(each.bias for each in linears), *(each.weight for each in linears), addend]

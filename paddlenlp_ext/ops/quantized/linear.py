@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.linear import in_dtype, product_dtype
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.dequantize import block_scales, dequantize, dequantize_rows, row_blocks
 from paddlenlp_ext.ops.quantized.triton_launch import (
-    LARGEST_BATCH,
+    MOST_POSITIONS,
     fits_tiles,
     on_gpu_in_4_bits,
     product_triton,
@@ -163,7 +163,7 @@ def linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
     positions = math.prod(leading)
     if positions <= _MAX_FUSED_POSITIONS and supports_product(weight):
         product = product_triton
-    elif 0 < positions <= LARGEST_BATCH and fits_tiles(weight):
+    elif 0 < positions <= MOST_POSITIONS and fits_tiles(weight):
         product = tile_product_triton
     else:
         return linear_reference(x, weight)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
-LARGEST_BATCH = 16
+MOST_POSITIONS = 16
 """Positions up to which tiles of ops/norm_linear are multiplied: the columns of a tile."""
 
 
