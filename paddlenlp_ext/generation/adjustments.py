@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import paddle
+import numpy as np
+
+from paddlenlp_ext.generation.decoder import ModelLogits, on_host
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Adjustments:
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
-    def apply(self, logits_1V: paddle.Tensor, generated: Sequence[int]) -> paddle.Tensor:
-        """Return the logits [1, V] after the tokens `generated`, float32 if any of them changes."""
+    def apply(self, logits_1V: ModelLogits, generated: Sequence[int]) -> ModelLogits:
+        """Return the logits [1, V] after the tokens `generated`; fp32 on the host if any of them changes."""
         changes = dict(self.logit_bias)
         if self.frequency_penalty or self.presence_penalty:
             for token, count in Counter(generated).items():
@@ -35,6 +37,6 @@ class Adjustments:
                 changes[token] = changes.get(token, 0.0) - penalty
         if not changes:
             return logits_1V
-        ids_T = paddle.to_tensor([*changes], "int64")
-        values_1T = paddle.to_tensor([[*changes.values()]], "float32")
-        return paddle.index_add(logits_1V.astype("float32"), ids_T, 1, values_1T)
+        adjusted_1V = on_host(logits_1V).copy()
+        adjusted_1V[0, [*changes]] += np.array([*changes.values()], np.float32)
+        return adjusted_1V

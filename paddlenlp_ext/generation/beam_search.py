@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paddlenlp_ext.generation import sampling
-from paddlenlp_ext.generation.decoder import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.decoder import Decoder, Row, on_host, prefill, step
 from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.generation.sampling import Logits
 
@@ -75,7 +75,7 @@ def beam_search(model: Decoder, rows: Sequence[Row], options: DecodingOptions) -
     groups = [Beams(row, options) for row in rows]
     cache, logits_BV = prefill(model, [row.prompt for row in rows])
     cache.select_rows([index for index in range(len(rows)) for _ in range(num_beams)])
-    logits = np.repeat(logits_BV.astype("float32").numpy(), num_beams, axis=0)
+    logits = np.repeat(on_host(logits_BV), num_beams, axis=0)
     while groups:
         log_probs = _log_probs(logits, groups, options)
         kept, remaining = [], []
@@ -92,12 +92,11 @@ def beam_search(model: Decoder, rows: Sequence[Row], options: DecodingOptions) -
             return
         cache.select_rows(kept)
         beams = [beam for group in groups for beam in group.running]
-        hidden_BSD = step(model, [beam[-1:] for beam in beams], cache)
-        logits_BV = model.logits(hidden_BSD[:, -1])
+        logits = on_host(step(model, [beam[-1:] for beam in beams], cache))[:, -1]
         if cache.is_stale:
             sequences = [group.row.prompt + beam for group in groups for beam in group.running]
             cache, logits_BV = prefill(model, sequences, len(beams[0]))
-        logits = logits_BV.astype("float32").numpy()
+            logits = on_host(logits_BV)
 
 
 def _log_probs(logits: Logits, groups: Sequence[Beams], options: DecodingOptions) -> Logits:

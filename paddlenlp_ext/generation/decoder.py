@@ -14,7 +14,17 @@ import paddle
 
 from paddlenlp_ext.generation.kv_cache import KVCache
 from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
+from paddlenlp_ext.generation.slot_cache import RowsOfCache
 from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.linear import in_dtype
+
+ModelLogits = paddle.Tensor | np.ndarray
+"""Logits as a model returns them: in its dtype on its device, or in fp32 on the host."""
+
+
+def on_host(logits: ModelLogits) -> np.ndarray:
+    """Return logits in fp32 on the host; NumPy has no bfloat16, of which Paddle would return the bits."""
+    return logits if isinstance(logits, np.ndarray) else in_dtype(logits, paddle.float32).numpy()
 
 
 class Decoder(Protocol):
@@ -44,6 +54,13 @@ class Decoder(Protocol):
         """Return logits [..., V] for hidden states [..., D]."""
         ...
 
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
+        """Append new tokens to the cache and return their logits, fp32 [B, S, V], if one call computes them.
+
+        The next step with the same cache overwrites them. None: `hidden_states` and `logits` have to be called.
+        """
+        ...
+
 
 @dataclass
 class Row:
@@ -59,6 +76,11 @@ class Row:
     def tokens(self) -> list[int]:
         """Prompt and generated tokens."""
         return self.prompt + self.generated
+
+    @property
+    def num_generated(self) -> int:
+        """Number of generated tokens."""
+        return len(self.generated)
 
     def take(self, token: int, end_tokens: frozenset[int]) -> bool:
         """Append a token unless it ends the row; return True if it was appended."""
@@ -97,8 +119,17 @@ def prefill(
     return cache, logits_BV
 
 
-def step(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache) -> paddle.Tensor:
-    """Run the newest S tokens of each row through the model; return the hidden states [B, S, D]."""
+def step(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> ModelLogits:
+    """Run the newest S tokens of each row through the model; return their logits [B, S, V].
+
+    Logits in a NumPy array are overwritten by the next step.
+    """
+    logits_BSV = model.decode_tokens(tokens_BS, cache)
+    return model.logits(forward(model, tokens_BS, cache)) if logits_BSV is None else logits_BSV
+
+
+def forward(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> paddle.Tensor:
+    """Run the newest S tokens of each row through the model; return their hidden states [B, S, D]."""
     ids_BS = np.array(tokens_BS, dtype=np.int64)
     positions_BS = paddle.to_tensor(cache.next_positions(ids_BS.shape[1]))
     return model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)

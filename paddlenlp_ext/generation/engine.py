@@ -22,15 +22,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.adjustments import Adjustments
-from paddlenlp_ext.generation.decoder import Decoder
+from paddlenlp_ext.generation.decoder import Decoder, ModelLogits, forward, on_host, step
 from paddlenlp_ext.generation.logprobs import TokenLogprob, sequence_logprobs, token_logprobs
 from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
-from paddlenlp_ext.generation.slot_cache import SlotCache
+from paddlenlp_ext.generation.slot_cache import RowsOfCache, SlotCache
 from paddlenlp_ext.generation.token_chooser import TokenChooser, most_likely
 
 STOP, LENGTH = "stop", "length"
@@ -125,13 +124,22 @@ class _Row:
         is_plain = decoding.decode_strategy == "greedy_search" and decoding.repetition_penalty == 1.0
         self.takes_most_likely = is_plain and request.adjustments == Adjustments()
 
-    def take(self, logits_1V: paddle.Tensor, most_likely: int | None) -> None:
+    @property
+    def number(self) -> int:
+        """Number that selects the random generator."""
+        return self.request.row
+
+    @property
+    def num_generated(self) -> int:
+        """Number of new tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def take(self, logits_1V: ModelLogits, most_likely: int | None) -> None:
         """Choose the next token, and append it unless it ends the row."""
-        request, generated = self.request, self.tokens[len(self.request.prompt) :]
-        token = most_likely
+        request, token = self.request, most_likely
         if token is None:
-            adjusted_1V = request.adjustments.apply(logits_1V, generated)
-            token = self.chooser.choose(adjusted_1V, [request.row], [self.tokens], [len(generated)])[0]
+            adjusted_1V = request.adjustments.apply(logits_1V, self.tokens[len(request.prompt) :])
+            token = self.chooser.choose(adjusted_1V, [self])[0]
         if token in request.decoding.eos_token_ids:
             if request.on_end_token is not None:
                 request.on_end_token(token_logprobs(logits_1V, [token], request.num_top or 0)[0])
@@ -141,7 +149,7 @@ class _Row:
         logprob = None if request.num_top is None else token_logprobs(logits_1V, [token], request.num_top)[0]
         if request.on_token(token, logprob):
             self.ended = STOP
-        elif len(generated) + 1 >= request.max_new_tokens:
+        elif self.num_generated >= request.max_new_tokens:
             self.ended = LENGTH
 
 
@@ -169,15 +177,17 @@ class _Batch:
         self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[paddle.Tensor, list[int]]:
         """Run new tokens of the rows from `first` on; return their hidden states [B, S, D], and the stale rows."""
-        last = first + len(tokens_BS)
-        view = self.cache.rows(first, len(tokens_BS), [len(row.request.prompt) for row in self.rows[first:last]])
-        ids_BS = np.array(tokens_BS, np.int64)
-        positions_BS = np.array(self.cache.lengths[first:last], np.int64)[:, None] + np.arange(ids_BS.shape[1])
-        ids, positions = paddle.to_tensor(ids_BS), paddle.to_tensor(positions_BS)
-        hidden_BSD = model.hidden_states(ids, position_ids=positions, cache=view)
-        stale = view.stale_rows()
-        view.advance(ids_BS.shape[1])
-        return hidden_BSD, stale
+        view = self._view(first, len(tokens_BS))
+        return forward(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
+
+    def step(self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]) -> tuple[ModelLogits, list[int]]:
+        """Run new tokens of the rows from `first` on; return their logits [B, S, V], and the stale rows."""
+        view = self._view(first, len(tokens_BS))
+        return step(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
+
+    def _view(self, first: int, num_rows: int) -> RowsOfCache:
+        lengths = [len(row.request.prompt) for row in self.rows[first : first + num_rows]]
+        return self.cache.rows(first, num_rows, lengths)
 
 
 class Engine:
@@ -283,13 +293,15 @@ class Engine:
             indices = list(run)
             same = rows[indices[0] : indices[-1] + 1]
             model = self._variants.prepare(group, [row.request.variant for row in same])
-            hidden_BSD, stale = batch.forward(model, indices[0], [row.tokens[-1:] for row in same])
-            newest_BD = hidden_BSD[:, -1]
+            logits_BSV, stale = batch.step(model, indices[0], [row.tokens[-1:] for row in same])
+            newest_BV = logits_BSV[:, -1]
             for index in stale:  # their keys were rotated with other frequencies: the row is run again
                 batch.cache.clear_row(index)
                 model = self._variants.prepare(group, [rows[index].request.variant])
-                newest_BD[index - indices[0]] = batch.forward(model, index, [rows[index].tokens])[0][0, -1]
-            _take_tokens(same, model.logits(newest_BD))
+                hidden_1SD = batch.forward(model, index, [rows[index].tokens])[0]
+                again_V = model.logits(hidden_1SD[:, -1])[0]
+                newest_BV[index - indices[0]] = again_V if isinstance(newest_BV, paddle.Tensor) else on_host(again_V)
+            _take_tokens(same, newest_BV)
 
     def _frequency_key(self, length: int) -> tuple[float, ...]:
         """Return a value that is equal for rows whose newest token, at `length`, has the same rotary frequencies."""
@@ -308,7 +320,7 @@ class Engine:
                     row.request.on_end(row.ended)
 
 
-def _take_tokens(rows: Sequence[_Row], logits_BV: paddle.Tensor) -> None:
+def _take_tokens(rows: Sequence[_Row], logits_BV: ModelLogits) -> None:
     """Choose the next token of each row; an error ends its row only."""
     best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.generation.beam_search import beam_search
-from paddlenlp_ext.generation.decoder import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.decoder import Decoder, ModelLogits, Row, prefill, step
 from paddlenlp_ext.generation.options import DecodingOptions, as_token_set
 from paddlenlp_ext.generation.speculation import decode_with_drafts
 from paddlenlp_ext.generation.token_chooser import TokenChooser
@@ -151,16 +152,14 @@ def _beam_tokens(model: Decoder, rows: list[Row], options: DecodingOptions) -> I
 def _decode_in_steps(
     model: Decoder, rows: list[Row], chooser: TokenChooser, end_tokens: frozenset[int]
 ) -> Iterator[tuple[Row, int | None]]:
+    logits_BV: ModelLogits
     cache, logits_BV = prefill(model, [row.tokens for row in rows])
     while True:
         active = [index for index, row in enumerate(rows) if not row.ended]
-        if len(active) < len(rows):
-            logits_BV = paddle.index_select(logits_BV, paddle.to_tensor(active), axis=0)
         unfinished = [rows[index] for index in active]
-        lengths = [len(row.generated) for row in unfinished]
-        tokens = chooser.choose(
-            logits_BV, [row.number for row in unfinished], [row.tokens for row in unfinished], lengths
-        )
+        if len(active) < len(rows):
+            logits_BV = _select(logits_BV, active)
+        tokens = chooser.choose(logits_BV, unfinished)
         for row, token in zip(unfinished, tokens, strict=True):
             yield row, token if row.take(token, end_tokens) else None
         active = [index for index, row in enumerate(rows) if not row.ended]
@@ -170,9 +169,15 @@ def _decode_in_steps(
             rows = [rows[index] for index in active]
             cache.select_rows(active)
         newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # of ended rows any token, unused
-        logits_BV = model.logits(step(model, newest, cache)[:, -1])
+        logits_BV = step(model, newest, cache)[:, -1]
         if cache.is_stale:
             cache, logits_BV = prefill(model, [row.tokens for row in rows], max(len(row.generated) for row in rows))
+
+
+def _select(logits_BV: ModelLogits, rows: list[int]) -> ModelLogits:
+    if isinstance(logits_BV, np.ndarray):
+        return logits_BV[rows]
+    return paddle.index_select(logits_BV, paddle.to_tensor(rows), axis=0)
 
 
 @contextmanager

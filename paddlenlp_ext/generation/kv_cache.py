@@ -67,12 +67,10 @@ class _LayerKeyValues:
         k_BKCH, v_BKCE = self.tensors
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
-    def reserve(self, length: int) -> None:
-        """Make room for `length` positions, which the caller writes, and count them as stored."""
-        if self.end + length > self.capacity:
-            k_BKCH, v_BKCE = self.tensors
-            self._grow(self.end + length, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
-        self.length += length
+    def grow(self, end: int) -> None:
+        """Make room for `end` slots; the layer must not be empty."""
+        k_BKCH, v_BKCE = self.tensors
+        self._grow(end, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
 
     def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
         """Make room for `end` slots; `shapes` are those of the stored tensors, with any capacity."""
@@ -113,7 +111,6 @@ class KVCache(ReservingCache):
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
-        self._slots: dict[int, np.ndarray] = {}
         self._derived: dict[Hashable, Any] = {}
 
     @property
@@ -181,14 +178,19 @@ class KVCache(ReservingCache):
         """True if every layer has stored positions, so that `reserve` works."""
         return self.length > 0
 
-    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
-        """Count new positions of a layer as stored, and return the slots where the caller writes them."""
-        layer = self._layers[layer_index]
-        start, slot = layer.length, layer.end
-        layer.reserve(length)
-        if slot not in self._slots:
-            self._slots = {slot: np.full(len(self._starts_B), slot, np.int64)}
-        return ReservedPositions(*layer.tensors, self._slots[slot], self._visible_positions(start, layer, window))
+    def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
+        """Make room for `length` positions of each row in some layers, which the caller writes, and count them."""
+        reserved = [self._layers[index] for index in layers]
+        prefix, column = reserved[0].prefix_length, reserved[0].length
+        slot = prefix + column
+        for layer in reserved:
+            assert layer.end == slot and layer.prefix_length == prefix, "the layers have other positions"
+            if slot + length > layer.capacity:
+                layer.grow(slot + length)
+        for layer in reserved:
+            layer.length = column + length
+        firsts = [prefix + start for start in self._starts_B.tolist()]
+        return ReservedPositions([slot] * len(firsts), firsts, prefix, [layer.tensors for layer in reserved])
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
@@ -205,7 +207,6 @@ class KVCache(ReservingCache):
         self._starts_B = self._starts_B[list(rows)]
         self.key_starts = paddle.to_tensor(self._starts_B)
         self._visible.clear()
-        self._slots.clear()
 
     def truncate(self, length: int) -> None:
         """Remove the positions from column `length` on, in every layer."""

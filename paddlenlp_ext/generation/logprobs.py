@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import paddle
 
-from paddlenlp_ext.generation.decoder import Decoder
+from paddlenlp_ext.generation.decoder import Decoder, ModelLogits
 
 _POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
 
@@ -30,14 +30,15 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-def token_logprobs(logits_SV: paddle.Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
+def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
     """Return the log-probability of one token for each line of logits.
 
     Args:
-        logits_SV: [S, V], any float type.
+        logits: [S, V], any float type.
         tokens: S token ids.
         num_top: number of most likely tokens to return with each token; 0: none.
     """
+    logits_SV = logits if isinstance(logits, paddle.Tensor) else paddle.to_tensor(logits)
     logits_SV = logits_SV.astype("float64")  # a sum of 50,000 numbers in float32 is wrong by 1e-4
     total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
     chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)

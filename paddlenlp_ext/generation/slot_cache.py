@@ -35,6 +35,7 @@ class _Layer:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
         self.stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
+        self._rows, self._columns = 0, 0
 
     def reserve(self, rows: int, columns: int, like: KeyValuePrefix) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the stored tensors, with room for `rows` rows of `columns` columns.
@@ -43,26 +44,25 @@ class _Layer:
             rows, columns: numbers of rows and columns.
             like: new keys and values [B, S, K, H] and [B, S, K, E].
         """
-        shape = self.stored[0].shape if self.stored is not None else [0, 0, 0, 0]
-        if self.stored is not None and rows <= shape[0] and columns <= shape[2]:
+        if self.stored is not None and rows <= self._rows and columns <= self._columns:
             return self.stored
-        rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, shape[0])
-        columns = max(-(-columns // BLOCK) * BLOCK, shape[2])
+        rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, self._rows)
+        columns = max(-(-columns // BLOCK) * BLOCK, self._columns)
         k_new, v_new = (paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
         for index, store in enumerate((k_new, v_new)):
             if self.prefix is not None:
                 store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
             if self.stored is not None:
-                store[: shape[0], :, : shape[2]] = self.stored[index]
-        self.stored = k_new, v_new
+                store[: self._rows, :, : self._columns] = self.stored[index]
+        self.stored, self._rows, self._columns = (k_new, v_new), rows, columns
         return self.stored
 
     def grow(self, rows: int, columns: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the stored tensors of a layer that is not empty, with room for `rows` rows of `columns` columns."""
         assert self.stored is not None, "the layer is empty"
-        k_RKCH, v_RKCE = self.stored
-        if rows <= k_RKCH.shape[0] and columns <= k_RKCH.shape[2]:
+        if rows <= self._rows and columns <= self._columns:
             return self.stored
+        k_RKCH, v_RKCE = self.stored
         return self.reserve(rows, columns, (k_RKCH.transpose([0, 2, 1, 3]), v_RKCE.transpose([0, 2, 1, 3])))
 
 
@@ -152,23 +152,25 @@ class RowsOfCache(ReservingCache):
         """True while the cache has neither positions nor a prefix."""
         return not self._cache.layers and not self._cache.has_prefix
 
-    def stale_rows(self) -> list[int]:
-        """Return the rows whose stored keys were rotated with other frequencies than those of this pass."""
-        return [
-            row
-            for row in range(self._rows.start, self._rows.stop)
-            if self._cache.frequency_sets[row] not in (None, self._sets)
-        ]
+    def next_positions(self, count: int) -> np.ndarray:
+        """Return the positions [B, S] of each row's next `count` tokens."""
+        return self._lengths_B[:, None] + np.arange(count)
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record the sets of rotary frequencies of this pass; see `stale_rows`."""
+        """Record the sets of rotary frequencies of this pass; see `advance`."""
         self._sets = frequency_sets
 
-    def advance(self, num_new: int) -> None:
-        """Count the positions of this pass as stored."""
-        for row in range(self._rows.start, self._rows.stop):
+    def advance(self, num_new: int) -> list[int]:
+        """Count the positions of this pass as stored; return the stale rows.
+
+        Their earlier keys were rotated with other frequencies than those of this pass.
+        """
+        rows, sets = range(self._rows.start, self._rows.stop), self._cache.frequency_sets
+        stale = [row for row in rows if sets[row] not in (None, self._sets)]
+        for row in rows:
             self._cache.lengths[row] += num_new
-            self._cache.frequency_sets[row] = self._sets
+            sets[row] = self._sets
+        return stale
 
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
         """Store a prefix of keys and values for all rows, one pair for each layer index; only in a new cache."""
@@ -197,13 +199,12 @@ class RowsOfCache(ReservingCache):
         """True if every layer has stored positions, so that `reserve` works."""
         return bool(self._lengths_B.any())
 
-    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
-        """Make room for new positions of a layer, and return the slots where the caller writes them."""
-        layer = self._cache.layers[layer_index]
-        starts_B = layer.prefix_length + self._lengths_B
-        k_RKCH, v_RKCE = layer.grow(self._rows.stop, int(starts_B.max()) + length)
-        visible = self._visible_positions(length, layer.prefix_length, window)
-        return ReservedPositions(k_RKCH, v_RKCE, starts_B, visible, self._rows.start)
+    def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
+        """Make room for new positions of some layers, and return the slots where the caller writes them."""
+        reserved, prefix = [self._cache.layers[index] for index in layers], self._cache.layers[layers[0]].prefix_length
+        starts = [prefix + own for own in self._lengths_B.tolist()]
+        stored = [layer.grow(self._rows.stop, max(starts) + length) for layer in reserved]
+        return ReservedPositions(starts, [prefix] * len(starts), prefix, stored, self._rows.start)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, computed once per `key` for all passes: weights in another form."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from paddlenlp_ext.generation.decoder import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.decoder import Decoder, ModelLogits, Row, prefill, step
 from paddlenlp_ext.generation.options import DecodingOptions
 from paddlenlp_ext.generation.token_chooser import TokenChooser
 
@@ -44,13 +44,13 @@ def decode_with_drafts(
     model: Decoder, row: Row, chooser: TokenChooser, options: DecodingOptions
 ) -> Iterator[tuple[Row, int | None]]:
     """Decode one row until it ends; yield (row, token) for each token, (row, None) for an end token."""
+    logits_SV: ModelLogits
     cache, logits_SV = prefill(model, [row.tokens])
     draft: list[int] = []
     while True:
         start = cache.length
         for position in range(len(draft) + 1):
-            logits_1V = logits_SV[position : position + 1]
-            token = chooser.choose(logits_1V, [row.number], [row.tokens], [len(row.generated)])[0]
+            token = chooser.choose(logits_SV[position : position + 1], [row])[0]
             yield row, token if row.take(token, options.eos_token_ids) else None
             if row.ended:
                 return
@@ -58,7 +58,7 @@ def decode_with_drafts(
                 break
         cache.truncate(start - len(draft) + position)
         draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens))
-        logits_SV = model.logits(step(model, [[row.generated[-1], *draft]], cache)[0])
+        logits_SV = step(model, [[row.generated[-1], *draft]], cache)[0]
         if cache.is_stale:  # never with a draft, which ends before the rotation changes
             cache, logits_SV = prefill(model, [row.tokens], len(row.generated))
 

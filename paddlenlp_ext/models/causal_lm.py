@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.load import load_weights
@@ -18,6 +19,7 @@ from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_shard
 from paddlenlp_ext.generation.padded import generate_for
 from paddlenlp_ext.models.config import DecoderConfig
 from paddlenlp_ext.models.decoder import Decoder
+from paddlenlp_ext.models.token_step import run_token_step
 from paddlenlp_ext.nn.causal_lm import AdaptedHead, CausalLMOutput, DocumentLengths, causal_lm_forward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -136,6 +138,10 @@ class CausalLM(TrainableModel):
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
         """
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
+
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
+        """Return the logits of new tokens from one C++ call; arguments as in `token_step.run_token_step`."""
+        return run_token_step(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""

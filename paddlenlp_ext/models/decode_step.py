@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from operator import is_not
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle import nn
 
@@ -28,9 +28,12 @@ from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.quantized.cpu import packed_struct
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
+
+_NO_WINDOW = 1 << 40  # more positions than a cache has
 
 
 def run_decode_step(
@@ -73,11 +76,11 @@ def unavailable_reason(layer: Any) -> str | None:
         if has_forward_hooks(part):
             return f"{type(part).__name__} has hooks"
     norms = [getattr(layer, name) for name in norm_names(layer).values()]
-    reasons = (_part_reason(part) for part in (*attention.children(), *mlp.children(), *norms))
+    reasons = (part_reason(part) for part in (*attention.children(), *mlp.children(), *norms))
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _part_reason(part: Any) -> str | None:
+def part_reason(part: Any) -> str | None:
     """Return why a linear layer or norm cannot run in C++, or None if it can."""
     if type(part) is RMSNorm:
         return None if part.shards is None and part.weight.dtype == paddle.float32 else "a norm is sharded or rounded"
@@ -92,27 +95,12 @@ def _part_reason(part: Any) -> str | None:
     return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"
 
 
-class _Addresses:
-    """Addresses of arrays and tensors that several layers share; it keeps them alive."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[Any, int]] = {}
-
-    def of_array(self, array: np.ndarray) -> int:
-        """Return the address of a contiguous array."""
-        return (self._found.get(id(array)) or self._add(array, array.ctypes.data))[1]
-
-    def of_tensor(self, tensor: paddle.Tensor) -> int:
-        """Return the address of a contiguous tensor."""
-        return (self._found.get(id(tensor)) or self._add(tensor, library.pointer(tensor)))[1]
-
-    def _add(self, owner: Any, address: int) -> tuple[Any, int]:
-        self._found[id(owner)] = owner, address
-        return self._found[id(owner)]
-
-
 class DecodeStep:
-    """Weights of consecutive layers, as the C++ call reads them.
+    """Weights of consecutive layers and the places of new positions, as the C++ calls read them.
+
+    Attributes:
+        sizes: struct of sizes and positions.
+        arguments: layers, their number, and `sizes`, as arguments of the C++ calls.
 
     Args:
         layers: decoder layers whose `unavailable_reason` is None; their weights must not be replaced.
@@ -120,14 +108,18 @@ class DecodeStep:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
-        self._kept: list[Any] = [*layers]  # what the structs point to
-        self._tensors: list[Any] = [None] * len(layers)  # the caches whose addresses the structs have
-        self._stored: list[tuple[int, int] | None] = [None] * len(layers)
+        self._indices = [attention.layer_index for attention in self._attentions]
+        self._kept: list[Any] = [*layers]  # objects with memory that the structs point to
+        self._stored: Sequence[tuple[paddle.Tensor, paddle.Tensor] | None] = [None] * len(layers)
+        self._first_row = 0
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
+        self._starts, self._firsts = ((ctypes.c_int64 * SMALL_BATCH_ROWS)() for _ in range(2))
         first = self._attentions[0]
-        self._sizes = struct("DecodeSizes")(
+        self.sizes = struct("DecodeSizes")(
+            starts=ctypes.addressof(self._starts),
+            firsts=ctypes.addressof(self._firsts),
             hidden=layers[0].hidden_size,
             inner=layers[0].mlp.down_proj.in_features,
             heads=first.q_proj.out_features // first.head_dim,
@@ -137,72 +129,83 @@ class DecodeStep:
             residual_multiplier=layers[0].residual_multiplier,
             is_gelu=layers[0].mlp.gate is geglu,
         )
+        self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
 
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
         """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
         batch, length = x_BSD.shape[:2]
-        self._sizes.batch, self._sizes.length = batch, length
-        addresses = _Addresses()
-        for index, (attention, to) in enumerate(zip(self._attentions, self._layers, strict=True)):
-            reserved = cache.reserve(attention.layer_index, length, attention.window)
-            assert reserved.visible.ranges.shape[:2] == (batch, length), "the cache does not match the hidden states"
-            if self._stored[index] != (id(reserved.keys), reserved.row):
-                self._set_stored(index, reserved)
-            to.starts, to.ranges = addresses.of_array(reserved.starts), addresses.of_array(reserved.visible.ranges)
-            if attention.rotates:
-                cos, sin = rotations[attention.layer_index]
-                *positions, to.rotated = cos.shape
-                assert positions == [batch, length], "the positions do not match the hidden states"
-                to.cos, to.sin = addresses.of_tensor(cos), addresses.of_tensor(sin)
+        self.reserve(cache, batch, length)
+        tables = [rotations[index] for index in self._indices]
+        for cos, _ in tables:
+            assert cos.shape[:2] == [batch, length], "the positions do not match the hidden states"
+        self.set_tables([(library.pointer(cos), library.pointer(sin), cos.shape[2]) for cos, sin in tables])
         out_BSD = x_BSD.clone()
-        run = library.function("decode_layers")
-        run(ctypes.byref(self._layers), len(self._layers), ctypes.byref(self._sizes), library.pointer(out_BSD))
+        library.function("decode_layers")(*self.arguments, library.pointer(out_BSD))
         return out_BSD
 
-    def _set_stored(self, index: int, reserved: ReservedPositions) -> None:
-        """Write the addresses of a layer's cache, which change when it grows."""
-        _, kv_heads, capacity, size = reserved.keys.shape
-        skipped = reserved.row * kv_heads * capacity * size * 4  # bytes of the rows before the first one
-        to, self._tensors[index] = self._layers[index], (reserved.keys, reserved.values)
-        to.keys, to.values = library.pointer(reserved.keys) + skipped, library.pointer(reserved.values) + skipped
-        to.capacity, self._stored[index] = capacity, (id(reserved.keys), reserved.row)
+    def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
+        """Make room for `length` positions of each row in the cache; write where they are, and return it."""
+        reserved = cache.reserve(self._indices, length)
+        assert len(reserved.starts) == batch, "the cache does not match the hidden states"
+        self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
+        self._starts[:batch], self._firsts[:batch] = reserved.starts, reserved.firsts
+        if reserved.first_row != self._first_row or any(map(is_not, reserved.stored, self._stored)):
+            self._set_stored(reserved)
+        return reserved
+
+    def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
+        """Write the addresses of each layer's cosines and sines [B, S, R], and R."""
+        for attention, to, table in zip(self._attentions, self._layers, tables, strict=True):
+            if attention.rotates:
+                to.cos, to.sin, to.rotated = table
+
+    def matrix(self, weight: paddle.Tensor | QuantizedWeight, bias: paddle.Tensor | None = None) -> int:
+        """Return the address of the struct of a linear layer; the weight [out, in] must outlive it."""
+        (out_features, in_features), dense, quantized, is_bf16 = weight.shape, None, None, False
+        if isinstance(weight, paddle.Tensor):
+            dense, is_bf16 = library.pointer(weight), weight.dtype == paddle.bfloat16
+        else:
+            packed = packed_struct(weight)
+            self._kept.append(packed)
+            quantized = ctypes.addressof(packed)
+        bias_address = None if bias is None else library.pointer(bias)
+        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, in_features, out_features, is_bf16)
+        self._kept.append(matrix)
+        return ctypes.addressof(matrix)
+
+    def norm(self, norm: RMSNorm) -> int:
+        """Return the address of the scale of a norm."""
+        scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
+        self._kept.append(scale)
+        return library.pointer(scale)
+
+    def _set_stored(self, reserved: ReservedPositions) -> None:
+        """Write the addresses of the layers' caches, which change when they grow."""
+        self._stored, self._first_row = reserved.stored, reserved.first_row
+        for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
+            _, kv_heads, to.capacity, size = keys.shape
+            skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes of the rows before the first one
+            to.keys, to.values = library.pointer(keys) + skipped, library.pointer(values) + skipped
 
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
         for field, name in norm_names(layer).items():
-            setattr(to, field, self._norm(getattr(layer, name)))
+            setattr(to, field, self.norm(getattr(layer, name)))
         for field, linear in (
             *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
             *(("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)),
         ):
-            setattr(to, field, self._matrix(linear))
+            stored = linear.weight if isinstance(linear, Linear) else linear.stored
+            setattr(to, field, self.matrix(stored, linear.bias))
         if attention.qk_norm is not None:
-            to.q_norm, to.k_norm = (self._norm(getattr(attention, name)) for name in attention.qk_norm.names)
+            to.q_norm, to.k_norm = (self.norm(getattr(attention, name)) for name in attention.qk_norm.names)
             to.norms_after_rotation = attention.qk_norm.after_rotation
         for sinks in attention.score_options.sink_tensors:
             self._kept.append(sinks)
             to.sinks = library.pointer(sinks)
         to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
-
-    def _norm(self, norm: RMSNorm) -> int:
-        scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
-        self._kept.append(scale)
-        return library.pointer(scale)
-
-    def _matrix(self, linear: Linear | QuantizedLinear) -> int:
-        """Return the address of the struct of a linear layer."""
-        bias = None if linear.bias is None else library.pointer(linear.bias)
-        dense, quantized, is_bf16 = None, None, False
-        if isinstance(linear, Linear):
-            dense, is_bf16 = library.pointer(linear.weight), linear.weight.dtype == paddle.bfloat16
-        else:
-            packed = packed_struct(linear.stored)
-            self._kept.append(packed)
-            quantized = ctypes.addressof(packed)
-        matrix = struct("DecodeMatrix")(dense, quantized, bias, linear.in_features, linear.out_features, is_bf16)
-        self._kept.append(matrix)
-        return ctypes.addressof(matrix)
+        to.window = _NO_WINDOW if attention.window is None else attention.window
 
 
 _NORMS: dict[type[nn.Layer], dict[str, str]] = {

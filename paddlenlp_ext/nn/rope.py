@@ -311,16 +311,18 @@ class RotaryEmbedding:
             inverse_frequencies_F, amplitude = self._inverse_frequencies_in_graph(position_ids_BS.max() + 1)
             frequencies_R = paddle.concat([inverse_frequencies_F, inverse_frequencies_F])
         else:
-            inverse_frequencies, amplitude = self._fixed
-            if self._depends_on_length:
-                inverse_frequencies, amplitude = self._inverse_frequencies(int(position_ids_BS.max()) + 1)
+            length = int(position_ids_BS.max()) + 1 if self._depends_on_length else 0
+            inverse_frequencies, amplitude = self.inverse_frequencies(length)
             frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
         angles_BSR = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_R
         tables = angles_BSR.cos(), angles_BSR.sin()
         return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
+    def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
+        """Return the inverse frequencies for rows of `length` tokens, fp32 [R / 2], and the factor of the tables."""
+        return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
+
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the inverse frequencies, fp32 [R / 2], and the factor of the tables."""
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)
 
     def _inverse_frequencies_in_graph(self, length: paddle.Tensor) -> tuple[paddle.Tensor, float]:
@@ -340,17 +342,22 @@ Rotation = tuple[paddle.Tensor, paddle.Tensor]
 class RotaryEmbeddings:
     """Rotation tables of all layers; layers with equal settings share them.
 
+    Attributes:
+        distinct: the distinct settings.
+        index_by_layer: index of each layer's settings among these.
+
     Args:
         by_layer: settings of each layer.
     """
 
     def __init__(self, by_layer: Sequence[RopeSettings]) -> None:
-        distinct: list[RopeSettings] = []
+        self.distinct: list[RopeSettings] = []
         for settings in by_layer:
-            if settings not in distinct:
-                distinct.append(settings)
-        self._embeddings = [RotaryEmbedding(settings) for settings in distinct]
-        self._index_by_layer = [distinct.index(settings) for settings in by_layer]
+            if settings not in self.distinct:
+                self.distinct.append(settings)
+        self._embeddings = [RotaryEmbedding(settings) for settings in self.distinct]
+        self._long_ropes = [settings for settings in self.distinct if settings.rope_type == "longrope"]
+        self.index_by_layer = [self.distinct.index(settings) for settings in by_layer]
 
     def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
         """Return whether the positions [B, S] need the long factors, for each embedding with LongRoPE.
@@ -360,11 +367,17 @@ class RotaryEmbeddings:
         """
         if is_symbolic(position_ids_BS):
             return ()
-        settings = [each.settings for each in self._embeddings if each.settings.rope_type == "longrope"]
-        length = int(position_ids_BS.max()) + 1 if settings else 0
-        return tuple(length > _short_context(each) for each in settings)
+        return self.frequency_sets_at(int(position_ids_BS.max()) + 1 if self._long_ropes else 0)
+
+    def frequency_sets_at(self, length: int) -> tuple[bool, ...]:
+        """Return the same for positions of which the last one is `length - 1`."""
+        return tuple(length > _short_context(settings) for settings in self._long_ropes)
+
+    def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
+        """Return the inverse frequencies and the factor of the tables of each distinct embedding."""
+        return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
         """Return the tables of each layer."""
         tables = [embedding(position_ids_BS) for embedding in self._embeddings]
-        return tuple(tables[index] for index in self._index_by_layer)
+        return tuple(tables[index] for index in self.index_by_layer)

@@ -56,6 +56,10 @@ class TrainableModel(nn.Layer):
         """Return the shape of the hidden states between two layers, for input ids [batch, length]."""
         raise NotImplementedError
 
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: Any) -> np.ndarray | None:
+        """Return the logits of new tokens if one call computes them (generation/decoder.py), else None."""
+        return None
+
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V]."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ Shapes: B batch, S new positions, V vocabulary.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class StaticModel:
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
         return logits_BV.clone().unsqueeze(1)  # the predictor writes its next logits to the same memory
+
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
+        """Return None: the program computes hidden states and logits together."""
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Return `hidden`, which are logits."""

@@ -58,8 +58,8 @@ def test_kv_cache_append_after_a_failed_allocation_grows_again(monkeypatch):
     assert_same_after_padding(cache.attend(0, q, k, v, None, 1.0), expected, first=0)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(paddle, "concat", fail)
-        cache.reserve(0, 4, None)
-    assert cache.reserve(0, 4, None).keys.shape[2] == 12
+        cache.reserve([0], 4)
+    assert cache.reserve([0], 4).stored[0][0].shape[2] == 12
 
 
 def test_kv_cache_layers_with_different_windows_share_a_step():

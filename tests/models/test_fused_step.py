@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation.decoder import prefill, step
+from paddlenlp_ext.generation.decoder import forward, prefill
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
@@ -44,7 +44,7 @@ def decoded(model, prompts) -> np.ndarray:
     """Return the hidden states of a pass over two new positions of each prompt."""
     with paddle.no_grad():
         cache, _ = prefill(model, prompts)
-        return step(model, [[7, 1]] * len(prompts), cache).numpy()
+        return forward(model, [[7, 1]] * len(prompts), cache).numpy()
 
 
 def launches_of(model, prompts=PROMPTS) -> int:

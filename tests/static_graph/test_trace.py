@@ -134,6 +134,7 @@ def test_compare_with_nan_in_a_later_step_is_nan() -> None:
 
     class Damaged:
         config, eos_token_ids, hidden_states = model.config, model.eos_token_ids, staticmethod(model.hidden_states)
+        decode_tokens = staticmethod(lambda tokens_BS, cache: None)
 
         def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
             calls.append(hidden)

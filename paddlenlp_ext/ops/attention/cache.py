@@ -6,7 +6,7 @@ Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimen
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import paddle
@@ -79,5 +79,5 @@ class ReservingCache(KeyValueCache):
         """True if every layer has stored positions, so that `reserve` works."""
 
     @abstractmethod
-    def reserve(self, layer_index: int, length: int, window: int | None) -> ReservedPositions:
-        """Make room for new positions of a layer, and return the slots where the caller writes them."""
+    def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
+        """Make room for `length` positions of each row in some layers, which the caller writes, and count them."""

@@ -13,8 +13,9 @@ H head dimension of keys, E head dimension of values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import paddle
@@ -116,22 +117,22 @@ class CachedLayer:
     visible: VisibleSlots | None = None
 
 
-@dataclass(frozen=True)
-class ReservedPositions:
-    """Slots of new positions in a layer's cache, which are to be written.
+class ReservedPositions(NamedTuple):
+    """Slots of new positions in the layers of a cache, which are to be written.
 
     Attributes:
-        keys, values: [R, K, C, H] and [R, K, C, E], with R >= B rows.
-        row: first of the B rows.
-        starts: int64 [B], slot of each row's first new position.
-        visible: positions that each new position attends to.
+        starts: slot of the first new position of each of the B rows.
+        firsts: slot of the first position of each row.
+        prefix: number of slots of the prefix, which precede all rows.
+        stored: keys [R, K, C, H] and values [R, K, C, E] of each layer, with R >= B rows.
+        first_row: index of the first of the B rows among these.
     """
 
-    keys: paddle.Tensor
-    values: paddle.Tensor
-    starts: np.ndarray
-    visible: VisiblePositions
-    row: int = 0
+    starts: Sequence[int]
+    firsts: Sequence[int]
+    prefix: int
+    stored: Sequence[tuple[paddle.Tensor, paddle.Tensor]]
+    first_row: int = 0
 
 
 def decode_attention_reference(

@@ -103,9 +103,8 @@ struct DecodeLayer {
     const float* sin;
     float* keys;  // cache [batch, kv_heads, capacity, head_dim]
     float* values;
-    const i64* starts;  // [batch], cache slot of the first new position
-    const i64* ranges;  // [positions, 4], as in decode_attention
     i64 capacity;
+    i64 window;  // positions that a query attends to, itself included
     i64 rotated;
     float scale;
     float softcap;
@@ -113,8 +112,12 @@ struct DecodeLayer {
     bool norms_after_rotation;
 };
 
-// Sizes that all layers of a decoding step share. A row of the batch has `length` new positions.
+// Sizes and positions that all layers of a decoding step share. A row of the batch has `length` new positions, and
+// attends to the prefix and to its own positions from the first one on.
 struct DecodeSizes {
+    const i64* starts;  // [batch], cache slot of the first new position
+    const i64* firsts;  // [batch], cache slot of the row's first position
+    i64 prefix;         // number of slots of the prefix, which precede all rows
     i64 batch;
     i64 length;
     i64 hidden;
@@ -125,6 +128,29 @@ struct DecodeSizes {
     float epsilon;              // of all norms
     float residual_multiplier;  // of what attention and feed-forward add
     bool is_gelu;
+};
+
+// Rotation tables of a decoding step [positions, rotated], which it computes: amplitude * cos or sin of position *
+// frequency, with the frequencies of both halves.
+struct DecodeRope {
+    const float* frequencies;  // [rotated / 2]
+    float* cos;
+    float* sin;
+    i64 rotated;
+    float amplitude;
+};
+
+// The parts of a model around its layers.
+struct DecodeModel {
+    const void* embedding;  // [vocab, hidden]
+    const DecodeRope* ropes;
+    const float* norm;  // [hidden], before lm_head
+    const DecodeMatrix* lm_head;
+    i64 vocab;
+    i64 num_ropes;
+    float embedding_scale;  // of the rows of the embedding
+    float logit_scale;      // of the input of lm_head
+    bool is_bf16;           // of `embedding`
 };
 
 // Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The code of the level nearest to x is
@@ -336,11 +362,16 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
                         const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
                         i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
 
-// -- decoding step of several decoder layers --------------------------------------------------------------------------
+// -- decoding step ----------------------------------------------------------------------------------------------------
 
+// Several decoder layers.
 // x [batch * length, hidden]: hidden states before the layers, and then after them. The keys and values of the new
 // positions are written to the caches.
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
+
+// A model with these layers: ids [batch, length]; logits [batch * length, vocab].
+Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
+                     const i64* ids, float* logits);
 
 // -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
 

@@ -1,11 +1,13 @@
-// Decoding step of several decoder layers in one parallel region: norms, projections, rotation, attention over the
-// cache and feed-forward. The results are those of the separate ops, which take longer to call than to run for a small
-// model.
+// Decoding step of several decoder layers, or of a model, in one parallel region: embedding, norms, projections,
+// rotation, attention over the cache, feed-forward and lm_head. The results are those of the separate ops, which take
+// longer to call than to run for a small model.
 //
 // Every thread computes its part of the outputs of a matrix, or of the key heads, from tensors that all threads have
 // written before a barrier. Residuals and norms are small: every thread computes all of them, in memory of its own,
 // which takes less time than another barrier.
+#include <cmath>
 #include <optional>
+#include <stdexcept>
 
 #include "decode_attention.h"
 #include "gates.h"
@@ -73,6 +75,40 @@ class Worker {
           own_(in_scratch<Private>(SCRATCH_C, sizes, positions_)) {}
 
     float* x() const { return own_.x; }
+    bool is_first() const { return thread_ == 0; }
+
+    void embed(const DecodeModel& model, const i64* ids) {
+        with_dtype(model.is_bf16, [&](auto value) {
+            for (i64 position = 0; position < positions_; ++position) {
+                const auto* row = static_cast<const decltype(value)*>(model.embedding) + ids[position] * sizes_.hidden;
+                for_each_vector(sizes_.hidden, [&](i64 start, i64 count) {
+                    const f32x16 x = load_part(row + start, count) * model.embedding_scale;
+                    store_part(own_.x + position * sizes_.hidden + start, x, count);
+                });
+            }
+        });
+    }
+
+    // Computes this thread's part of the tables, which are read after a barrier.
+    void fill(const DecodeRope& rope) const {
+        const i64 half = rope.rotated / 2;
+        for (i64 at = thread_; at < positions_ * half; at += threads_) {
+            const i64 position = at / half, pair = at % half, row = position / sizes_.length;
+            const float angle = float(index(row, position % sizes_.length)) * rope.frequencies[pair];
+            const float cos = std::cos(angle) * rope.amplitude, sin = std::sin(angle) * rope.amplitude;
+            const i64 to = position * rope.rotated + pair;
+            rope.cos[to] = rope.cos[to + half] = cos;
+            rope.sin[to] = rope.sin[to + half] = sin;
+        }
+    }
+
+    // Computes this thread's part of the logits.
+    void lm_head(const DecodeModel& model, float* logits) const {
+        norm(own_.x, model.norm, own_.normed);
+        if (model.logit_scale != 1.0f)
+            for (i64 i = 0; i < positions_ * sizes_.hidden; ++i) own_.normed[i] *= model.logit_scale;
+        multiply(*model.lm_head, own_.normed, logits);
+    }
 
     void project(const DecodeLayer& layer) {
         const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
@@ -111,6 +147,9 @@ class Worker {
     void add_feed_forward(const DecodeLayer& layer) { add(shared_.down, layer.mlp_out_norm); }
 
   private:
+    // Index of the i-th new position of a row in its document.
+    i64 index(i64 row, i64 i) const { return std::max<i64>(sizes_.starts[row] + i - sizes_.firsts[row], 0); }
+
     // First and last output of this thread's part.
     std::pair<i64, i64> part(i64 outputs) const {
         const i64 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
@@ -177,19 +216,22 @@ class Worker {
         const i64 first = row * sizes_.length, cache = (row * sizes_.kv_heads + head) * layer.capacity * size;
         float *const keys = layer.keys + cache, *const values = layer.values + cache;
         for (i64 i = 0; i < sizes_.length; ++i) {
-            const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (layer.starts[row] + i) * size;
+            const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (sizes_.starts[row] + i) * size;
             norm_and_rotate(layer, shared_.k + from, layer.k_norm, first + i, keys + to);
             std::copy_n(shared_.v + from, size, values + to);
         }
-        for (i64 position = first; position < first + sizes_.length; ++position) {
-            const i64 at = (position * sizes_.heads + head * group) * size;
-            for (i64 i = 0; i < group; ++i)
-                norm_and_rotate(layer, shared_.q + at + i * size, layer.q_norm, position, own_.heads + i * size);
-            const i64* const range = layer.ranges + position * 4;
+        for (i64 i = 0; i < sizes_.length; ++i) {
+            const i64 at = ((first + i) * sizes_.heads + head * group) * size;
+            for (i64 j = 0; j < group; ++j)
+                norm_and_rotate(layer, shared_.q + at + j * size, layer.q_norm, first + i, own_.heads + j * size);
+            // The window ends with the position itself, and the prefix precedes the row's first position.
+            const i64 end = sizes_.starts[row] + i + 1, earlier = index(row, i) + 1;
+            const i64 own_start = end - std::min(earlier, layer.window);
+            const i64 prefix_start = std::clamp<i64>(sizes_.prefix + earlier - layer.window, 0, sizes_.prefix);
             const CachedScoreOptions options(layer.scale, layer.softcap,
                                              layer.sinks == nullptr ? nullptr : layer.sinks + head * group);
-            attend(own_.heads, keys, values, shared_.attended + at, {range[0], range[1]}, {range[2], range[3]}, options,
-                   group, size);
+            attend(own_.heads, keys, values, shared_.attended + at, {prefix_start, sizes_.prefix}, {own_start, end},
+                   options, group, size);
         }
     }
 
@@ -199,37 +241,63 @@ class Worker {
     const Private own_;
 };
 
+// Runs the layers on all threads. Every thread calls begin(worker) before them, to write the worker's hidden states,
+// and end(worker) after them.
+template <class Begin, class End>
+void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, Begin&& begin, End&& end) {
+    const Shared shared = in_scratch<Shared>(SCRATCH_D, sizes, sizes.batch * sizes.length);
+    FirstException error;
+#pragma omp parallel
+    {
+        const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        std::optional<Worker> worker;
+        // After an exception the phases do nothing, but every thread still reaches the barriers.
+        auto phase = [&](auto&& body) {
+            if (!error.is_set()) error.guard(body);
+#pragma omp barrier
+        };
+        phase([&] {
+            worker.emplace(sizes, shared, thread, threads);
+            begin(*worker);
+        });
+        for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
+            phase([&] { worker->project(*layer); });
+            phase([&] { worker->attend_heads(*layer); });
+            phase([&] { worker->project_out(*layer); });
+            phase([&] { worker->project_up(*layer); });
+            phase([&] { worker->project_down(*layer); });
+            if (!error.is_set()) worker->add_feed_forward(*layer);
+        }
+        if (!error.is_set()) error.guard([&] { end(*worker); });
+    }
+    error.rethrow();
+}
+
 }  // namespace
 
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x) {
     return guarded([&] {
-        const i64 positions = sizes->batch * sizes->length, count = positions * sizes->hidden;
-        const Shared shared = in_scratch<Shared>(SCRATCH_D, *sizes, positions);
-        FirstException error;
-#pragma omp parallel
-        {
-            const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();
-            std::optional<Worker> worker;
-            // After an exception the phases do nothing, but every thread still reaches the barriers.
-            auto phase = [&](auto&& body) {
-                if (!error.is_set()) error.guard(body);
-#pragma omp barrier
-            };
-            phase([&] {
-                worker.emplace(*sizes, shared, thread, threads);
-                std::copy_n(x, count, worker->x());
-            });
-            for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
-                phase([&] { worker->project(*layer); });
-                phase([&] { worker->attend_heads(*layer); });
-                phase([&] { worker->project_out(*layer); });
-                phase([&] { worker->project_up(*layer); });
-                phase([&] { worker->project_down(*layer); });
-                if (!error.is_set()) worker->add_feed_forward(*layer);
-            }
-            if (thread == 0 && !error.is_set()) std::copy_n(worker->x(), count, x);
-        }
-        error.rethrow();
+        const i64 count = sizes->batch * sizes->length * sizes->hidden;
+        auto begin = [&](const Worker& worker) { std::copy_n(x, count, worker.x()); };
+        auto end = [&](const Worker& worker) {
+            if (worker.is_first()) std::copy_n(worker.x(), count, x);
+        };
+        run(layers, num_layers, *sizes, begin, end);
+    });
+}
+
+Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
+                     const i64* ids, float* logits) {
+    return guarded([&] {
+        for (i64 i = 0; i < sizes->batch * sizes->length; ++i)
+            if (ids[i] < 0 || ids[i] >= model->vocab)
+                throw std::invalid_argument("token " + std::to_string(ids[i]) + " is not one of the " +
+                                            std::to_string(model->vocab) + " of the embedding");
+        auto begin = [&](Worker& worker) {
+            worker.embed(*model, ids);
+            std::for_each_n(model->ropes, model->num_ropes, [&](const DecodeRope& rope) { worker.fill(rope); });
+        };
+        run(layers, num_layers, *sizes, begin, [&](const Worker& worker) { worker.lm_head(*model, logits); });
     });
 }
 
