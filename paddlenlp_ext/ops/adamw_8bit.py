@@ -20,6 +20,7 @@ from paddlenlp_ext.ops.cpu.api import struct
 from paddlenlp_ext.ops.cpu.library import function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
 
 _DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 numbers that differ by 0.2 %
 _SMALLEST = 1e-38
@@ -200,4 +201,18 @@ def _levels(signed: bool) -> ctypes.Structure:
     return found
 
 
-adamw_8bit_op = DispatchedOp("adamw in 8 bits", native=(adamw_8bit_cpp, usable), reference=adamw_8bit_reference)
+def adamw_8bit_single_triton(
+    value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep
+) -> None:
+    """Update one parameter by the kernel that updates many in one launch (ops/adamw/triton.py)."""
+    from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton
+
+    adamw_8bit_triton([AdamW8BitUpdate(value, gradient, moments, step, 0.0)])
+
+
+adamw_8bit_op = DispatchedOp(
+    "adamw in 8 bits",
+    native=(adamw_8bit_cpp, usable),
+    triton=(adamw_8bit_single_triton, on_gpu_with_triton),
+    reference=adamw_8bit_reference,
+)

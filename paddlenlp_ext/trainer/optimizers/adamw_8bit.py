@@ -14,8 +14,14 @@ from collections.abc import Sequence
 import paddle
 
 from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton
-from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.ops.adamw_8bit import (
+    BLOCK,
+    AdamStep,
+    Moments8Bit,
+    adamw_8bit_op,
+    adamw_8bit_single_triton,
+    dynamic_8bit,
+)
 from paddlenlp_ext.trainer.optimizers.base import ParameterUpdate, SmallStateOptimizer
 
 SMALLEST = 4096
@@ -39,7 +45,8 @@ class AdamW8Bit(SmallStateOptimizer):
         """Update every parameter that has a gradient."""
         fused = []
         for update in self._updates():
-            if "moment1_scale" in update.state and on_gpu_with_triton(update.parameter) is None:
+            scale = update.state.get("moment1_scale")  # fp32, on the parameter's device
+            if scale is not None and adamw_8bit_op.choose(scale) is adamw_8bit_single_triton:
                 fused.append(self._fused_update(update))
             else:
                 self._update_one(update)

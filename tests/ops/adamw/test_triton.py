@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
 
 from paddlenlp_ext.ops.adamw import triton as module
 from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton, adamw_bf16_triton, adamw_triton
-from paddlenlp_ext.ops.adamw_8bit import AdamStep, adamw_8bit_reference
+from paddlenlp_ext.ops.adamw_8bit import AdamStep, adamw_8bit_op, adamw_8bit_reference, adamw_8bit_single_triton
 from paddlenlp_ext.ops.adamw_bf16 import adamw_bf16_op
+from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 from paddlenlp_ext.trainer import optimizer as trainer_optimizer
 from paddlenlp_ext.trainer.optimizer import FusedAdamW, build_optimizer, trainable_parameters
@@ -144,10 +147,7 @@ def test_adamw_bf16_triton_refuses_stochastic_rounding_to_float16(launched):
 @pytest.mark.parametrize("shape", [(1,), (300,)])
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
 def test_adamw_8bit_triton_stores_the_codes_of_the_reference(launched, shape, scale):
-    def run(value, gradient, moments, step):
-        adamw_8bit_triton([AdamW8BitUpdate(value, gradient, moments, step, 0.0)])
-
-    value, *moments = steps(run, shape, scale)
+    value, *moments = steps(adamw_8bit_single_triton, shape, scale)
     expected, *expected_moments = steps(adamw_8bit_reference, shape, scale)
     np.testing.assert_allclose(value, expected, rtol=3e-6, atol=3e-6)
     for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
@@ -171,12 +171,16 @@ def test_adamw_8bit_triton_updates_all_tensors_in_one_launch(launched):
     assert [(launch.name, launch.grid) for launch in launched] == [("adamw_8bit_kernel", (4,))]
 
 
+def test_adamw_8bit_on_a_gpu_takes_triton():
+    assert adamw_8bit_op.explain(SimpleNamespace(place=AbsentGpu((9, 0)), dtype=paddle.float32))[0] == "triton"
+
+
 @pytest.mark.parametrize(("dtype", "rounds"), [("float32", False), ("bfloat16", False), ("bfloat16", True)])
 def test_adamw_8bit_optimizer_with_triton_takes_the_steps_of_other_backends(launched, monkeypatch, dtype, rounds):
     monkeypatch.setattr(optimizer_module, "SMALLEST", 64)
     results = []
-    for reason in (None, "not a GPU"):
-        monkeypatch.setattr(optimizer_module, "on_gpu_with_triton", lambda x, reason=reason: reason)
+    for backend in (adamw_8bit_single_triton, adamw_8bit_reference):
+        monkeypatch.setattr(adamw_8bit_op, "choose", lambda x, backend=backend: backend)
         model = Toy({"one.weight": [11, 30], "two.lora_B": [9, 8], "norm.weight": [6]}, dtype)
         rounding = StochasticRounding(3, trainable_parameters(model)) if rounds else None
         optimizer, generator = build_optimizer(model, options("adamw_8bit"), rounding), np.random.default_rng(1)
