@@ -29,6 +29,7 @@ class Run(NamedTuple):
         keys: keys of the run.
         dtypes: dtypes in which the run exists; empty: all.
         kind: kind of rows and loss, of `tiny_run.KINDS`.
+        only_on: device on which the run differs from the others; None: all.
         is_method: whether the run differs from another one in its adapter method only, which is plain Paddle.
     """
 
@@ -37,6 +38,7 @@ class Run(NamedTuple):
     keys: Mapping[str, Any] = MappingProxyType({})
     dtypes: tuple[str, ...] = ()
     kind: str = "sft"
+    only_on: str | None = None
     is_method: bool = False
 
 
@@ -44,7 +46,13 @@ def training_runs() -> dict[str, Run]:
     """Return the runs by name: full training, preferences, reward models, optimizers, formats of the base, methods."""
     runs = {"full": Run(), "full, recompute": Run(keys={"recompute": True})}
     runs |= {f"full, {optimizer}": Run(keys={"optim": optimizer}) for optimizer in ("adamw_mini", "adamw_8bit", "muon")}
-    runs["full, 16-bit weights"] = Run(keys={"fp16_opt_level": "O2"}, dtypes=("bfloat16", "float16"))
+    in_16_bits = {"fp16_opt_level": "O2"}
+    runs["full, 16-bit weights"] = Run(keys=in_16_bits, dtypes=("bfloat16", "float16"))
+    of_weights = {"stochastic rounding": {"master_weight": False}, "fp32 gradients": {"amp_master_grad": True}}
+    for name, keys in of_weights.items():
+        runs[f"full, 16-bit weights, {name}"] = Run(keys={**in_16_bits, **keys}, dtypes=("bfloat16",))
+    runs["full, recompute, offloaded inputs"] = Run(keys={"recompute": True, "offload_recompute_inputs": True})
+    runs["full, offloaded optimizer state"] = Run(keys={"offload_optim": True}, only_on="gpu")
     runs["dpo"] = Run(kind="dpo")
     runs["kto"] = Run(kind="dpo", keys={"loss_type": "kto"})
     runs["dpo, lora over nf4"] = Run("lora", "nf4", kind="dpo")
@@ -63,7 +71,7 @@ def training_checks(target: Target) -> list[Check]:
     return [
         Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method and is_second)
         for name, run in training_runs().items()
-        if not run.dtypes or target.dtype in run.dtypes
+        if (not run.dtypes or target.dtype in run.dtypes) and run.only_on in (None, target.device)
     ]
 
 

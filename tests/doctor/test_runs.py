@@ -8,10 +8,10 @@ import re
 import pytest
 
 from paddlenlp_ext.doctor import generation
-from paddlenlp_ext.doctor.check import run_checks
+from paddlenlp_ext.doctor.check import Check, run_checks
 from paddlenlp_ext.doctor.generation import measure_generation
 from paddlenlp_ext.doctor.layouts import layout_checks, layout_target
-from paddlenlp_ext.doctor.targets import CPU_TARGETS
+from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.doctor.training import LIMITS, measure_training, training_checks, training_runs
 from paddlenlp_ext.ops.dispatch import anywhere
 from paddlenlp_ext.ops.gates import swiglu_op
@@ -55,7 +55,17 @@ def test_training_checks_run_methods_in_a_second_dtype_late():
 def test_training_checks_have_every_method_and_16_bit_weights_in_half_precision_only():
     names = {target.dtype: {check.name for check in training_checks(target)} for target in CPU_TARGETS}
     assert {run.switch for run in training_runs().values()} == {None, *PEFT_METHODS.names()}
-    assert names["bfloat16"] - names["float32"] == {"full, 16-bit weights"}
+    in_16_bits = {f"full, 16-bit weights{kind}" for kind in ("", ", stochastic rounding", ", fp32 gradients")}
+    assert names["bfloat16"] - names["float32"] == in_16_bits
+
+
+def test_training_checks_offload_optimizer_state_on_a_gpu_only():
+    targets = [target for target in (*CPU_TARGETS, *GPU_TARGETS) if offloads(training_checks(target))]
+    assert targets == list(GPU_TARGETS)
+
+
+def offloads(checks: list[Check]) -> bool:
+    return any(check.name == "full, offloaded optimizer state" for check in checks)
 
 
 def test_generation_of_tokens_that_are_not_the_best_differs(monkeypatch: pytest.MonkeyPatch):
