@@ -35,7 +35,7 @@ __attribute__((noinline)) static void small_batch_gemm(const float* x, const Val
         }
     };
     for (; i + LINE <= in; i += LINE) {
-        // Prefetch later rows: the hardware prefetcher works within a page, and a row is shorter than a page.
+        // Prefetch later rows: the hardware prefetcher starts again in each page.
         for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + ahead) * in + i);
         for (i64 v = 0; v < LINE; v += LANES) add(i + v, [](auto* from) { return load(from); });
     }
