@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from paddlenlp_ext.ops.tile_sizes import TileSizes
-from paddlenlp_ext.ops.triton_attention.device import LOG2_E, load_rows, scores_of, store_rows
+from paddlenlp_ext.ops.triton_attention.device import LOG2_E, load_rows, rows_of_head, scores_of, store_rows, tiles_of
 from paddlenlp_ext.ops.triton_attention.problem import (
     Problem,
     Walk,
@@ -121,23 +121,20 @@ def attention_queries_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
-    k_stride, v_stride = kv_heads * HEAD_DIM, kv_heads * VALUE_DIM
-    k += position * k_stride + head // group * HEAD_DIM
-    v += position * v_stride + head // group * VALUE_DIM
+    k, k_stride = rows_of_head(k, position, kv_heads, head // group, HEAD_DIM)
+    v, v_stride = rows_of_head(v, position, kv_heads, head // group, VALUE_DIM)
+    q, q_stride = rows_of_head(q, position, num_heads, head, HEAD_DIM)
+    q_gradient, _ = rows_of_head(q_gradient, position, num_heads, head, HEAD_DIM)
+    gradient, out_stride = rows_of_head(gradient, position, num_heads, head, VALUE_DIM)
     first = tile * QUERIES
     m = first + tl.arange(0, QUERIES)
-    q_stride, out_stride = num_heads * HEAD_DIM, num_heads * VALUE_DIM
-    own = position * q_stride + head * HEAD_DIM
-    own_q = load_rows(q + own, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS, True)
-    gradient += position * out_stride + head * VALUE_DIM
+    own_q = load_rows(q, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS, True)
     own_gradient = load_rows(gradient, first, length, out_stride, QUERIES, VALUE_DIM, VALUE_CHANNELS, True)
     at = (row * num_heads + head) * length
     log_sum, delta = _statistics(log_sums + at, deltas + at, m, length)
     slope = tl.load(slopes + head) * LOG2_E if BIASED else 0.0
     sums = tl.zeros((QUERIES, CHANNELS), dtype=tl.float32)
-    at = row * tl.num_programs(0) + tile
-    full, every = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
-    indices += at * width
+    indices, full, every = tiles_of(indices, counts, row, tile, width)
     start_rows += position
     for masked in tl.static_range(2):
         for index in range(full if masked else 0, every if masked else full):
@@ -146,7 +143,7 @@ def attention_queries_kernel(
                 length, k_stride, v_stride, inner, outer, slope, CAPPED, BIASED, masked, PRECISION, HEAD_DIM,
                 VALUE_DIM, CHANNELS, VALUE_CHANNELS, KEYS,
             )  # fmt: skip
-    store_rows(q_gradient + own, sums * scale, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS)
+    store_rows(q_gradient, sums * scale, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS)
 
 
 @triton.jit
@@ -206,23 +203,22 @@ def attention_keys_kernel(
     """Compute dk and dv of a tile of keys of one key-value head, over the query heads of its group."""
     tile, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
-    k_stride, v_stride = kv_heads * HEAD_DIM, kv_heads * VALUE_DIM
-    of_k, of_v = position * k_stride + kv_head * HEAD_DIM, position * v_stride + kv_head * VALUE_DIM
+    k, k_stride = rows_of_head(k, position, kv_heads, kv_head, HEAD_DIM)
+    v, v_stride = rows_of_head(v, position, kv_heads, kv_head, VALUE_DIM)
+    k_gradient, _ = rows_of_head(k_gradient, position, kv_heads, kv_head, HEAD_DIM)
+    v_gradient, _ = rows_of_head(v_gradient, position, kv_heads, kv_head, VALUE_DIM)
     first = tile * KEYS
     n = first + tl.arange(0, KEYS)
-    own_k = load_rows(k + of_k, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS, True)
-    own_v = load_rows(v + of_v, first, length, v_stride, KEYS, VALUE_DIM, VALUE_CHANNELS, True)
+    own_k = load_rows(k, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS, True)
+    own_v = load_rows(v, first, length, v_stride, KEYS, VALUE_DIM, VALUE_CHANNELS, True)
     starts = tl.load(start_rows + position + n, mask=n < length, other=0)
-    q_stride, out_stride = num_heads * HEAD_DIM, num_heads * VALUE_DIM
     k_sums = tl.zeros((KEYS, CHANNELS), dtype=tl.float32)
     v_sums = tl.zeros((KEYS, VALUE_CHANNELS), dtype=tl.float32)
-    at = row * tl.num_programs(0) + tile
-    full, every = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
-    indices += at * width
+    indices, full, every = tiles_of(indices, counts, row, tile, width)
     for head in range(kv_head * group, (kv_head + 1) * group):
         slope = tl.load(slopes + head) * LOG2_E if BIASED else 0.0
-        head_q = q + position * q_stride + head * HEAD_DIM
-        head_gradient = gradient + position * out_stride + head * VALUE_DIM
+        head_q, q_stride = rows_of_head(q, position, num_heads, head, HEAD_DIM)
+        head_gradient, out_stride = rows_of_head(gradient, position, num_heads, head, VALUE_DIM)
         of_head = (row * num_heads + head) * length
         for masked in tl.static_range(2):
             for index in range(full if masked else 0, every if masked else full):
@@ -231,8 +227,8 @@ def attention_keys_kernel(
                     deltas + of_head, tl.load(indices + index) * QUERIES, length, q_stride, out_stride, inner, outer,
                     slope, CAPPED, BIASED, masked, PRECISION, HEAD_DIM, VALUE_DIM, CHANNELS, VALUE_CHANNELS, QUERIES,
                 )  # fmt: skip
-    store_rows(k_gradient + of_k, k_sums * scale, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS)
-    store_rows(v_gradient + of_v, v_sums, first, length, v_stride, KEYS, VALUE_DIM, VALUE_CHANNELS)
+    store_rows(k_gradient, k_sums * scale, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS)
+    store_rows(v_gradient, v_sums, first, length, v_stride, KEYS, VALUE_DIM, VALUE_CHANNELS)
 
 
 def num_sink_parts(problem: Problem) -> int:

@@ -11,6 +11,20 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
+def rows_of_head(x, position, num_heads, head, DIM: tl.constexpr):
+    """Return a pointer to the channels of a head at a position of x [..., heads, DIM], and the stride of positions."""
+    stride = num_heads * DIM
+    return x + position * stride + head * DIM, stride
+
+
+@triton.jit
+def tiles_of(indices, counts, row, tile, width):
+    """Return a pointer to the list of a tile (tile_lists.py), the number of full tiles in it, and that of all."""
+    at = row * tl.num_programs(0) + tile
+    return indices + at * width, tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
+
+
+@triton.jit
 def load_rows(
     x, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, BOUNDED: tl.constexpr
 ):

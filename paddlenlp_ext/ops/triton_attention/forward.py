@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.triton_attention.device import LOG2_E, load_rows, scores_of, store_rows
+from paddlenlp_ext.ops.triton_attention.device import LOG2_E, load_rows, rows_of_head, scores_of, store_rows, tiles_of
 from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, constants_of, factors, mask_tensors, tile_sizes
 
 SIZES = tile_sizes("attention_forward")
@@ -75,15 +75,13 @@ def attention_forward_kernel(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
-    k_stride, v_stride = kv_heads * HEAD_DIM, kv_heads * VALUE_DIM
-    k += position * k_stride + head // group * HEAD_DIM
-    v += position * v_stride + head // group * VALUE_DIM
+    k, k_stride = rows_of_head(k, position, kv_heads, head // group, HEAD_DIM)
+    v, v_stride = rows_of_head(v, position, kv_heads, head // group, VALUE_DIM)
+    q, q_stride = rows_of_head(q, position, num_heads, head, HEAD_DIM)
+    out, out_stride = rows_of_head(out, position, num_heads, head, VALUE_DIM)
     first = tile * QUERIES
     m = first + tl.arange(0, QUERIES)
-    q_stride, out_stride = num_heads * HEAD_DIM, num_heads * VALUE_DIM
-    own_q = load_rows(
-        q + position * q_stride + head * HEAD_DIM, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS, True
-    )
+    own_q = load_rows(q, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS, True)
     slope = tl.load(slopes + head) * LOG2_E if BIASED else 0.0
     largest = tl.full((QUERIES,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((QUERIES,), dtype=tl.float32)
@@ -91,9 +89,7 @@ def attention_forward_kernel(
         largest = total + tl.load(sinks + head) * LOG2_E
         total += 1.0
     sums = tl.zeros((QUERIES, VALUE_CHANNELS), dtype=tl.float32)
-    at = row * tl.num_programs(0) + tile
-    full, every = tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
-    indices += at * width
+    indices, full, every = tiles_of(indices, counts, row, tile, width)
     start_rows += position
     for masked in tl.static_range(2):
         for index in range(full if masked else 0, every if masked else full):
@@ -103,7 +99,6 @@ def attention_forward_kernel(
                 VALUE_CHANNELS, KEYS,
             )  # fmt: skip
     total = tl.where(m < length, total, 1.0)
-    out += position * out_stride + head * VALUE_DIM
     store_rows(out, sums / total[:, None], first, length, out_stride, QUERIES, VALUE_DIM, VALUE_CHANNELS)
     tl.store(log_sums + (row * num_heads + head) * length + m, largest + tl.log2(total), mask=m < length)
 
