@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
 from paddlenlp_ext.ops.dispatch import AbsentGpu, dispatched_ops
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton, specialization
 from tests.ops.fake_gpus import run_on_fake_gpus
 
 if importlib.util.find_spec("triton") is None:
@@ -32,6 +32,33 @@ def test_launch_passes_grid_pointers_and_strides(launches):
     assert launch["pointers"][:5] == launches["pointers"]
     assert launch["numbers"][:3] == [600, 48, 96]  # rows, size of a row, distance of rows
     assert launch["grid"] == [19, 1, 1]  # of 32 rows
+
+
+def test_launch_of_a_known_signature_passes_its_own_grid_pointers_and_numbers(launches):
+    (launch,) = launches["other rows"]
+    assert launches["kernels after other rows"] == 1
+    assert launch["pointers"][:5] == launches["pointers, other rows"] != launches["pointers"]
+    assert launch["numbers"][:3] == [616, 48, 96] and launch["grid"] == [20, 1, 1]
+
+
+def test_launch_on_an_unaligned_pointer_takes_a_kernel_of_its_own(launches):
+    (launch,) = launches["unaligned"]
+    assert launches["kernels after unaligned"] == 2
+    assert launch["pointers"][:5] == launches["pointers, unaligned"]
+
+
+def test_arguments_of_one_specialization_are_specialized_alike_by_triton():
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import native_specialize_impl
+
+    edges = [0, 16, 1 << 31, 1 << 32, 1 << 63]
+    numbers = [sign * edge + step for edge in edges for sign in (1, -1) for step in (-17, -16, -1, 0, 1, 2, 15, 16)]
+    tensors = [paddle.zeros([64], dtype)[first:] for dtype in ("float32", "int32", "uint8") for first in range(33)]
+    found = {}
+    for argument in [*filter(lambda n: -(1 << 63) <= n < 1 << 64, numbers), 0.0, 1.0, 2.5, None, True, False, *tensors]:
+        by_triton = native_specialize_impl(CUDABackend, argument, False, True, True)
+        assert found.setdefault(specialization(argument), by_triton) == by_triton, argument
+    assert len(set(map(str, found.values()))) > 12
 
 
 def test_launch_is_on_the_device_and_stream_of_the_tensor(launches):

@@ -54,6 +54,7 @@ class TileSizes:
         self.kernel, self.bounds, self.choices, self._allows = kernel, bounds, choices, allows
         self.fixed: dict[str, int] | None = None
         self._entries: dict[Path, list[dict[str, int]]] = {}
+        self._found: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def __call__(self, x: Any, /, **numbers: int) -> dict[str, int]:
         """Return the sizes for a launch.
@@ -68,7 +69,11 @@ class TileSizes:
         assert numbers.keys() == set(self.bounds), f"{self.kernel} depends on {self.bounds}, not on {[*numbers]}"
         if self.fixed is not None:
             return dict(self.fixed)
-        return self.lookup(table_path(device_capability(x)), numbers)
+        path = table_path(device_capability(x))
+        key = path, *numbers.items()
+        if key not in self._found:  # a lookup takes microseconds of each launch
+            self._found[key] = self.lookup(path, numbers)
+        return dict(self._found[key])
 
     def lookup(self, path: Path, numbers: dict[str, int]) -> dict[str, int]:
         """Return the sizes that a table has for a launch with these numbers."""

@@ -105,6 +105,13 @@ def main() -> None:
     cases["pointers"] = [tensor.data_ptr() for tensor in (x, x, weight, out, out)]
     cases["device after"] = utils.get_current_device()
 
+    # Other tensors with the same signature, and one that differs from them in the alignment of a pointer.
+    more, unaligned = paddle.ones([616, 2, 48], "bfloat16")[:, 0], paddle.ones([49])[1:]
+    for case, own_x, own_weight in (("other rows", more, weight), ("unaligned", x, unaligned)):
+        cases[case] = gpus.launches_of(lambda own_x=own_x, own_weight=own_weight: norm(own_x, own_weight, out))
+        cases[f"pointers, {case}"] = [tensor.data_ptr() for tensor in (own_x, own_x, own_weight, out, out)]
+        cases[f"kernels after {case}"] = len(triton_launch._COMPILED)
+
     utils.set_current_device(0)
     second = OnGpu(x, 1)
     cases["second GPU"] = gpus.launches_of(lambda: norm(second, weight, out))
