@@ -1,10 +1,10 @@
-"""Perplexity of models quantized to int4: rounding, GPTQ and AWQ, here and by llm-compressor, on the same rows.
+"""Scores of models quantized to int4: rounding, GPTQ and AWQ, here and by llm-compressor, on the same rows.
 
     python -m benchmarks.ptq OUT.json --dataset FOLDER [--rows 64 --eval_rows 100 --group_size 64] [--peer PYTHON]
 
 The rows of FOLDER/train.json calibrate, those of FOLDER/dev.json are scored, all tokens of each. PYTHON is that of an
 environment with llm-compressor (benchmarks/peers/ptq.py). Every model is written and read again, and this project
-computes all perplexities.
+computes all scores: perplexity, and divergence from the model in full precision, KL(full | quantized) in nats a token.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paddlenlp_ext import configure_runtime
 configure_runtime()  # before Paddle is imported
 
 import paddle
+import paddle.nn.functional as F
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
@@ -31,6 +32,7 @@ from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import load_dataset
+from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.copy_model import copy_model
@@ -60,7 +62,8 @@ def main(argv: Sequence[str]) -> None:
         tokens_of(arguments, base, split, count)
         for split, count in (("train", arguments.rows), ("dev", arguments.eval_rows))
     )
-    results = {"full precision": {"perplexity": perplexity(base, scored), "seconds": 0.0}}
+    full = AutoModelForCausalLM.from_pretrained(base)
+    results = {"full precision": score(full, full, scored)}
     print(results, flush=True)
     for method in arguments.methods:
         folders = {f"{method}, here": quantize_here}
@@ -70,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
             start = time.perf_counter()
             folder = quantize(arguments, base, method, calibration)
             seconds = time.perf_counter() - start
-            results[name] = {"perplexity": perplexity(folder, scored), "seconds": seconds}
+            results[name] = {**score(AutoModelForCausalLM.from_pretrained(folder), full, scored), "seconds": seconds}
             print(name, results[name], flush=True)
     sizes = {"rows": len(calibration), "calibration tokens": sum(map(len, calibration))}
     sizes |= {"scored tokens": sum(map(len, scored)), "group size": arguments.group_size}
@@ -109,15 +112,21 @@ def quantize_by_peer(arguments: argparse.Namespace, base: Path, method: str, row
     return folder
 
 
-def perplexity(folder: Path, rows: Sequence[np.ndarray]) -> float:
-    """Return the perplexity of all tokens but the first of each row."""
-    model, total, count = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
+@paddle.no_grad()
+def score(model: CausalLM, full: CausalLM, rows: Sequence[np.ndarray]) -> dict[str, float]:
+    """Return perplexity and divergence of a model over all tokens but the first of each row.
+
+    A perplexity can fall although the model changed: the full model is not the best one for these rows. The divergence
+    KL(p | q) = sum_v p_v log(p_v / q_v) from the full model's distribution p is 0 only without a change.
+    """
+    loss, divergence, count = 0.0, 0.0, 0
     for row in rows:
         ids = paddle.to_tensor(row[None].astype(np.int64))
-        with paddle.no_grad():
-            total += float(model(ids, labels=ids).loss) * (len(row) - 1)
+        found, expected = (F.log_softmax(each(ids)[0, :-1].astype("float32")) for each in (model, full))
+        loss += float(F.nll_loss(found, ids[0, 1:], reduction="sum"))
+        divergence += float((expected.exp() * (expected - found)).sum())
         count += len(row) - 1
-    return float(np.exp(total / count))
+    return {"perplexity": float(np.exp(loss / count)), "divergence": divergence / count}
 
 
 if __name__ == "__main__":
