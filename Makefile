@@ -94,6 +94,11 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python -m tests.golden.peer_checks.export_rewards_for_peers build/rewards_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_reward_in_peers $$(find build/rewards_for_peers -name scores.npz -printf '%h ')
 
+# Compare SmolLM2 as GGUF with llama.cpp that computes in float32, in an environment of its own.
+check-llama-cpp: .venv/installed-dev .venv-llama-cpp-blas/installed
+	$(BIN)/python -m tests.golden.peer_checks.export_gguf_for_peers build/gguf_for_peers
+	.venv-llama-cpp-blas/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp_python build/gguf_for_peers
+
 # Compare the model for lm-eval with the harness's own model for Hugging Face, in an environment of their own.
 check-lm-eval: .venv-lm-eval/installed
 	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_lm_eval build/for_lm_eval
@@ -135,9 +140,13 @@ bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-.venv-llama-cpp/installed: benchmarks/peers/requirements-llama-cpp.txt
-	test -x .venv-llama-cpp/bin/python || $(PYTHON) -m venv .venv-llama-cpp
-	CMAKE_ARGS=-DGGML_NATIVE=ON .venv-llama-cpp/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+# llama.cpp for benchmarks, and with OpenBLAS (Debian: libopenblas-dev, pkg-config) for products in float32.
+# No cache: pip does not tell wheels of the same version apart that were compiled with other options.
+.venv-llama-cpp/installed: CMAKE_OPTIONS = -DGGML_NATIVE=ON
+.venv-llama-cpp-blas/installed: CMAKE_OPTIONS = -DGGML_NATIVE=OFF -DGGML_CPU_REPACK=OFF -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=OpenBLAS
+.venv-llama-cpp/installed .venv-llama-cpp-blas/installed: benchmarks/peers/requirements-llama-cpp.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	CMAKE_ARGS="$(CMAKE_OPTIONS)" $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir -r $<
 	touch $@
 
 .venv-paddlenlp/installed: benchmarks/peers/requirements-paddlenlp.txt

@@ -22,8 +22,8 @@ COMPARED = ("llama", "qwen2", "smollm2", "qwen3_plain", "phi3_plain", "gemma2_pl
 
 
 def main() -> None:
-    worst, failures = 0.0, 0
-    for path in (Path(sys.argv[1]) / f"{name}.gguf" for name in COMPARED):
+    folder, worst, failures = Path(sys.argv[1]), 0.0, 0
+    for path in [*(folder / f"{name}.gguf" for name in COMPARED), *sorted(folder.glob("types/*.gguf"))]:
         stored = np.load(path.with_suffix(".npz"))
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
         with torch.no_grad():

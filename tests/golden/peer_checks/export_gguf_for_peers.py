@@ -1,8 +1,10 @@
 """Write OUT/NAME.gguf with `export_gguf`: tiny models of every family in F32, SmolLM2 in F16, and what they compute.
 
 F16 would change which experts tiny random models choose, because llama.cpp rounds activations to the type of weights.
+OUT/types/TYPE.gguf are SmolLM2 in F16, BF16 and Q8_0, with the logits of a longer text.
 
-`check_gguf_in_llama_cpp.py`, `check_gguf_text_in_llama_cpp.py` and `check_gguf_in_transformers.py` read them.
+`check_gguf_in_llama_cpp.py`, `check_gguf_text_in_llama_cpp.py`, `check_gguf_in_llama_cpp_python.py` and
+`check_gguf_in_transformers.py` read them.
 
     python -m tests.golden.peer_checks.export_gguf_for_peers OUT
 """
@@ -42,6 +44,8 @@ CHATS = (
     [{"role": "system", "content": "Answer in one word."}, {"role": "user", "content": "Which animal barks?"}],
 )
 NUM_TEXTS, NEW_TOKENS = 200, 40
+TYPES = ("f16", "bf16", "q8_0")
+TEXT_LENGTH = 128
 ADAPTED = ("llama", "phi3")
 PLAIN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
@@ -62,6 +66,7 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     export_families(out)
     export_smollm2(out)
+    export_types(out / "types")
 
 
 @paddle.no_grad()
@@ -98,14 +103,8 @@ def export_adapter(out: Path, base: Path, ids: np.ndarray) -> None:
 
 @paddle.no_grad()
 def export_smollm2(out: Path) -> None:
-    path = out / "smollm2.gguf"
-    print(
-        run_export(export_arguments(["--model_name_or_path", SMOLLM2, "--output_file", str(path), "--overwrite", "1"]))
-    )
-    tokenizer, model = load_tokenizer(SMOLLM2), AutoModelForCausalLM.from_pretrained(str(path))
-    texts = varied_texts()
-    ids = np.array(tokenizer.encode(texts[0] + (ROOT / "README.md").read_text()[:400])[:24])
-    np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
+    path, tokenizer, texts = out / "smollm2.gguf", load_tokenizer(SMOLLM2), varied_texts()
+    model = export_type(path, "f16", 24)
     chats = []
     for chat in CHATS:
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
@@ -115,10 +114,29 @@ def export_smollm2(out: Path) -> None:
         )
         answered = tokenizer.decode(answer, skip_special_tokens=True)
         reason = "stop" if len(answer) < NEW_TOKENS else "length"
-        chats.append({"messages": chat, "prompt": text, "answer": answered, "reason": reason})
+        asked = {"messages": chat, "prompt": text, "prompt_ids": prompt, "max_tokens": NEW_TOKENS}
+        chats.append({**asked, "answer": answered, "reason": reason})
     tokens = [tokenizer.encode(each, add_special_tokens=False) for each in texts]
     stored = {"texts": texts, "tokens": tokens, "chats": chats}
     path.with_suffix(".json").write_text(json.dumps(stored), encoding="utf-8")
+
+
+@paddle.no_grad()
+def export_types(out: Path) -> None:
+    out.mkdir(exist_ok=True)
+    for outtype in TYPES:
+        export_type(out / f"{outtype}.gguf", outtype, TEXT_LENGTH)
+
+
+def export_type(path: Path, outtype: str, length: int) -> Any:
+    """Write SmolLM2 as GGUF, and the logits of a text of `length` tokens; return the model that the file holds."""
+    names = ["--model_name_or_path", SMOLLM2, "--output_file", str(path), "--outtype", outtype, "--overwrite", "1"]
+    print(run_export(export_arguments(names)))
+    model = AutoModelForCausalLM.from_pretrained(str(path))
+    text = varied_texts()[0] + (ROOT / "README.md").read_text(encoding="utf-8")
+    ids = np.array(load_tokenizer(SMOLLM2).encode(text)[:length])
+    np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
+    return model
 
 
 def varied_texts() -> list[str]:
