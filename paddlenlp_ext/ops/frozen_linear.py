@@ -7,16 +7,20 @@ base's outputs and input gradient, independent of how the base stores its weight
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import paddle
 
 from paddlenlp_ext.ops import linear as linear_module
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled, uses_bf16
-from paddlenlp_ext.ops.linear import in_dtype, linear
+from paddlenlp_ext.ops.linear import contiguous, in_dtype, linear
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
+from paddlenlp_ext.ops.quantized.triton_launch import fits_tiles, tile_format, tile_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.quantized.triton_tiles import Format, Layer
 
 
 class FrozenLinear(Protocol):
@@ -40,6 +44,15 @@ class FrozenLinear(Protocol):
 
         `gradient` [..., out] is contiguous, and bfloat16 if the layer rounded x to bfloat16.
         """
+
+    def fits_tiles(self, dtype: paddle.dtype) -> bool:
+        """Return whether Triton kernels that multiply x of this dtype can read the weight (quantized/triton_tiles.py)."""
+
+    def tile_format(self) -> Format:
+        """Return the format of the weight for such a kernel."""
+
+    def tile_layer(self, y: paddle.Tensor) -> Layer:
+        """Return the tensors of the layer for such a kernel, which writes y [..., out]."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,22 @@ class FrozenDense:
         """Return the input gradient [..., in]."""
         return linear_module.input_gradient(gradient, linear_module.matmul_operand(self.weight))
 
+    def fits_tiles(self, dtype: paddle.dtype) -> bool:
+        """Return whether the weight has the dtype of x."""
+        return self.weight.dtype == dtype
+
+    def tile_format(self) -> Format:
+        """Return the format of floats."""
+        from paddlenlp_ext.ops.quantized.triton_tiles import Format
+
+        return Format()
+
+    def tile_layer(self, y: paddle.Tensor) -> Layer:
+        """Return the tensors of the layer, whose kernel writes y [..., out]."""
+        from paddlenlp_ext.ops.quantized.triton_tiles import Layer
+
+        return Layer(contiguous(self.weight), y, self.bias)
+
 
 @dataclass(frozen=True)
 class FrozenQuantized:
@@ -103,3 +132,15 @@ class FrozenQuantized:
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
         return quantized_input_gradient_cpp(gradient, self.weight)
+
+    def fits_tiles(self, dtype: paddle.dtype) -> bool:
+        """Return whether rows have whole bytes and equal blocks."""
+        return fits_tiles(self.weight)
+
+    def tile_format(self) -> Format:
+        """Return the format of the codes."""
+        return tile_format(self.weight)
+
+    def tile_layer(self, y: paddle.Tensor) -> Layer:
+        """Return the tensors of the layer, whose kernel writes y [..., out]."""
+        return tile_layer(self.weight, y, self.bias)

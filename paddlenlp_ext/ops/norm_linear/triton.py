@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import paddle
 
@@ -20,12 +19,9 @@ from paddlenlp_ext.ops.cpu.library import needs_grad
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS, fits_tiles, tile_format, tile_layer
+from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.ops.triton_launch import empty_beside, launch
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
 
 
 def norm_linear_triton(
@@ -43,10 +39,10 @@ def norm_linear_triton(
 
     x, addend = contiguous(x), None if addend is None else contiguous(addend)
     ys = [empty_beside(x, [*x.shape[:-1], linear.weight.shape[0]]) for linear in linears]
-    layers = [_layer(linear, y) for linear, y in zip(linears, ys, strict=True)]
+    layers = [linear.tile_layer(y) for linear, y in zip(linears, ys, strict=True)]
     total = None if addend is None else empty_beside(x)
     launch_norm_linear(
-        launch, x, layers, _format(linears[0]), contiguous(weight_D), epsilon, offset, addend=addend, total=total
+        launch, x, layers, linears[0].tile_format(), contiguous(weight_D), epsilon, offset, addend=addend, total=total
     )
     return x if total is None else total, ys
 
@@ -70,21 +66,9 @@ def supports(
 
 def _comparable_format(linear: FrozenDense | FrozenQuantized, dtype: paddle.dtype) -> tuple | None:
     """Return everything that must be equal for all layers; None for a layer that the kernel does not support."""
+    if not linear.fits_tiles(dtype):
+        return None
     weight, bias = linear.weight, None if linear.bias is None else linear.bias.dtype
-    if not isinstance(weight, QuantizedWeight):
-        return (weight.dtype, bias) if weight.dtype == dtype else None
-    return (weight.algo, weight.block_size, weight.group_size, bias) if fits_tiles(weight) else None
-
-
-def _format(linear: FrozenDense | FrozenQuantized) -> Format:
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format
-
-    return tile_format(linear.weight) if isinstance(linear.weight, QuantizedWeight) else Format()
-
-
-def _layer(linear: FrozenDense | FrozenQuantized, y: paddle.Tensor) -> Layer:
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Layer
-
-    if isinstance(linear.weight, QuantizedWeight):
-        return tile_layer(linear.weight, y, linear.bias)
-    return Layer(contiguous(linear.weight), y, linear.bias)
+    if isinstance(weight, QuantizedWeight):
+        return weight.algo, weight.block_size, weight.group_size, bias
+    return weight.dtype, bias

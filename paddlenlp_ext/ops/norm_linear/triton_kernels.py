@@ -13,10 +13,7 @@ still takes longer.
 
 x + addend is rounded to its dtype before it is normalized. Sums are float32. Operands of the products are bfloat16 for
 x in bfloat16, and TF32 for float16: this has as many digits as float16, and x w does not overflow. Products of float32
-do not use tensor cores. Weights in 4 and 8 bits are dequantized as in ops/quantized/triton_kernels.py.
-
-The software pipeline of the compiler would copy each looked-up level of a code through shared memory, so that codes are
-read in one stage.
+do not use tensor cores. Weights are read as in ops/quantized/triton_tiles.py.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 
@@ -27,12 +24,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
 
-from paddlenlp_ext.ops.quantized.triton_kernels import load_scales
+from paddlenlp_ext.ops.quantized.triton_tiles import Format, Layer, load_weights
 from paddlenlp_ext.ops.tile_sizes import TileSizes
 
 MOST_LAYERS = 3
@@ -50,43 +47,6 @@ SIZES = TileSizes(
 )
 _FEWEST_COLUMNS = 8
 """Number of positions to which fewer are padded: the columns of an instruction of tensor cores."""
-
-
-class Layer(NamedTuple):
-    """Tensors of a layer, of any framework.
-
-    Attributes:
-        matrix: float [O, I]; or codes, int8 [O * I] or uint8 [O * I / 2].
-        y: outputs [..., O]; written.
-        bias: [O], or None.
-        scales: float32, or uint8 with `group_scales`; None for a matrix of floats.
-        group_scales, offset: float32, and float32 [1]; None if scales are not quantized.
-    """
-
-    matrix: Any
-    y: Any
-    bias: Any = None
-    scales: Any = None
-    group_scales: Any = None
-    offset: Any = None
-
-
-class Format(NamedTuple):
-    """Format of the matrices of a launch.
-
-    Attributes:
-        bits: 8 or 4 of a code; 0 for floats.
-        block: weights that share a scale: I, or a power of two that divides I.
-        group: scales that share a group scale; 0 without group scales.
-        levels: float32 [16], value of each code of 4 bits.
-        scale_levels: float32 [256], value of each code of a scale; None without group scales.
-    """
-
-    bits: int = 0
-    block: int = 1
-    group: int = 0
-    levels: Any = None
-    scale_levels: Any = None
 
 
 @triton.jit
@@ -168,24 +128,23 @@ def norm_linear_kernel(
         if NORMS:
             squares += tl.sum(s * s, axis=2)
             s = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
-        if BITS == 0:
-            own = tl.load(matrix + row + i, mask=is_output & is_input, other=0.0)
-        else:
-            unit = first[:, None] + tl.arange(0, SPAN // UNIT)[None, :] * UNIT
-            is_unit = is_output & (unit < num_inputs)[:, None, :]
-            number = (row + unit[:, None, :]) // BLOCK
-            factor = load_scales(
-                scales, scale_levels, group_scales, offset, number, is_unit, 0, max(1, GROUP), GROUP > 0
-            )
-            if BITS == 8:
-                own = tl.load(matrix + row + i, mask=is_output & is_input, other=0).to(tl.float32)
-            else:
-                half = (first // 2)[:, None, None] + tl.arange(0, SPAN // 2)[None, None, :]
-                pair = tl.load(matrix + row // 2 + half, mask=is_output & (half * 2 < num_inputs), other=0)
-                pair = pair.to(tl.int32)
-                own = tl.interleave(tl.load(levels + (pair >> 4)), tl.load(levels + (pair & 15)))
-            by_unit = own.reshape((WAYS, OUTPUTS, SPAN // UNIT, UNIT)) * factor[:, :, :, None]
-            own = by_unit.reshape((WAYS, OUTPUTS, SPAN))
+        own = load_weights(
+            matrix,
+            scales,
+            scale_levels,
+            group_scales,
+            offset,
+            levels,
+            row,
+            first,
+            is_output,
+            num_inputs,
+            BITS,
+            BLOCK,
+            GROUP,
+            UNIT,
+            SPAN,
+        )
         sums = _add_product(own, tl.trans(s, 0, 2, 1), sums, x.dtype.element_ty)
     y_of_position = tl.sum(sums, axis=0)
     if NORMS:
@@ -253,14 +212,13 @@ def launch_norm_linear(
     no_outputs = [None] * (MOST_LAYERS - len(layers))
     per_layer = *matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *no_outputs
     sizes["num_warps"] = min(sizes["num_warps"], _power_of_two(-(-num_inputs // span)))
-    unit = span if form.block in (1, num_inputs) else min(form.block, span)
     flags = {
         "LAYERS": len(layers),
         "ADDS": addend is not None,
         "NORMS": scale is not None,
         "HAS_BIAS": layers[0].bias is not None,
     }
-    codes = {"BITS": form.bits, "BLOCK": form.block, "GROUP": form.group, "UNIT": unit}
+    codes = form.constants(num_inputs, span)
     sizes |= {"POSITIONS": columns, "WAYS": sizes["num_warps"]}
     grid = (sum(-(-each // sizes["OUTPUTS"]) for each in outputs),)
     numbers = num_positions, num_inputs, epsilon, offset

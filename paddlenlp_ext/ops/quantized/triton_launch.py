@@ -16,7 +16,7 @@ from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.triton_launch import launch, on_gpu_with_triton
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format, Layer
+    from paddlenlp_ext.ops.quantized.triton_tiles import Format, Layer
     from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 MOST_POSITIONS = 16
@@ -74,7 +74,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
 
 
 def fits_tiles(weight: QuantizedWeight) -> bool:
-    """Return whether the tiles of ops/norm_linear support this weight: rows of whole bytes and of equal blocks."""
+    """Return whether `load_weights` of triton_tiles.py supports this weight: rows of whole bytes and of equal blocks."""
     block, inputs = weight.block_size, weight.shape[1]
     is_power = block >= 2 and block & (block - 1) == 0
     return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))
@@ -91,15 +91,15 @@ def tile_product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.
 
 
 def tile_layer(weight: QuantizedWeight, y: paddle.Tensor, bias: paddle.Tensor | None = None) -> Layer:
-    """Return a linear layer, as the kernel of ops/norm_linear reads it; it writes y [..., O]."""
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Layer
+    """Return a linear layer as kernels over tiles take it; y [..., O] is written."""
+    from paddlenlp_ext.ops.quantized.triton_tiles import Layer
 
     return Layer(weight.codes, y, bias, weight.scales, weight.group_scales, weight.offset)
 
 
 def tile_format(weight: QuantizedWeight) -> Format:
-    """Return the format of a weight, as the kernel of ops/norm_linear reads it."""
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import Format
+    """Return the format of a weight as kernels over tiles take it."""
+    from paddlenlp_ext.ops.quantized.triton_tiles import Format
 
     if weight.algo == "weight_only_int8":
         return Format(8, weight.block_size)
