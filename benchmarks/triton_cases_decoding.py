@@ -1,4 +1,4 @@
-"""Norms with linear layers, and products with packed weights, over the few positions of decoding (triton_ops.py)."""
+"""Linear layers over the few positions of decoding, after a norm, packed, or with LoRA (triton_ops.py)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from benchmarks.triton_cases import BF16, Case, Entry, Op, Peer, num_bytes
 from benchmarks.triton_cases_layers import EPSILON, norm_formula
 from benchmarks.triton_packed import BLOCK, GROUP, PackedWeight
-from benchmarks.triton_torch import launch, load
+from benchmarks.triton_torch import LORA, launch, load
 
 KERNELS = load("norm_linear/triton_kernels.py")
 LAYERS = {"qkv": (4096, (4096, 1024, 1024)), "gate_up": (4096, (14336, 14336))}
 """Inputs and outputs of the layers of Llama 3 8B that read one norm."""
+MOST_POSITIONS, SCALING = 16, 2.0
+"""Positions up to which packed weights are multiplied by the kernel of norms, as in ops/quantized; scale of LoRA."""
 OTHER_LAYERS = {"o": (4096, (4096,)), "down": (14336, (4096,))}
 
 
@@ -27,11 +29,13 @@ class Matrix:
         stored: matrix and, after y and bias, scales, group scales and offset of `Layer`.
         exact: its values, float32 or those of a matrix of floats.
         form: its format.
+        packed: its codes in 4 bits, or None.
     """
 
     stored: tuple[torch.Tensor | None, ...]
     exact: torch.Tensor
     form: Any
+    packed: PackedWeight | None = None
 
     @classmethod
     def random(cls, form: str, outputs: int, inputs: int, dtype: torch.dtype, device: str) -> Matrix:
@@ -47,7 +51,12 @@ class Matrix:
         packed = PackedWeight.random(outputs, inputs, device, "nf4", BLOCK, group)
         scale_levels, *of_groups = packed.nested if group else (None, None, None)
         tables = KERNELS.Format(4, BLOCK, group, packed.levels, scale_levels)
-        return cls((packed.codes, packed.scales, *of_groups), packed.dequantize_in_torch(torch.float32), tables)
+        return cls((packed.codes, packed.scales, *of_groups), packed.dequantize_in_torch(torch.float32), tables, packed)
+
+    def layer(self, y: torch.Tensor) -> Any:
+        """Return the layer whose kernel writes y [T, outputs]."""
+        matrix, *scales = self.stored
+        return KERNELS.Layer(matrix, y, None, *scales)
 
 
 def decoding(
@@ -61,8 +70,7 @@ def decoding(
 
     def ours(x: torch.Tensor, *of_norm: torch.Tensor) -> list[torch.Tensor]:
         ys = [torch.empty(len(x), each, dtype=x.dtype, device=x.device) for each in outputs]
-        stored = zip((matrix.stored for matrix in matrices), ys, strict=True)
-        layers = [KERNELS.Layer(codes, y, None, *scales) for (codes, *scales), y in stored]
+        layers = [matrix.layer(y) for matrix, y in zip(matrices, ys, strict=True)]
         if not norms:
             KERNELS.launch_norm_linear(launch, x, layers, matrices[0].form)
             return ys
@@ -103,6 +111,64 @@ def decoding(
     return Case(inputs_of_op, ours, formula, peer, forward_bytes=moved)
 
 
+def adapted(
+    in_one_pass: bool,
+    dtype: torch.dtype,
+    device: str,
+    positions: int,
+    inputs: int,
+    outputs: int,
+    rank: int,
+    form: str,
+) -> Case:
+    """Return the case of a layer with a low-rank update, in one launch or as a product and an update in place."""
+    matrix = Matrix.random(form, outputs, inputs, dtype, device)
+    shapes = (positions, inputs), (rank, inputs), (outputs, rank)
+    operands = [(torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(dtype) for shape in shapes]
+    rounded = matrix.exact.to(dtype)
+
+    def one_pass(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y, inner = x.new_empty(len(x), outputs), x.new_empty(len(x), rank)
+        LORA.launch_lora_linear(launch, x, matrix.layer(y), matrix.form, a, b, SCALING, inner)
+        return y
+
+    def in_parts(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if form == "dense":
+            y = x @ rounded.T
+        elif len(x) <= MOST_POSITIONS:
+            y = x.new_empty(len(x), outputs)
+            KERNELS.launch_norm_linear(launch, x, [matrix.layer(y)], matrix.form)
+        else:
+            assert matrix.packed is not None, f"{form} is not dequantized to memory"
+            y = matrix.packed.forward(x)
+        LORA.launch_add_low_rank(launch, y, x @ a.T, b, SCALING, (1, rank))
+        return y
+
+    def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        weight = rounded if x.dtype == dtype else matrix.exact.to(x.dtype)
+        return x @ weight.T + x @ a.T @ b.T * SCALING
+
+    moved = num_bytes(*(each for each in matrix.stored if each is not None), *operands)
+    return Case(
+        operands,
+        one_pass if in_one_pass else in_parts,
+        formula,
+        forward_bytes=moved + positions * outputs * rounded.element_size(),
+        forward_operations=2 * positions * inputs * outputs,
+        programs=("ours", "eager", "compiled") if in_one_pass else ("ours",),
+    )
+
+
+def _adapted_shapes(forms: tuple[str, ...], positions: tuple[int, ...]) -> dict:
+    layers = {"o": (4096, 4096), "up": (4096, 14336)}
+    return {
+        f"8b_{layer}_{form}_{count}": (BF16, count, *sizes, 16, form)
+        for layer, sizes in layers.items()
+        for form in forms
+        for count in positions
+    }
+
+
 def _shapes(layers: dict[str, tuple[int, tuple[int, ...]]], forms: tuple[str, ...], positions: tuple[int, ...]) -> dict:
     return {
         f"8b_{layer}_{form}_{count}": (BF16, count, *sizes, form)
@@ -113,6 +179,8 @@ def _shapes(layers: dict[str, tuple[int, tuple[int, ...]]], forms: tuple[str, ..
 
 
 FORMS = ("dense", "nf4", "nf4_nested", "int8")
+POSITIONS = (1, 16, 32, 64, 128, 256)
+"""Positions about `MOST_POSITIONS` of ops/lora_linear."""
 CHECKS = [(count, 192, (33, 16, 5)[: 1 + count % 3], form) for count in (1, 3, 8, 16) for form in FORMS]
 OPS = {
     "norm_linear": Entry(
@@ -120,5 +188,15 @@ OPS = {
     ),
     "packed_linear": Entry(
         functools.partial(decoding, False), _shapes(OTHER_LAYERS, ("nf4", "int8"), (1, 4, 16)), CHECKS
+    ),
+    "lora_one_pass": Entry(
+        functools.partial(adapted, True),
+        _adapted_shapes(("dense", "nf4", "int8"), POSITIONS) | _adapted_shapes(("dense",), (8192,)),
+        [(count, 192, 33, 5, form) for count in (1, 19, 70) for form in FORMS],
+    ),
+    "lora_in_parts": Entry(
+        functools.partial(adapted, False),
+        _adapted_shapes(("dense", "nf4"), (*POSITIONS, 8192)),
+        [(count, 192, 33, 5, form) for count in (1, 19, 70) for form in ("dense", "nf4_nested")],
     ),
 }

@@ -18,6 +18,7 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | adamw, adamw_8bit | one step over the factors of LoRA r 16 on all linear layers of an 8B model |
 | norm_linear | residual addition, norm, and the layers that read it (q, k, v; gate, up), over 1 to 16 positions |
 | packed_linear | other quantized layers (o; down) over 1 to 16 positions |
+| lora_one_pass, lora_in_parts | forward pass of a layer with LoRA in one launch; as a product and an update in place |
 
 | program | |
 | --- | --- |

@@ -184,6 +184,25 @@ def loss(tensors: Tensors, bounds: dict[str, int]) -> Run:
     return run
 
 
+def one_pass(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Multiply rows with a dense or quantized weight and its low-rank update."""
+    (outputs, inputs), codes, (levels, scales, *_), form = _packed(tensors)
+    rows, rank, dtype = bounds.get("rows", 300 if tensors.small else 8192), bounds["rank"], dtype_of(bounds)
+    if tensors.small:
+        rows, rank = rows - 3, rank - 3
+    x, a, b = (tensors.random(*shape, dtype=dtype) for shape in ((rows, inputs), (rank, inputs), (outputs, rank)))
+    y, inner = tensors.zeros(rows, outputs, dtype=dtype), tensors.zeros(rows, rank, dtype=dtype)
+    layer, kind = lora.Layer(codes, y, scales=scales), lora.Format(4, form["BLOCK"], levels=levels)
+    if bounds.get("bits") == 0:
+        layer, kind = lora.Layer(tensors.random(outputs, inputs, dtype=dtype), y), lora.Format()
+
+    def run(launch: Launch) -> Sequence[Any]:
+        lora.launch_lora_linear(launch, x, layer, kind, a, b, 2.0, inner)
+        return y, inner
+
+    return run
+
+
 def add_low_rank(tensors: Tensors, bounds: dict[str, int]) -> Run:
     """Add a low-rank update in place."""
     rows, columns, rank = (70, 290, 5) if tensors.small else (8192, 14336, 16)
@@ -411,6 +430,18 @@ CASES = {
         Case(gates.FORWARD_SIZES, [{}], gate(False), MEMORY_BOUND),
         Case(gates.BACKWARD_SIZES, [{}], gate(True), MEMORY_BOUND),
         Case(losses.SIZES, [{}], loss, MEMORY_BOUND),
+        Case(
+            lora.ONE_PASS_SIZES,
+            [
+                {**bits, **each, "rank": rank, **rows}
+                for bits in ({"bits": 0}, {})
+                for each in ELEMENT_SIZES
+                for rank in (16, lora.LARGEST_RANK)
+                for rows in ({"rows": 16}, {"rows": 64}, {})
+            ],
+            one_pass,
+            TENSOR_CORES,
+        ),
         Case(lora.ADD_SIZES, ELEMENT_SIZES, add_low_rank, MEMORY_BOUND),
         Case(
             lora.GRADIENT_SIZES,

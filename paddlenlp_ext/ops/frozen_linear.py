@@ -46,7 +46,7 @@ class FrozenLinear(Protocol):
         """
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
-        """Return whether Triton kernels that multiply x of this dtype can read the weight (quantized/triton_tiles.py)."""
+        """Return whether quantized/triton_tiles.py can read the weight for x of this dtype."""
 
     def tile_format(self) -> Format:
         """Return the format of the weight for such a kernel."""

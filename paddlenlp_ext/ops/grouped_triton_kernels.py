@@ -75,17 +75,12 @@ def grouped_product_kernel(
     BAND: tl.constexpr,  # tiles of rows whose programs are neighbours, so that they share x and W in the cache
 ):
     """Compute a tile of y."""
-    column_tiles = tl.cdiv(num_columns, COLUMNS)
-    program = tl.program_id(0)
-    first_tile = program // (BAND * column_tiles) * BAND
-    height = tl.minimum(num_tiles - first_tile, BAND)
-    within = program % (BAND * column_tiles)
-    tile = first_tile + within % height
+    tile, column_tile = banded_tile(tl.program_id(0), num_tiles, tl.cdiv(num_columns, COLUMNS), BAND)
     group = tl.load(tiles + tile * 3).to(tl.int64)
     n = tl.load(tiles + tile * 3 + 1) + tl.arange(0, ROWS)
     is_row = n < tl.load(tiles + tile * 3 + 2)
     n = n.to(tl.int64)
-    c = within // height * COLUMNS + tl.arange(0, COLUMNS)
+    c = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     is_column = c < num_columns
     x_rows = x + n[:, None] * num_terms
     w_columns = weight + group * group_stride + c[None, :].to(tl.int64) * column_stride
@@ -101,6 +96,15 @@ def grouped_product_kernel(
         total.to(y.dtype.element_ty),
         mask=is_row[:, None] & is_column[None, :],
     )
+
+
+@triton.jit
+def banded_tile(program, row_tiles, column_tiles, BAND: tl.constexpr):
+    """Return the tile of rows and that of columns of a program, if BAND tiles of rows have neighbouring programs."""
+    first_tile = program // (BAND * column_tiles) * BAND
+    height = tl.minimum(row_tiles - first_tile, BAND)
+    within = program % (BAND * column_tiles)
+    return first_tile + within % height, within // height
 
 
 @triton.jit

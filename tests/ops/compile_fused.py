@@ -34,14 +34,14 @@ adamw, cross_entropy, lora_linear, norm_linear = (
 
 HOPPER, AMPERE = 90, 86
 POINTERS = {
-    **dict.fromkeys(("logits", "y", "inner", "factor", "gradient"), "*bf16"),
+    **dict.fromkeys(("logits", "y", "inner", "factor", "gradient", "a", "b", "bias"), "*bf16"),
     **dict.fromkeys(("losses", "picked", "largest", "totals", "row_parts", "column_parts", "numbers"), "*fp32"),
     **dict.fromkeys(("levels1", "levels2", "borders1", "borders2"), "*fp32"),
     **dict.fromkeys(("targets", "first", "table"), "*i64"),
     **dict.fromkeys(("correct", "blocks"), "*i32"),
     **dict.fromkeys(("codes1", "codes2"), "*u8"),
     **dict.fromkeys(("x", "addend", "scale", "total", "bias0", "bias1", "bias2", "y0", "y1", "y2"), "*bf16"),
-    **{f"{name}{index}": "*fp32" for name in ("group_scales", "offset") for index in range(3)},
+    **{f"{name}{index}": "*fp32" for name in ("group_scales", "offset") for index in ("", 0, 1, 2)},
     **dict.fromkeys(("levels", "scale_levels"), "*fp32"),
 }
 CODES = {0: "*bf16", 4: "*u8", 8: "*i8"}
@@ -67,8 +67,8 @@ class Compiler:
                 options[name] = constants.pop(name)
         types = dict(self.types)
         if "BITS" in constants:
-            types |= {f"matrix{index}": CODES[constants["BITS"]] for index in range(3)}
-            types |= {f"scales{index}": "*u8" if constants["GROUP"] else "*fp32" for index in range(3)}
+            types |= {f"matrix{index}": CODES[constants["BITS"]] for index in ("", 0, 1, 2)}
+            types |= {f"scales{index}": "*u8" if constants["GROUP"] else "*fp32" for index in ("", 0, 1, 2)}
         signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
         places = {(names.index(name),): value for name, value in constants.items()}
         whole = [name for name in names if signature[name] not in ("constexpr", "fp32")]
@@ -112,8 +112,17 @@ def compile_all(capability: int, with_variants: bool) -> None:
         lora_linear.launch_add_low_rank(compiler, Sized(8192, 14336), Sized(8192, rank), None, 2.0, (1, rank))
         operands = Sized(8192, 14336), Sized(8192, rank), Sized(14336, rank)
         lora_linear.launch_low_rank_gradients(compiler, lambda shape: None, *operands)
-    formats = [norm_linear.Format(4, 64, 256), norm_linear.Format(4, 64), norm_linear.Format(8, 4096)]
-    for form in [*formats, norm_linear.Format()] if with_variants else formats[:1]:
+    formats = [
+        norm_linear.Format(4, 64, 256),
+        norm_linear.Format(),
+        norm_linear.Format(4, 64),
+        norm_linear.Format(8, 4096),
+    ]
+    for form in formats if with_variants else formats[:2]:
+        for rows, rank in ((1, 16), (64, 16), (64, 64)) if with_variants else ((1, 16),):
+            x, layer = Sized(rows, 4096), lora_linear.Layer(None, Sized(rows, 14336))
+            lora_linear.launch_lora_linear(compiler, x, layer, form, None, None, 2.0, Sized(rows, rank))
+    for form in formats if with_variants else formats[:1]:
         for positions in (1, 16):
             x, layers = Sized(positions, 4096), [norm_linear.Layer(None, Sized(positions, 14336))] * 2
             norm_linear.launch_norm_linear(compiler, x, layers, form, x, 1e-5, 0.0, addend=x, total=x)

@@ -113,9 +113,14 @@ def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("LoRA linear")
 def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply by a frozen weight with a low-rank update; fewer than 64 positions would reach no Triton kernel."""
-    base = FrozenDense(inputs.frozen(48, 64), inputs.frozen(48))
-    return [lora_linear(inputs.trained(75, 64), base, inputs.trained(8, 64), inputs.trained(48, 8), 0.5)]
+    """Multiply many positions and few by a frozen weight with a low-rank update, and few by quantized ones."""
+    results, formats = [], (None, QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8"))
+    for positions, options in ((75, None), *((5, options) for options in formats)):
+        base = _frozen_linear(inputs, 48, options)
+        results.append(
+            lora_linear(inputs.trained(positions, 64), base, inputs.trained(8, 64), inputs.trained(48, 8), 0.5)
+        )
+    return results
 
 
 @op_case("embedding", cpu_dtypes=("float32", "bfloat16"))

@@ -1,17 +1,28 @@
-"""Linear layer with a low-rank update on a GPU: the large matmuls are Paddle's, the update's passes are Triton kernels.
+"""Linear layer with a low-rank update on a GPU, in one launch for few positions; Paddle's large matmuls for many.
 
-    forward        y = base(x);   u = x A^T;   y += s u B^T
+    forward        few positions: y = base(x) + s u B^T and u = x A^T at once
+                   many: y = base(x);   u = x A^T;   y += s u B^T
     backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
 
-A rank of 16 adds less than 1 % to the multiplications of a layer of 4096 x 4096, but each pass over y, dy or dx takes a
-few percent of the time of its large matmul. cuBLAS stays faster at that matmul than a Triton kernel with the update
-in its epilogue, so the kernels save passes instead:
+Up to `MOST_POSITIONS` positions, reading W takes longer than the product, and every kernel less than launching it.
+One kernel then reads W once, dequantizes it in registers and multiplies each tile of x by W and by A. For many
+positions it would lose more than it saves. Its programs have 128 columns of y, say, and each computes u again: for a
+rank of 16 this is an eighth of the multiplications of the product, beside the two passes over y and one over x that
+separate kernels need. docs/gpu.md has the arithmetic.
+
+For many positions a rank of 16 adds less than 1 % to the multiplications of a layer of 4096 x 4096, but each pass over
+y, dy or dx takes a few percent of the time of its large matmul. cuBLAS stays faster at that matmul than a Triton kernel
+with the update in its epilogue, so the kernels save passes instead:
 
     pass                          Paddle's matmuls             here
     y + s u B^T, dx + v A         product, then sum            in place: one read and one write
     dy for v and dB               two reads                    one read, up to a rank of 32
 
 For a higher rank the parts that the second kernel writes would take longer than a second read of dy.
+
+Layers that read the same x (q, k, v; gate, up) are launched one by one. For few positions x stays in the L2 cache. For
+many, one product with all their A would save a pass over x for each further layer: 4 % of a layer of 4096 x 4096. It
+would need one op, and one autograd node, for modules that have hooks, shards and adapters of their own.
 
 tests/ops/lora_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run
 on a GPU with Paddle.
@@ -31,19 +42,21 @@ from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.linear import contiguous, in_dtype, requires_grad
 from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
 from paddlenlp_ext.ops.saved_tensors import recompute_function
-from paddlenlp_ext.ops.triton_launch import launch
+from paddlenlp_ext.ops.triton_launch import empty_beside, launch
 
+MOST_POSITIONS = 64
+"""Positions up to which one launch computes the forward pass; not measured (benchmarks/triton_cases_decoding.py)."""
 LARGEST_SHARED_RANK = 32
 """Rank up to which the parts that one read of dy writes are smaller than dy."""
 SMALLEST_BATCH = 64
-"""Positions from which the kernels are used; launching them takes longer than the passes over fewer."""
+"""Positions from which the other kernels are used; launching them takes longer than the passes over fewer."""
 
 
 def lora_linear_triton(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """Compute `lora_linear` with the kernels, or for few positions in plain Paddle."""
-    if math.prod(x.shape[:-1]) < SMALLEST_BATCH:
+    """Compute `lora_linear` with the kernels, or in plain Paddle for few positions that need more than one launch."""
+    if math.prod(x.shape[:-1]) < SMALLEST_BATCH and not supports_one_pass(x, base, a):
         return lora_linear_reference(x, base, a, b, scaling)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
@@ -86,9 +99,34 @@ def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return y and u = x A^T [T, K], both in the dtype of the base's outputs."""
+    if supports_one_pass(x, base, a):
+        return one_pass(x, base, a, b, scaling)
     y, (rank, in_) = contiguous(base(x)), a.shape
     inner_TK = paddle.matmul(in_dtype(x.reshape([-1, in_]), y.dtype), in_dtype(a, y.dtype), transpose_y=True)
     add_low_rank_(y, in_dtype(inner_TK, y.dtype), in_dtype(b, y.dtype), scaling, (1, rank))
+    return y, inner_TK
+
+
+def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) -> bool:
+    """Return whether one launch computes the forward pass: few positions, a low rank, and no autocast."""
+    if not 0 < math.prod(x.shape[:-1]) <= MOST_POSITIONS or paddle.is_autocast_enabled():
+        return False
+    from paddlenlp_ext.ops.lora_linear.triton_kernels import LARGEST_RANK
+
+    return a.shape[0] <= LARGEST_RANK and base.fits_tiles(x.dtype)
+
+
+def one_pass(
+    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return y and u = x A^T [T, K] in the dtype of x by one launch; requires `supports_one_pass`."""
+    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_lora_linear
+
+    x, a, b = contiguous(x), contiguous(a), contiguous(b)
+    y, inner_TK = (
+        empty_beside(x, shape) for shape in ([*x.shape[:-1], b.shape[0]], [math.prod(x.shape[:-1]), a.shape[0]])
+    )
+    launch_lora_linear(launch, x, base.tile_layer(y), base.tile_format(), a, b, scaling, inner_TK)
     return y, inner_TK
 
 

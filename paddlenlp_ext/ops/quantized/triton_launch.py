@@ -74,7 +74,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
 
 
 def fits_tiles(weight: QuantizedWeight) -> bool:
-    """Return whether `load_weights` of triton_tiles.py supports this weight: rows of whole bytes and of equal blocks."""
+    """Return whether triton_tiles.py can read this weight: rows of whole bytes and of equal blocks."""
     block, inputs = weight.block_size, weight.shape[1]
     is_power = block >= 2 and block & (block - 1) == 0
     return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))

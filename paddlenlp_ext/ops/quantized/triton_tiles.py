@@ -88,9 +88,7 @@ def load_weights(
         unit = first[:, None] + tl.arange(0, SPAN // UNIT)[None, :] * UNIT
         is_unit = is_output & (unit < num_inputs)[:, None, :]
         number = (row + unit[:, None, :]) // BLOCK
-        factor = load_scales(
-            scales, scale_levels, group_scales, offset, number, is_unit, 0, max(1, GROUP), GROUP > 0
-        )
+        factor = load_scales(scales, scale_levels, group_scales, offset, number, is_unit, 0, max(1, GROUP), GROUP > 0)
         if BITS == 8:
             own = tl.load(matrix + row + i, mask=is_output & is_input, other=0).to(tl.float32)
         else:

@@ -1,4 +1,4 @@
-"""Triton kernels of the LoRA linear in the interpreter, against NumPy in double precision."""
+"""Triton kernels of the LoRA linear for many positions in the interpreter, against NumPy in double precision."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def launched(kernels, monkeypatch):
     monkeypatch.setattr(kernels, "_TERMS", 16)
     monkeypatch.setattr(module, "launch", launches)
     monkeypatch.setattr(module, "SMALLEST_BATCH", 1)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 0)
     return launches
 
 
