@@ -138,11 +138,10 @@ def _tensors(array: np.ndarray, dtype: str = "float32") -> tuple[paddle.Tensor]:
 
 
 def test_one_pass_in_float16_rounds_the_sum_once(launched, tiles):
-    """Add an update of 3/4 to an output of 2049.25, which float16 would store as 2050 and then leave there."""
-    x, weight = paddle.full([1, 1], 1.0, "float16"), paddle.full([1, 1], 2048.0, "float16")
-    base, one = FrozenDense(weight, paddle.full([1], 1.25)), paddle.ones([1, 1], "float16")
+    """Add -3/4 to 2049.25, which float16 would store as 2050 and then leave there."""
+    x, weight, a = (paddle.to_tensor([row], "float16") for row in ([1.0, 1.25], [2048.0, 1.0], [1.0, 0.0]))
     with paddle.no_grad():
-        y = lora_linear_triton(x, base, one, one, -0.75)
+        y = lora_linear_triton(x, FrozenDense(weight, None), a, paddle.ones([1, 1], "float16"), -0.75)
     assert y.item() == 2048.0
     assert launched.names == ["lora_linear_kernel"]
 
