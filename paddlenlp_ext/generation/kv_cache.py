@@ -97,7 +97,6 @@ class KVCache(ReservingCache):
     """Key-value cache of the layers in this process; it grows by a block when it is full, and holds no gradients.
 
     Attributes:
-        key_starts: int64 [B], index of the first token of each left-padded row.
         prompt_end: column where all prompts end; None if unknown.
         is_stale: whether a forward pass rotated with other frequencies than the first one, as LongRoPE does beyond the
             trained context. The stored keys do not fit its queries: a new cache has to be filled.
@@ -107,7 +106,6 @@ class KVCache(ReservingCache):
         self.prompt_end, self.is_stale = prompt_end, False
         self._frequency_sets: tuple[bool, ...] | None = None
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
-        self.key_starts = paddle.to_tensor(self._starts_B)
         self._layers: dict[int, _LayerKeyValues] = {}
         self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
         self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
@@ -148,6 +146,11 @@ class KVCache(ReservingCache):
             k_BKCH, v_BKCE = layer.tensors
             found[index] = positions_first(k_BKCH, layer.end), positions_first(v_BKCE, layer.end)
         return found
+
+    @property
+    def key_starts(self) -> paddle.Tensor:
+        """Index of the first token of each left-padded row, int64 [B]."""
+        return paddle.to_tensor(self._starts_B)
 
     @property
     def length(self) -> int:
@@ -205,7 +208,6 @@ class KVCache(ReservingCache):
         for layer in self._layers.values():
             layer.select_rows(index)
         self._starts_B = self._starts_B[list(rows)]
-        self.key_starts = paddle.to_tensor(self._starts_B)
         self._visible.clear()
 
     def truncate(self, length: int) -> None:

@@ -130,17 +130,20 @@ class RowsOfCache(ReservingCache):
     that is not positive.
 
     Attributes:
-        key_starts: int64 [B], column of the first token of each row: minus its length.
         prompt_end: column at which the prompt of each row ends.
     """
 
     def __init__(self, cache: SlotCache, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> None:
         self._cache, self._rows = cache, slice(first, first + num_rows)
         self._lengths_B = np.asarray(cache.lengths[self._rows], np.int64)
-        self.key_starts = paddle.to_tensor(-self._lengths_B)
         self.prompt_end = (np.asarray(prompt_lengths, np.int64) - self._lengths_B).tolist()
         self._layouts: dict[int | None, AttentionLayout] = {}
         self._visible: dict[tuple[int | None, int], VisiblePositions] = {}
+
+    @property
+    def key_starts(self) -> paddle.Tensor:
+        """Column of the first token of each row, int64 [B]: minus its length."""
+        return paddle.to_tensor(-self._lengths_B)
 
     @property
     def length(self) -> int:

@@ -45,14 +45,12 @@ class GraphCache(KeyValueCache):
     A token's position is its number among the tokens of its row, whatever the slots between them.
 
     Attributes:
-        key_starts: int64 [B], index of the first token of each row.
         position_ids: int64 [B, S], position of each new token; 0 for padding.
         new_tensors: keys and values of the new positions, of each layer that has run.
     """
 
     def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
-        self._cached, self.new_tensors = cached, list[paddle.Tensor]()
-        self.key_starts = paddle.argmax(mask_BC, axis=1)
+        self._mask_BC, self._cached, self.new_tensors = mask_BC, cached, list[paddle.Tensor]()
         num_slots, length = paddle.shape(mask_BC)[1], paddle.shape(input_ids_BS)[1]
         positions_BC = paddle.clip(paddle.cumsum(mask_BC, axis=1) - 1, min=0)
         self.position_ids = positions_BC[:, num_slots - length :]
@@ -62,6 +60,11 @@ class GraphCache(KeyValueCache):
         self._visible_BSC = paddle.logical_and(mask_BC.astype("bool").unsqueeze(1), slots_C <= later_S1)
         self._is_own_SC = slots_C == later_S1
         self._visible: dict[int | None, GraphSlots] = {}
+
+    @property
+    def key_starts(self) -> paddle.Tensor:
+        """Index of the first token of each row, int64 [B]."""
+        return paddle.argmax(self._mask_BC, axis=1)
 
     @property
     def length(self) -> Any:

@@ -17,13 +17,12 @@ from paddlenlp_ext.ops.attention.scores import PLAIN
 
 
 class KeyValueCache(ABC):
-    """Keys and values of earlier positions.
+    """Keys and values of earlier positions."""
 
-    Attributes:
-        key_starts: int64 [B], index of the first token of each row.
-    """
-
-    key_starts: paddle.Tensor
+    @property
+    @abstractmethod
+    def key_starts(self) -> paddle.Tensor:
+        """Index of the first token of each row, int64 [B]."""
 
     @property
     @abstractmethod
