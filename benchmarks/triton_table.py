@@ -36,9 +36,9 @@ def largest_difference(losses: Sequence[float], others: Sequence[float]) -> floa
     return float(np.max(np.abs(np.array(losses) - np.array(others))))
 
 
-def markdown(heads: Sequence[str], rows: Mapping[str, Sequence[object]]) -> str:
-    """Return a table with a name and the given values in each row."""
-    lines = [["kernels", *heads], ["---"] * (len(heads) + 1)]
+def markdown(heads: Sequence[str], rows: Mapping[str, Sequence[object]], names: str = "kernels") -> str:
+    """Return a table with a name and the given values in each row; `names` is the head of the first column."""
+    lines = [[names, *heads], ["---"] * (len(heads) + 1)]
     lines += [[name, *(_written(value) for value in values)] for name, values in rows.items()]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

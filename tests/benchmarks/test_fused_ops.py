@@ -57,5 +57,5 @@ def test_table_divides_by_the_fused_step_of_the_same_round():
     ]
     assert table(lines).splitlines()[2:] == [
         "| nothing | 4 | 1.50 | 1.00 | 667 | 2.00 | +0.00 | 2.000, 1.900 |",
-        "| gates | 3 | 2.00 | 1.50 | 500 | 2.50 | +0.50 | 2.000, 1.900 |",
+        "| gates | 3 | 2.25 | 1.50 | 444 | 2.50 | +0.50 | 2.000, 1.900 |",
     ]
