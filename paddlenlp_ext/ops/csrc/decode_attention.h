@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "prefetch.h"
 #include "tile_product.h"
 
 namespace plx {
@@ -26,22 +27,24 @@ static inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys
         for (; i + LANES <= head_dim; i += LANES) products[key] += load(q + i) * load(row + i);
         if (i < head_dim) products[key] += load_part(q + i, head_dim - i) * load_part(row + i, head_dim - i);
     }
-    transpose(products);
-    f32x16 total = products[0];
-    for (i64 i = 1; i < LANES; ++i) total += products[i];
-    return total;
+    return horizontal_sums<LANES>(products);
 }
 
-// Softmax over scores [keys] and a sink, in place. The array is padded to full vectors.
+// Softmax over scores [keys] and a sink, in place. The array is padded to full vectors, whose last lanes become zero.
 static inline void softmax(float* scores, i64 keys, float sink) {
-    const float largest = std::max(sink, *std::max_element(scores, scores + keys));
-    float total = std::exp2(sink - largest);
+    const float none = -std::numeric_limits<float>::infinity();
+    for (i64 key = keys; key < round_up(keys); ++key) scores[key] = none;
+    f32x16 largest = broadcast(sink);
+    for (i64 key = 0; key < keys; key += LANES) largest = max(largest, load(scores + key));
+    const float shift = horizontal_max(largest);
+    f32x16 totals{};
     for (i64 key = 0; key < keys; key += LANES) {
-        const f32x16 weights = exp2(load(scores + key) - largest);
+        const f32x16 weights = exp2(load(scores + key) - shift);
         store(scores + key, weights);
-        for (i64 lane = 0; lane < std::min(LANES, keys - key); ++lane) total += weights[lane];
+        totals += weights;
     }
-    for (i64 key = 0; key < keys; ++key) scores[key] /= total;
+    const float total = std::exp2(sink - shift) + horizontal_sum(totals);
+    for (i64 key = 0; key < keys; key += LANES) store(scores + key, load(scores + key) / total);
 }
 
 // Options of the scores. Arrays start at the first query head of a key head.
@@ -72,6 +75,9 @@ static inline void attend(const float* q, const float* k, const float* v, float*
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
+    // The values are read after the scores of the keys, from memory if the layer is a small part of the step.
+    for (const SlotRange& range : {prefix, own})
+        prefetch_later(v + range.first * head_dim, range.size() * head_dim * i64(sizeof(float)));
     for (i64 head = 0; head < group; ++head) {
         float* const scores = weights.data() + head * stride;
         i64 done = 0;

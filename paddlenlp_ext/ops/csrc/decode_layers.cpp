@@ -6,6 +6,7 @@
 // written before a barrier. Residuals and norms are small: every thread computes all of them, in memory of its own,
 // which takes less time than another barrier.
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 
@@ -67,6 +68,12 @@ Tensors in_scratch(ScratchSlot slot, const DecodeSizes& sizes, i64 positions) {
     return Tensors(sizes, positions, arrays);
 }
 
+// y = x W^T + bias.
+struct Product {
+    const DecodeMatrix* matrix;
+    float* y;
+};
+
 // One thread of the step.
 class Worker {
   public:
@@ -107,14 +114,12 @@ class Worker {
         norm(own_.x, model.norm, own_.normed);
         if (model.logit_scale != 1.0f)
             for (i64 i = 0; i < positions_ * sizes_.hidden; ++i) own_.normed[i] *= model.logit_scale;
-        multiply(*model.lm_head, own_.normed, logits);
+        multiply(own_.normed, {{model.lm_head, logits}}, nullptr);
     }
 
     void project(const DecodeLayer& layer) {
         const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
-        multiply(*layer.q, normed, shared_.q);
-        multiply(*layer.k, normed, shared_.k);
-        multiply(*layer.v, normed, shared_.v);
+        multiply(normed, {{layer.q, shared_.q}, {layer.k, shared_.k}, {layer.v, shared_.v}}, layer.o);
     }
 
     void attend_heads(const DecodeLayer& layer) {
@@ -123,14 +128,15 @@ class Worker {
             attend_head(layer, task / sizes_.kv_heads, task % sizes_.kv_heads);
     }
 
-    void project_out(const DecodeLayer& layer) { multiply(*layer.o, shared_.attended, shared_.projected); }
+    void project_out(const DecodeLayer& layer) {
+        multiply(shared_.attended, {{layer.o, shared_.projected}}, layer.gate);
+    }
 
     // Adds the attention to the hidden states; computes the gated activations of the feed-forward block in `gate`.
     void project_up(const DecodeLayer& layer) {
         add(shared_.projected, layer.attention_out_norm);
         const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
-        multiply(*layer.gate, normed, shared_.gate);
-        multiply(*layer.up, normed, shared_.up);
+        multiply(normed, {{layer.gate, shared_.gate}, {layer.up, shared_.up}}, layer.down);
         const auto [begin, end] = part(sizes_.inner);
         for (i64 position = 0; position < positions_; ++position) {
             float* const gate = shared_.gate + position * sizes_.inner + begin;
@@ -142,7 +148,10 @@ class Worker {
         }
     }
 
-    void project_down(const DecodeLayer& layer) { multiply(*layer.down, shared_.gate, shared_.down); }
+    // `following` is the matrix that is multiplied next, or null.
+    void project_down(const DecodeLayer& layer, const DecodeMatrix* following) {
+        multiply(shared_.gate, {{layer.down, shared_.down}}, following);
+    }
 
     void add_feed_forward(const DecodeLayer& layer) { add(shared_.down, layer.mlp_out_norm); }
 
@@ -157,20 +166,35 @@ class Worker {
         return {border(thread_), border(thread_ + 1)};
     }
 
-    void multiply(const DecodeMatrix& matrix, const float* x, float* y) const {
-        const auto [begin, end] = part(matrix.out);
-        if (matrix.quantized == nullptr) {
-            with_dtype(matrix.is_bf16, [&](auto value) {
-                const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
-                small_batch_part(x, weight, matrix.bias, y, positions_, matrix.in, matrix.out, begin, end);
-            });
-            return;
+    // The weight of this thread's part; null without a matrix.
+    const void* own_weight(const DecodeMatrix* matrix) const {
+        if (matrix == nullptr) return nullptr;
+        const i64 first = part(matrix->out).first * matrix->in;
+        if (matrix->quantized != nullptr)
+            return matrix->quantized->codes + (is_int8(*matrix->quantized) ? first : first / 2);
+        return static_cast<const char*>(matrix->dense) + first * i64(matrix->is_bf16 ? sizeof(bf16) : sizeof(float));
+    }
+
+    // Multiplies x with matrices in turn. `following` is the matrix of the next phase that has any.
+    void multiply(const float* x, std::initializer_list<Product> products, const DecodeMatrix* following) const {
+        for (const Product* product = products.begin(); product < products.end(); ++product) {
+            const DecodeMatrix& matrix = *product->matrix;
+            const void* next = own_weight(product + 1 < products.end() ? product[1].matrix : following);
+            const auto [begin, end] = part(matrix.out);
+            float* const y = product->y;
+            if (matrix.quantized == nullptr) {
+                with_dtype(matrix.is_bf16, [&](auto value) {
+                    const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
+                    small_batch_part(x, weight, matrix.bias, y, positions_, matrix.in, matrix.out, begin, end, next);
+                });
+                continue;
+            }
+            const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
+            small_batch_part(operand, *matrix.quantized, y, positions_, begin, end, next);
+            if (matrix.bias == nullptr) continue;
+            for (i64 position = 0; position < positions_; ++position)
+                for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
         }
-        const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
-        small_batch_part(operand, *matrix.quantized, y, positions_, begin, end);
-        if (matrix.bias == nullptr) return;
-        for (i64 position = 0; position < positions_; ++position)
-            for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
     }
 
     // The norm of all positions in `to`; without a weight, x itself.
@@ -242,9 +266,10 @@ class Worker {
 };
 
 // Runs the layers on all threads. Every thread calls begin(worker) before them, to write the worker's hidden states,
-// and end(worker) after them.
+// and end(worker) after them, which reads the weight of `following`, or of none if that is null.
 template <class Begin, class End>
-void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, Begin&& begin, End&& end) {
+void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, const DecodeMatrix* following,
+         Begin&& begin, End&& end) {
     const Shared shared = in_scratch<Shared>(SCRATCH_D, sizes, sizes.batch * sizes.length);
     FirstException error;
 #pragma omp parallel
@@ -261,11 +286,12 @@ void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, Be
             begin(*worker);
         });
         for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
+            const bool is_last = layer + 1 == layers + num_layers;
             phase([&] { worker->project(*layer); });
             phase([&] { worker->attend_heads(*layer); });
             phase([&] { worker->project_out(*layer); });
             phase([&] { worker->project_up(*layer); });
-            phase([&] { worker->project_down(*layer); });
+            phase([&] { worker->project_down(*layer, is_last ? following : layer[1].q); });
             if (!error.is_set()) worker->add_feed_forward(*layer);
         }
         if (!error.is_set()) error.guard([&] { end(*worker); });
@@ -282,7 +308,7 @@ Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSize
         auto end = [&](const Worker& worker) {
             if (worker.is_first()) std::copy_n(worker.x(), count, x);
         };
-        run(layers, num_layers, *sizes, begin, end);
+        run(layers, num_layers, *sizes, nullptr, begin, end);
     });
 }
 
@@ -297,7 +323,8 @@ Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 nu
             worker.embed(*model, ids);
             std::for_each_n(model->ropes, model->num_ropes, [&](const DecodeRope& rope) { worker.fill(rope); });
         };
-        run(layers, num_layers, *sizes, begin, [&](const Worker& worker) { worker.lm_head(*model, logits); });
+        auto end = [&](const Worker& worker) { worker.lm_head(*model, logits); };
+        run(layers, num_layers, *sizes, model->lm_head, begin, end);
     });
 }
 

@@ -71,6 +71,12 @@ void read_scales(const QuantizedWeight& weight, i64 first, i64 count, float* to)
     add_offset(*weight.scale_offset, to, count);
 }
 
+void prefetch_scales(const QuantizedWeight& weight, i64 first, i64 count) {
+    if (weight.group != 0) return;
+    const float* const scales = static_cast<const float*>(weight.scales) + first;
+    for (i64 i = 0; i < count; i += LANES) __builtin_prefetch(scales + i);
+}
+
 void dequantize(const QuantizedWeight& weight, i64 begin, i64 end, float* to) {
     dequantize_range(weight, begin, end, to);
 }

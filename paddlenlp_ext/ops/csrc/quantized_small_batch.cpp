@@ -7,66 +7,70 @@
 namespace plx {
 namespace {
 
-constexpr i64 STEP = 2 * LANES;  // weights that are read together
+constexpr i64 STEP = 2 * LANES;  // weights of a row that are read together
 
-// Splits each STEP values of x into two vectors: those of the high and of the low nibbles of 16 bytes of codes.
-void split_nibbles(const float* x, float* to, i64 size) {
-    const i32x16 even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-    for (i64 start = 0; start < size; start += STEP) {
-        const f32x16 first = load(x + start), second = load(x + start + LANES);
-        store(to + start, __builtin_shuffle(first, second, even));
-        store(to + start + LANES, __builtin_shuffle(first, second, even + 1));
-    }
-}
-
-// Offsets are halved as unsigned numbers, which takes one instruction.
+// 32 four-bit codes as four words, which a vector holds four times: shifted by 4 j bits, lane l of vector j has nibble
+// j + 2 (l / 4) of word l % 4. x is arranged in the same order.
 struct NibbleCodes {
-    static constexpr i64 BITS = 4;
+    static constexpr i64 BYTES = STEP / 2;
+    typedef u32x16 Words;
     f32x16 levels;
     explicit NibbleCodes(const QuantizedWeight& weight) : levels(load(weight.levels)) {}
-    void read(const uint8_t* codes, i64 begin, f32x16& first, f32x16& second) const {
-        u32x16 bytes = widen(load_as<u8x16>(codes + size_t(begin) / 2));
-        first = look_up(levels, bytes >> 4);
-        second = look_up(levels, bytes);
+
+    static Words read(const uint8_t* codes) {
+        return load_four_times(codes) >> u32x16{0, 0, 0, 0, 8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24};
     }
-    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + size_t(at) / 2); }
+    f32x16 values(Words words, int j) const { return look_up(levels, words >> (4 * j)); }
+
+    // The first of two codes is in the high nibble of a byte: nibble n of a word is its code n ^ 1.
+    static void arrange(const float* x, float* to, i64 size) {
+        const i32x16 codes = {0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30};
+        for (i64 start = 0; start < size; start += STEP) {
+            const f32x16 first = load(x + start), second = load(x + start + LANES);
+            for (int j = 0; j < 2; ++j)
+                store(to + start + j * LANES, __builtin_shuffle(first, second, codes + (j ^ 1)));
+        }
+    }
 };
 
 struct Int8Codes {
-    static constexpr i64 BITS = 8;
+    static constexpr i64 BYTES = STEP;
+    typedef const uint8_t* Words;
     explicit Int8Codes(const QuantizedWeight&) {}
-    void read(const uint8_t* codes, i64 begin, f32x16& first, f32x16& second) const {
-        first = int8_to_float(codes + begin, LANES);
-        second = int8_to_float(codes + begin + LANES, LANES);
-    }
-    void prefetch(const uint8_t* codes, i64 at) const { __builtin_prefetch(codes + at); }
+    static Words read(const uint8_t* codes) { return codes; }
+    f32x16 values(Words codes, int j) const { return int8_to_float(codes + j * LANES, LANES); }
 };
 
-// y[r, o] = x[r] . weight[o] for OUT rows of the weight from `row` on, with their scales. SCALE_SUMS: the scales
+// y[r, o] = x[r] . weight[o] for OUT rows of codes, with their scales [OUT, blocks of a row]. SCALE_SUMS: the scales
 // multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise they multiply the
 // weights.
 template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
-__attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes, i64 row,
-                                        const float* scales, float* y) {
+__attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes,
+                                        const uint8_t* rows_of_codes, const float* scales, const char* ahead,
+                                        float* y) {
     f32x16 sums[ROWS][OUT] = {};
-    const i64 in = weight.in, blocks = in / weight.block, ahead = rows_ahead<OUT>(in * Codes::BITS / 8);
+    const i64 in = weight.in, blocks = in / weight.block, row_bytes = in / STEP * Codes::BYTES;
+    const uint8_t* from = rows_of_codes;
     for (i64 block = 0; block < blocks; ++block) {
         f32x16 scale[OUT], own[ROWS][OUT] = {};
         auto& to = SCALE_SUMS ? own : sums;
         for (int o = 0; o < OUT; ++o) scale[o] = broadcast(scales[o * blocks + block]);
-        for (i64 i = block * weight.block; i < (block + 1) * weight.block; i += STEP) {
-            f32x16 first[OUT], second[OUT];
-            for (int o = 0; o < OUT; ++o) {
-                codes.read(weight.codes, (row + o) * in + i, first[o], second[o]);
-                codes.prefetch(weight.codes, (row + o + ahead) * in + i);
-                if constexpr (!SCALE_SUMS) first[o] *= scale[o], second[o] *= scale[o];
-            }
-            for (int r = 0; r < ROWS; ++r) {
-                const f32x16 x_first = in_register(load(x + r * in + i));
-                const f32x16 x_second = in_register(load(x + r * in + i + LANES));
+        for (i64 step = 0; step < weight.block; step += STEP, from += Codes::BYTES, x += STEP) {
+            for (i64 at = 0; at < OUT * Codes::BYTES; at += CACHE_LINE)
+                prefetch_line(rows_of_codes, ahead, (from - rows_of_codes) * OUT + at);
+            typename Codes::Words words[OUT];
+            for (int o = 0; o < OUT; ++o) words[o] = codes.read(from + o * row_bytes);
+#pragma GCC unroll 2
+            for (int j = 0; j < 2; ++j) {
+                f32x16 values[OUT];
                 for (int o = 0; o < OUT; ++o) {
-                    to[r][o] += first[o] * x_first;
-                    to[r][o] += second[o] * x_second;
+                    values[o] = codes.values(words[o], j);
+                    if constexpr (!SCALE_SUMS) values[o] *= scale[o];
+                }
+                const float* row = x + j * LANES;
+                for (int r = 0; r < ROWS; ++r, row += in) {
+                    const f32x16 factor = in_register(load(row));
+                    for (int o = 0; o < OUT; ++o) to[r][o] += values[o] * factor;
                 }
             }
         }
@@ -74,29 +78,40 @@ __attribute__((noinline)) void products(const float* x, const QuantizedWeight& w
             for (int r = 0; r < ROWS; ++r)
                 for (int o = 0; o < OUT; ++o) sums[r][o] += own[r][o] * scale[o];
     }
-    store_sums(sums, y + row, weight.out);
+    store_sums(sums, y, weight.out);
 }
 
 // Aligned weights: the row length is a multiple of the block size, which is a multiple of STEP.
 bool is_aligned(const QuantizedWeight& weight) { return weight.block % STEP == 0 && weight.in % weight.block == 0; }
 
+// Scales `first` to `first` + `count` - 1, in scratch memory if they are stored as codes.
+const float* scales_of(const QuantizedWeight& weight, i64 first, i64 count) {
+    if (weight.group == 0) return static_cast<const float*>(weight.scales) + first;
+    float* const scales = scratch<float>(SCRATCH_B, count);
+    read_scales(weight, first, count, scales);
+    return scales;
+}
+
 template <class Codes>
-void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
-    const i64 blocks = weight.in / weight.block;
+void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end, const void* next) {
+    const i64 blocks = weight.in / weight.block, row_bytes = weight.in / STEP * Codes::BYTES;
     const Codes codes(weight);
+    const ReadingOrder order{weight.codes + end * row_bytes, next};
     auto block = [&](auto outputs, i64 o) {
-        float* scales = scratch<float>(SCRATCH_B, outputs * blocks);
-        read_scales(weight, o * blocks, outputs * blocks, scales);
+        const uint8_t* const from = weight.codes + o * row_bytes;
+        const char* const ahead = order.ahead(from);
+        const float* scales = scales_of(weight, o * blocks, outputs * blocks);
+        prefetch_scales(weight, (o + L2_LEAD / row_bytes) * blocks, outputs * blocks);
         split_rows<outputs>(rows, [&](auto count, i64 row) {
-            const float* from = x + row * weight.in;
-            float* to = y + row * weight.out;
+            const float* operand = x + row * weight.in;
+            float* to = y + row * weight.out + o;
             if (count <= 2 || blocks == 1)
-                products<count, outputs, true>(from, weight, codes, o, scales, to);
+                products<count, outputs, true>(operand, weight, codes, from, scales, ahead, to);
             else
-                products<count, outputs, false>(from, weight, codes, o, scales, to);
+                products<count, outputs, false>(operand, weight, codes, from, scales, ahead, to);
         });
     };
-    rows < 4 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
+    rows < 4 && !is_int8(weight) ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
 }
 
 // Other weights: OUT rows are dequantized into the L1 cache.
@@ -111,19 +126,20 @@ void unaligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows
 
 }  // namespace
 
-const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* split) {
+const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* arranged) {
     if (!is_aligned(weight) || is_int8(weight)) return x;
-    split_nibbles(x, split, rows * weight.in);
-    return split;
+    NibbleCodes::arrange(x, arranged, rows * weight.in);
+    return arranged;
 }
 
-void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
+void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end,
+                      const void* next) {
     if (!is_aligned(weight))
         unaligned(x, weight, y, rows, begin, end);
     else if (is_int8(weight))
-        aligned<Int8Codes>(x, weight, y, rows, begin, end);
+        aligned<Int8Codes>(x, weight, y, rows, begin, end, next);
     else
-        aligned<NibbleCodes>(x, weight, y, rows, begin, end);
+        aligned<NibbleCodes>(x, weight, y, rows, begin, end, next);
 }
 
 Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows) {

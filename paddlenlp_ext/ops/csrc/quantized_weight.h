@@ -9,6 +9,8 @@ static inline bool is_int8(const QuantizedWeight& weight) { return weight.levels
 
 // Scales `first` to `first` + `count` - 1.
 void read_scales(const QuantizedWeight& weight, i64 first, i64 count, float* to);
+// Fetches float scales into the L1 cache; codes of scales are few.
+void prefetch_scales(const QuantizedWeight& weight, i64 first, i64 count);
 
 // Flattened values `begin` to `end` - 1, on the calling thread.
 void dequantize(const QuantizedWeight& weight, i64 begin, i64 end, float* to);
@@ -22,11 +24,14 @@ inline void dequantize_rows(const QuantizedWeight& weight, i64 first, i64 last, 
     });
 }
 
-// Returns the form of x [rows, in] that `small_batch_part` reads: x itself, or a rearrangement in `split` [rows, in].
-const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* split);
+// Returns the form of x [rows, in] that `small_batch_part` reads: x itself, or a rearrangement in `arranged` [rows,
+// in].
+const float* small_batch_operand(const QuantizedWeight& weight, const float* x, i64 rows, float* arranged);
 
-// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T, on the calling thread.
-void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end);
+// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T, on the calling thread, which reads `next` afterwards (null if
+// that is unknown).
+void small_batch_part(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end,
+                      const void* next = nullptr);
 
 // `count` <= 16 int8 codes as floats.
 static inline f32x16 int8_to_float(const uint8_t* codes, i64 count) {

@@ -69,9 +69,11 @@ static inline float horizontal_sum(f32x16 value) {
 template <int COUNT>
 static inline f32x16 horizontal_sums(const f32x16* values) {
     f32x16 x[16];
+#pragma GCC unroll 16
     for (int i = 0; i < COUNT; ++i) x[i] = values[i];
     auto halve = [&](int count, i32x16 lower, i32x16 upper) {
         if (count == 1) x[1] = x[0];
+#pragma GCC unroll 8
         for (int i = 0; 2 * i < count; ++i)
             x[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], lower) + __builtin_shuffle(x[2 * i], x[2 * i + 1], upper);
     };
@@ -108,7 +110,16 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 static inline u32x16 widen(u16x16 value) { return (u32x16)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value); }
 static inline u32x16 widen(u8x16 value) { return (u32x16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)value); }
 static inline i32x16 widen(i8x16 value) { return (i32x16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)value); }
+// 16 bytes as four words, four times.
+static inline u32x16 load_four_times(const uint8_t* from) {
+    return (u32x16)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
 #else
+static inline u32x16 load_four_times(const uint8_t* from) {
+    u32x16 words;
+    for (int i = 0; i < 4; ++i) std::memcpy(reinterpret_cast<char*>(&words) + i * 16, from, 16);
+    return words;
+}
 static inline u32x16 widen(u16x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline u32x16 widen(u8x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline i32x16 widen(i8x16 value) { return __builtin_convertvector(value, i32x16); }

@@ -1,29 +1,21 @@
 // Products of a few rows of x with a weight, as in generation. They take as long as reading the weight.
 #pragma once
 
-#include <algorithm>
 #include <type_traits>
 
 #include "parallel.h"
+#include "prefetch.h"
 #include "simd.h"
 
 namespace plx {
-
-constexpr i64 LEAD_BYTES = 4096;  // between a weight that is read and one that is prefetched, if a row is shorter
-
-// Rows of `row_bytes` between one that is read and one that is prefetched, a multiple of OUT.
-template <int OUT>
-static inline i64 rows_ahead(i64 row_bytes) {
-    return OUT * std::max<i64>(1, LEAD_BYTES / (OUT * row_bytes));
-}
 
 // y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight; a load of x serves OUT rows.
 // The weight is widened to float in registers. Rows of y are `out` apart. Not inlined, because GCC then keeps the sums
 // in memory.
 template <int ROWS, int OUT, class Value>
 __attribute__((noinline)) static void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y,
-                                                       i64 in, i64 out, i64 ahead) {
-    constexpr i64 LINE = 64 / i64(sizeof(Value));  // values in a cache line
+                                                       i64 in, i64 out, const char* ahead) {
+    constexpr i64 LINE = CACHE_LINE / i64(sizeof(Value));  // values in a cache line
     f32x16 sums[ROWS][OUT] = {};
     i64 i = 0;
     auto add = [&](i64 at, auto&& read) {
@@ -35,8 +27,7 @@ __attribute__((noinline)) static void small_batch_gemm(const float* x, const Val
         }
     };
     for (; i + LINE <= in; i += LINE) {
-        // Prefetch later rows: the hardware prefetcher starts again in each page.
-        for (int o = 0; o < OUT; ++o) __builtin_prefetch(weight + (o + ahead) * in + i);
+        for (int o = 0; o < OUT; ++o) prefetch_line(weight, ahead, (i / LINE * OUT + o) * CACHE_LINE);
         for (i64 v = 0; v < LINE; v += LANES) add(i + v, [](auto* from) { return load(from); });
     }
     for (; i + LANES <= in; i += LANES) add(i, [](auto* from) { return load(from); });
@@ -70,15 +61,17 @@ static inline void split_outputs(i64 begin, i64 end, Run&& run) {
     for (; begin < end; ++begin) run(std::integral_constant<int, 1>{}, begin);
 }
 
-// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T + bias, on the calling thread; the bias may be null.
+// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T + bias, on the calling thread; the bias may be null. The thread
+// reads `next` afterwards, which may be null.
 template <class Value>
 static inline void small_batch_part(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in,
-                                    i64 out, i64 begin, i64 end) {
+                                    i64 out, i64 begin, i64 end, const void* next = nullptr) {
+    const ReadingOrder order{weight + end * in, next};
     auto block = [&](auto outputs, i64 o) {
         const float* own_bias = bias == nullptr ? nullptr : bias + o;
         split_rows<outputs>(rows, [&](auto count, i64 row) {
             small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out,
-                                             rows_ahead<outputs>(in * i64(sizeof(Value))));
+                                             order.ahead(weight + o * in));
         });
     };
     rows > 1 && rows < 8 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
