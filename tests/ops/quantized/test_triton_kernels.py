@@ -23,7 +23,7 @@ from paddlenlp_ext.quantization.quantize import quantize
 from tests.common.arrays import normal
 from tests.common.gpu import pretend_autocast
 from tests.common.scripts import script_environment
-from tests.ops.interpreter import bfloat16_products
+from tests.ops.interpreter import Recorder, bfloat16_products
 from tests.ops.quantized.host_array import HostArray
 
 if importlib.util.find_spec("triton") is None:
@@ -151,16 +151,10 @@ def test_product_kernel_in_half_precision_is_within_rounding(kernels):
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
-    """Redirect launches to the interpreter and count them."""
-    calls = []
-
-    def launch(kernel, grid, *arguments, **constants):
-        wrapped = [HostArray(value) if isinstance(value, paddle.Tensor) else value for value in arguments]
-        kernel[grid](*wrapped, **constants)
-        calls.append(kernel)
-
-    monkeypatch.setattr(triton_launch, "launch", launch)
-    return calls
+    """Redirect launches to the interpreter and record them."""
+    launches = Recorder()
+    monkeypatch.setattr(triton_launch, "launch", launches)
+    return launches
 
 
 OPTIONS = [
@@ -183,6 +177,30 @@ def test_quantized_linear_with_launched_kernels_matches_the_formula(launched, op
     assert len(launched) == 2
 
 
+def test_dequantize_rows_triton_launches_programs_of_its_rows_only(launched, kernels, monkeypatch):
+    monkeypatch.setattr(kernels.DEQUANTIZE_SIZES, "fixed", {"BYTES": 64, "num_warps": 4})
+    weight = quantize(normal(0, 24, 96), OPTIONS[0])  # a row has 48 bytes and 3 scales
+    triton_launch.dequantize_rows_triton(weight, 8, 20, paddle.float16)
+    ((name, grid, arguments),) = launched
+    assert (name, grid) == ("dequantize_kernel", (9,))
+    assert arguments["codes"].data_ptr() == weight.codes.data_ptr() + 8 * 48
+    assert arguments["scales"].data_ptr() == weight.scales.data_ptr() + 8 * 3 * 4
+    numbers = {"count": 12 * 96, "num_bytes": 12 * 48, "first_scale": 8 * 3, "BLOCK": 32, "NESTED": False}
+    assert {key: arguments[key] for key in numbers} == numbers
+    assert (arguments["out"].shape, arguments["out"].dtype) == ([12, 96], paddle.float16)
+
+
+def test_product_triton_launches_programs_of_each_position(launched, kernels, monkeypatch):
+    monkeypatch.setattr(kernels.PRODUCT_SIZES, "fixed", {"OUTPUTS": 4, "INPUTS": 512, "num_warps": 2})
+    weight, x = quantize(normal(0, 26, 96), OPTIONS[0]), paddle.to_tensor(normal(1, 96, 2)).T
+    triton_launch.product_triton(x, weight)
+    ((name, grid, arguments),) = launched
+    assert (name, grid) == ("product_kernel", (7, 2))
+    numbers = {"num_outputs": 26, "num_inputs": 96, "BLOCK": 32, "OUTPUTS": 4, "BLOCKS": 16, "num_warps": 2}
+    assert {key: arguments[key] for key in numbers} == numbers
+    assert arguments["x"].is_contiguous(), "the kernel takes no strides"
+
+
 @pytest.mark.parametrize(
     ("positions", "name"), [(1, "product_kernel"), (3, "norm_linear_kernel"), (16, "norm_linear_kernel")]
 )
@@ -194,7 +212,7 @@ def test_linear_triton_of_few_positions_launches_one_product(launched, options, 
     y = linear_triton(paddle.to_tensor(x).unsqueeze(1), weight)
     assert y.shape == [positions, 1, 40]
     np.testing.assert_allclose(y.numpy()[:, 0], x @ dequantize(weight).numpy().T, rtol=0, atol=1e-4)
-    assert [kernel.fn.__name__ for kernel in launched] == [name]
+    assert launched.names == [name]
 
 
 @pytest.mark.parametrize("positions", [1, 3])
