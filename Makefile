@@ -142,7 +142,8 @@ bench: .venv/installed .venv-peers/installed-torch .venv-paddlenlp/installed
 
 # llama.cpp for benchmarks, and with OpenBLAS (Debian: libopenblas-dev, pkg-config) for products in float32.
 # No cache: pip does not tell wheels of the same version apart that were compiled with other options.
-.venv-llama-cpp/installed: CMAKE_OPTIONS = -DGGML_NATIVE=ON
+# No AMX: with the header of GCC 12, which tells the compiler that ldtilecfg reads 8 bytes, Q8_0 and Q4_0 crash.
+.venv-llama-cpp/installed: CMAKE_OPTIONS = -DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-mno-amx-int8
 .venv-llama-cpp-blas/installed: CMAKE_OPTIONS = -DGGML_NATIVE=OFF -DGGML_CPU_REPACK=OFF -DGGML_BLAS=ON -DGGML_BLAS_VENDOR=OpenBLAS
 .venv-llama-cpp/installed .venv-llama-cpp-blas/installed: benchmarks/peers/requirements-llama-cpp.txt
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
