@@ -111,8 +111,7 @@ def prefill(
     padding = [width - len(sequence) for sequence in sequences]
     cache = KVCache(padding, prompt_end=width - num_generated)
     ids_BS = np.array([[0] * pad + [*ids] for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
-    positions_BS = np.maximum(np.arange(width)[None, :] - np.array(padding)[:, None], 0)
-    hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=paddle.to_tensor(positions_BS), cache=cache)
+    hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=cache.next_positions(width), cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
     if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax would return token 0 again and again
         raise ValueError(ALL_NAN_LOGITS)
@@ -131,5 +130,5 @@ def step(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | Ro
 def forward(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> paddle.Tensor:
     """Run the newest S tokens of each row through the model; return their hidden states [B, S, D]."""
     ids_BS = np.array(tokens_BS, dtype=np.int64)
-    positions_BS = paddle.to_tensor(cache.next_positions(ids_BS.shape[1]))
+    positions_BS = cache.next_positions(ids_BS.shape[1])
     return model.hidden_states(paddle.to_tensor(ids_BS), position_ids=positions_BS, cache=cache)

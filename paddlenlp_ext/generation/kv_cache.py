@@ -157,9 +157,10 @@ class KVCache(ReservingCache):
         """Number of positions in every layer, padding included: the column at which the next forward pass begins."""
         return next(reversed(self._layers.values())).length if self._layers else 0
 
-    def next_positions(self, count: int) -> np.ndarray:
-        """Return the positions [B, S] of each row's next `count` tokens, counted from its first token."""
-        return np.arange(self.length, self.length + count) - self._starts_B[:, None]
+    def next_positions(self, count: int) -> paddle.Tensor:
+        """Return the positions of each row's next `count` tokens, int64 [B, S], from 0 for its first; padding has 0."""
+        positions_BS = np.arange(self.length, self.length + count) - self._starts_B[:, None]
+        return paddle.to_tensor(np.maximum(positions_BS, 0))
 
     @paddle.no_grad()
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:

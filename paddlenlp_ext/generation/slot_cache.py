@@ -155,9 +155,9 @@ class RowsOfCache(ReservingCache):
         """True while the cache has neither positions nor a prefix."""
         return not self._cache.layers and not self._cache.has_prefix
 
-    def next_positions(self, count: int) -> np.ndarray:
-        """Return the positions [B, S] of each row's next `count` tokens."""
-        return self._lengths_B[:, None] + np.arange(count)
+    def next_positions(self, count: int) -> paddle.Tensor:
+        """Return the positions of each row's next `count` tokens, int64 [B, S]; no row is padded."""
+        return paddle.to_tensor(self._lengths_B[:, None] + np.arange(count))
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Record the sets of rotary frequencies of this pass; see `advance`."""

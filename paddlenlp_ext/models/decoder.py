@@ -163,8 +163,7 @@ class Decoder(nn.Layer):
             if document_lengths is not None:
                 raise ValueError("document_lengths and cache are both given; a cache holds one document per row")
             if position_ids_BS is None:
-                ahead_1S = paddle.arange(cache.length, cache.length + length).unsqueeze(0)
-                position_ids_BS = paddle.clip(ahead_1S - cache.key_starts.reshape([-1, 1]), min=0)
+                position_ids_BS = cache.next_positions(length)
             if first_position != 0:
                 position_ids_BS = position_ids_BS + first_position
             cache.note_frequency_sets(self.rotary.frequency_sets(position_ids_BS))

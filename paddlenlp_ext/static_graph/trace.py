@@ -45,7 +45,6 @@ class GraphCache(KeyValueCache):
     A token's position is its number among the tokens of its row, whatever the slots between them.
 
     Attributes:
-        position_ids: int64 [B, S], position of each new token; 0 for padding.
         new_tensors: keys and values of the new positions, of each layer that has run.
     """
 
@@ -53,8 +52,8 @@ class GraphCache(KeyValueCache):
         self._mask_BC, self._cached, self.new_tensors = mask_BC, cached, list[paddle.Tensor]()
         num_slots, length = paddle.shape(mask_BC)[1], paddle.shape(input_ids_BS)[1]
         positions_BC = paddle.clip(paddle.cumsum(mask_BC, axis=1) - 1, min=0)
-        self.position_ids = positions_BC[:, num_slots - length :]
-        self._distances_BSC = self.position_ids.unsqueeze(2) - positions_BC.unsqueeze(1)
+        self._position_ids_BS = positions_BC[:, num_slots - length :]
+        self._distances_BSC = self._position_ids_BS.unsqueeze(2) - positions_BC.unsqueeze(1)
         slots_C = paddle.arange(num_slots)
         later_S1 = paddle.arange(num_slots - length, num_slots).unsqueeze(1)
         self._visible_BSC = paddle.logical_and(mask_BC.astype("bool").unsqueeze(1), slots_C <= later_S1)
@@ -70,6 +69,10 @@ class GraphCache(KeyValueCache):
     def length(self) -> Any:
         """Number of positions in every layer, padding included."""
         return paddle.shape(self._cached[0])[2]
+
+    def next_positions(self, count: int) -> paddle.Tensor:
+        """Return the positions of the new tokens, int64 [B, S], of which the program has `count`; padding has 0."""
+        return self._position_ids_BS
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Do nothing: the program's caller compares the sets."""
@@ -131,7 +134,7 @@ def _run(
     model: Any, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]
 ) -> list[paddle.Tensor]:
     cache = GraphCache(input_ids_BS, mask_BC, cached)
-    hidden_BSD = model.hidden_states(input_ids_BS, position_ids=cache.position_ids, cache=cache)
+    hidden_BSD = model.hidden_states(input_ids_BS, cache=cache)
     return [model.logits(hidden_BSD[:, -1]).astype("float32"), *cache.new_tensors]
 
 

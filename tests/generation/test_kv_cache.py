@@ -79,6 +79,13 @@ def test_kv_cache_stores_no_gradients():
         assert cache.attend(0, *inputs, None, 1.0).stop_gradient
 
 
+def test_next_positions_count_from_the_first_token_of_each_row():
+    cache = KVCache([0, 2])
+    assert cache.next_positions(4).tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
+    cache.attend(0, *(x[:2] for x in random_step(4, seed=0)), None, 1.0)
+    assert cache.next_positions(2).tolist() == [[4, 5], [2, 3]]
+
+
 def test_select_rows_keeps_keys_and_padding():
     cache = KVCache(STARTS)
     q, k, v = random_step(7, seed=0)

@@ -30,6 +30,10 @@ class KeyValueCache(ABC):
         """Number of positions in every layer, padding included; a tensor in a static graph."""
 
     @abstractmethod
+    def next_positions(self, count: int) -> paddle.Tensor:
+        """Return the positions of each row's next `count` tokens, int64 [B, S], from 0 for its first; padding has 0."""
+
+    @abstractmethod
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Record the sets of rotary frequencies of a forward pass (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
 
