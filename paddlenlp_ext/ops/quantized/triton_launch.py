@@ -101,11 +101,10 @@ def tile_format(weight: QuantizedWeight) -> Format:
     """Return the format of a weight as kernels over tiles take it."""
     from paddlenlp_ext.ops.quantized.triton_tiles import Format
 
+    of_scales = None if weight.group_scales is None else _cached_table(weight, "scale levels", dynamic_levels())
     if weight.algo == "weight_only_int8":
-        return Format(8, weight.block_size)
-    of_codes, of_scales = _cached_table(weight, "levels", levels(weight.algo)), None
-    if weight.group_scales is not None:
-        of_scales = _cached_table(weight, "scale levels", dynamic_levels())
+        return Format(8, weight.block_size, weight.group_size, None, of_scales)
+    of_codes = _cached_table(weight, "levels", levels(weight.algo))
     return Format(4, weight.block_size, weight.group_size, of_codes, of_scales)
 
 

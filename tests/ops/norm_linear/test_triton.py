@@ -30,6 +30,7 @@ FORMATS = {
     ),
     "nf4 in large blocks, nested": QuantizationConfig(algo="nf4", block_size=128, double_quant=True),
     "int8": QuantizationConfig(algo="weight_only_int8"),
+    "int8, nested": QuantizationConfig(algo="weight_only_int8", double_quant=True, double_quant_block_size=6),
     "int4": QuantizationConfig(algo="weight_only_int4"),
     "int4 in groups": QuantizationConfig(algo="weight_only_int4", group_size=32),
 }
