@@ -15,7 +15,7 @@ from paddlenlp_ext.ops import linear as linear_module
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled, uses_bf16
 from paddlenlp_ext.ops.linear import contiguous, in_dtype, linear
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
-from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
+from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear, takes_weight_only
 from paddlenlp_ext.ops.quantized.triton_launch import fits_tiles, tile_format, tile_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
@@ -44,6 +44,9 @@ class FrozenLinear(Protocol):
 
         `gradient` [..., out] is contiguous, and bfloat16 if the layer rounded x to bfloat16.
         """
+
+    def has_paddle_product(self, x: paddle.Tensor) -> bool:
+        """Return whether an operator of Paddle multiplies x by the weight as it is stored."""
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
         """Return whether quantized/triton_tiles.py can read the weight for x of this dtype."""
@@ -85,6 +88,10 @@ class FrozenDense:
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
         return linear_module.input_gradient(gradient, linear_module.matmul_operand(self.weight))
+
+    def has_paddle_product(self, x: paddle.Tensor) -> bool:
+        """Return True: the product is Paddle's."""
+        return True
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
         """Return whether the weight has the dtype of x."""
@@ -132,6 +139,10 @@ class FrozenQuantized:
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
         return quantized_input_gradient_cpp(gradient, self.weight)
+
+    def has_paddle_product(self, x: paddle.Tensor) -> bool:
+        """Return whether Paddle has a fused kernel for the codes."""
+        return takes_weight_only(x, self.weight)
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
         """Return whether rows have whole bytes and equal blocks."""

@@ -133,4 +133,4 @@ def test_ops_on_a_gpu_before_compute_capability_8_take_no_triton_kernels():
 def test_ops_of_the_doctor_launch_on_paddle_tensors():
     done = run_on_fake_gpus("ops", "swiglu", "LoRA linear")
     assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) >= {"swiglu: 2 launches", "LoRA linear: 12 launches"}
+    assert set(done.stdout.splitlines()) >= {"swiglu: 2 launches", "LoRA linear: 9 launches"}

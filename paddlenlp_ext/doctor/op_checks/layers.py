@@ -113,8 +113,8 @@ def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("LoRA linear")
 def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply many positions and few by a frozen weight with a low-rank update, and few by quantized ones."""
-    results, formats = [], (None, QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8"))
+    """Multiply many positions by a frozen weight with a low-rank update, and few by quantized ones."""
+    results, formats = [], (QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8"))
     for positions, options in ((75, None), *((5, options) for options in formats)):
         base = _frozen_linear(inputs, 48, options)
         results.append(

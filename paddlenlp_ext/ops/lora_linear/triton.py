@@ -1,14 +1,14 @@
-"""Linear layer with a low-rank update on a GPU, in one launch for few positions; Paddle's large matmuls for many.
+"""Linear layer with a low-rank update on a GPU: in one launch for few positions, else beside Paddle's large matmuls.
 
-    forward        few positions: y = base(x) + s u B^T and u = x A^T at once
-                   many: y = base(x);   u = x A^T;   y += s u B^T
+    forward        y = base(x) + s u B^T and u = x A^T at once;   or y = base(x);   u = x A^T;   y += s u B^T
     backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
 
-Up to `MOST_POSITIONS` positions, reading W takes longer than the product, and every kernel less than launching it.
-One kernel then reads W once, dequantizes it in registers and multiplies each tile of x by W and by A. For many
-positions it would lose more than it saves. Its programs have 128 columns of y, say, and each computes u again: for a
-rank of 16 this is an eighth of the multiplications of the product, beside the two passes over y and one over x that
-separate kernels need. docs/gpu.md has the arithmetic.
+For few positions, reading W takes longer than the product. One kernel reads W once, dequantizes it in registers and
+multiplies each tile of x by W and by A. Over codes that Paddle cannot multiply, this takes the place of a launch, or of
+a copy of W, and of four operators. Over dense weights and codes that it can, there are only operators to replace, which
+take less time in Python than the launch. For many positions one launch would lose more than it saves: its programs
+compute u again for each 128 columns of y, say, which for a rank of 16 is an eighth of the product's multiplications.
+docs/gpu.md has the arithmetic.
 
 For many positions a rank of 16 adds less than 1 % to the multiplications of a layer of 4096 x 4096, but each pass over
 y, dy or dx takes a few percent of the time of its large matmul. cuBLAS stays faster at that matmul than a Triton kernel
@@ -44,8 +44,9 @@ from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
 from paddlenlp_ext.ops.saved_tensors import recompute_function
 from paddlenlp_ext.ops.triton_launch import empty_beside, launch
 
-MOST_POSITIONS = 64
-"""Positions up to which one launch computes the forward pass; not measured (benchmarks/triton_cases_decoding.py)."""
+MOST_POSITIONS, MOST_POSITIONS_OF_PADDLE = 64, 0
+"""Positions up to which one launch computes the forward pass: over codes that Paddle cannot multiply, and over weights
+that it can. Not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
 LARGEST_SHARED_RANK = 32
 """Rank up to which the parts that one read of dy writes are smaller than dy."""
 SMALLEST_BATCH = 64
@@ -109,7 +110,8 @@ def _forward(
 
 def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) -> bool:
     """Return whether one launch computes the forward pass: few positions, a low rank, and no autocast."""
-    if not 0 < math.prod(x.shape[:-1]) <= MOST_POSITIONS or paddle.is_autocast_enabled():
+    most = MOST_POSITIONS_OF_PADDLE if base.has_paddle_product(x) else MOST_POSITIONS
+    if not 0 < math.prod(x.shape[:-1]) <= most or paddle.is_autocast_enabled():
         return False
     from paddlenlp_ext.ops.lora_linear.triton_kernels import LARGEST_RANK
 

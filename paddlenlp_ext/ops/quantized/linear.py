@@ -175,6 +175,11 @@ def linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
     return weight_only_linear(x, weight) if fits_kernel(weight) else linear_reference(x, weight)
 
 
+def takes_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> bool:
+    """Return whether `quantized_linear` multiplies `x` by Paddle's fused kernel."""
+    return linear_op(weight.algo).choose(x) is linear_weight_only and fits_kernel(weight)
+
+
 def _on_gpu_with_kernel(x: paddle.Tensor) -> str | None:
     reason = on_gpu_in_half_precision(x)
     if reason is None and compute_capability(x) not in _KERNEL_GPUS:

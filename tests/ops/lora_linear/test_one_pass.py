@@ -12,13 +12,14 @@ from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.quantization.quantize import quantize
-from tests.common.arrays import assert_all_close, run_both_ways
+from tests.common.arrays import run_both_ways
 from tests.ops.interpreter import Recorder, bfloat16_products, interpreted, skip_without_triton
 from tests.ops.norm_linear.test_triton import FORMATS, ROWS_OF_ANY_LENGTH
 from tests.ops.test_lora_linear import SCALING, numbers, on_frozen_base, reference
 
 skip_without_triton()
 
+NF4 = QuantizationConfig(algo="nf4")
 TILES = {
     "one way": {"ROWS": 64, "COLUMNS": 32, "WAYS": 1, "SPAN": 64, "BAND": 8, "num_warps": 4, "num_stages": 1},
     "four ways": {"ROWS": 16, "COLUMNS": 16, "WAYS": 4, "SPAN": 32, "BAND": 8, "num_warps": 4, "num_stages": 1},
@@ -44,9 +45,10 @@ def launched(kernels, monkeypatch):
 
 @pytest.fixture(params=TILES.values(), ids=TILES)
 def tiles(request, kernels, monkeypatch):
-    """Use small tiles, for any number of positions."""
+    """Use small tiles, for any weight and number of positions."""
     monkeypatch.setattr(kernels.ONE_PASS_SIZES, "fixed", request.param)
-    monkeypatch.setattr(module, "MOST_POSITIONS", 1 << 20)
+    for name in ("MOST_POSITIONS", "MOST_POSITIONS_OF_PADDLE"):
+        monkeypatch.setattr(module, name, 1 << 20)
     return request.param
 
 
@@ -59,7 +61,7 @@ def base_of(weight: np.ndarray, bias: np.ndarray | None, options: QuantizationCo
     return FrozenQuantized(packed, bias), dequantize(packed).numpy()
 
 
-def check(launched: Recorder, options: QuantizationConfig | None, leading, in_: int, out: int, rank: int) -> None:
+def check(options: QuantizationConfig | None, leading, in_: int, out: int, rank: int) -> None:
     """Compare outputs and gradients with the formula, with a bias for an even number of outputs."""
     x, weight, bias, a, b, gradient = numbers(leading, in_, out, rank)
     has_bias = out % 2 == 0
@@ -68,24 +70,29 @@ def check(launched: Recorder, options: QuantizationConfig | None, leading, in_: 
     actual = run_both_ways(lambda *own: lora_linear_triton(own[0], base, *own[1:], SCALING), [x, a, b], gradient)
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=3e-6 * abs(other).max())
+
+
+def check_one_pass(launched: Recorder, *case) -> None:
+    """Compare outputs and gradients with the formula, and require one launch in the forward pass."""
+    check(*case)
     assert launched.names[0] == "lora_linear_kernel" and "lora_linear_kernel" not in launched.names[1:]
 
 
 @pytest.mark.parametrize("options", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_one_pass_and_its_gradients_match_the_formula(launched, tiles, shape, options):
-    check(launched, options, *shape)
+    check_one_pass(launched, options, *shape)
 
 
 @pytest.mark.parametrize("name", ["dense", "fp4 in small blocks, nested"])
 def test_one_pass_over_many_positions_matches_the_formula(launched, tiles, name):
-    check(launched, FORMATS[name], (2, 65), 128, 70, 3)
+    check_one_pass(launched, FORMATS[name], (2, 65), 128, 70, 3)
 
 
 @pytest.mark.parametrize("options", ROWS_OF_ANY_LENGTH.values(), ids=ROWS_OF_ANY_LENGTH)
 @pytest.mark.parametrize("shape", ODD_SHAPES, ids=str)
 def test_one_pass_over_rows_of_any_length_matches_the_formula(launched, tiles, shape, options):
-    check(launched, options, *shape)
+    check_one_pass(launched, options, *shape)
 
 
 def test_one_pass_launches_programs_for_tiles_of_rows_and_columns(launched, tiles):
@@ -115,7 +122,7 @@ def test_one_pass_over_codes_passes_tables_and_blocks(launched):
     assert launch.arguments["matrix"] is packed.codes and launch.arguments["group_scales"] is packed.group_scales
 
 
-@pytest.mark.parametrize("options", [None, QuantizationConfig(algo="nf4")], ids=["dense", "nf4"])
+@pytest.mark.parametrize("options", [None, NF4], ids=["dense", "nf4"])
 @pytest.mark.parametrize(("dtype", "rounding"), [("float16", 2.0**-10), ("bfloat16", 2.0**-6)])
 def test_one_pass_in_half_precision_is_within_rounding(launched, tiles, dtype, rounding, options):
     """Use factors in float32, which the kernel rounds as it does u."""
@@ -154,46 +161,48 @@ def test_one_pass_gives_the_same_bits_again(launched, tiles):
 
 
 @pytest.mark.parametrize(("positions", "first"), [(64, "lora_linear_kernel"), (65, "add_low_rank_kernel")])
-def test_lora_linear_triton_takes_one_pass_up_to_64_positions(launched, positions, first):
-    x, weight, bias, a, b, gradient = numbers((positions,), 24, 5, 4)
-    actual = run_both_ways(on_frozen_base(lora_linear_triton, weight, bias), [x, a, b], gradient)
-    assert_all_close(actual, reference(x, weight, bias, a, b, gradient), atol=1e-4)
+def test_lora_linear_triton_over_codes_takes_one_pass_up_to_64_positions(launched, positions, first):
+    check(NF4, (positions,), 64, 5, 4)
     assert launched.names == [first, "low_rank_gradients_kernel", "add_low_rank_kernel"]
 
 
+def test_few_positions_over_weights_that_paddle_multiplies_launch_nothing(launched, monkeypatch):
+    check(None, (3,), 64, 20, 4)
+    monkeypatch.setattr("paddlenlp_ext.ops.frozen_linear.takes_weight_only", lambda x, weight: True)
+    check(QuantizationConfig(algo="weight_only_int8"), (3,), 64, 20, 4)
+    assert not launched
+
+
 def test_one_pass_of_a_column_slice_copies_it(launched):
-    x, weight, bias, a, b, _ = numbers((7,), 40, 5, 4)
-    wide = paddle.to_tensor(np.concatenate([x + 1, x, x - 1], axis=1))
+    x, weight, bias, a, b, _ = numbers((7,), 64, 5, 4)
+    wide, (base, weight) = paddle.to_tensor(np.concatenate([x + 1, x, x - 1], axis=1)), base_of(weight, bias, NF4)
     with paddle.no_grad():
-        y = on_frozen_base(lora_linear_triton, weight, bias)(wide[:, 40:80], *_tensors(a), *_tensors(b))
-    np.testing.assert_allclose(y.numpy(), reference(x, weight, bias, a, b, x[:, :5])[0], atol=1e-4)
+        y = lora_linear_triton(wide[:, 64:128], base, *_tensors(a), *_tensors(b), SCALING)
+    np.testing.assert_allclose(y.numpy(), reference(x, weight, bias, a, b, x[:, :5])[0], atol=1e-3)
     assert launched.names == ["lora_linear_kernel"]
 
 
 UNSUPPORTED = {
-    "a rank above 64": lambda: (numbers((3,), 64, 20, 65), None),
-    "a block in two rows": lambda: (numbers((3,), 96, 20, 4), QuantizationConfig(algo="nf4")),
-    "blocks of 6": lambda: (numbers((3,), 24, 20, 4), QuantizationConfig(algo="nf4", block_size=6)),
+    "a rank above 64": (NF4, (3,), 64, 20, 65),
+    "a block in two rows": (NF4, (3,), 96, 20, 4),
+    "blocks of 6": (QuantizationConfig(algo="nf4", block_size=6), (3,), 24, 20, 4),
 }
 
 
-@pytest.mark.parametrize("make", UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_few_positions_that_one_pass_does_not_support_launch_nothing(launched, make):
-    (x, weight, bias, a, b, gradient), options = make()
-    base, weight = base_of(weight, bias, options)
-    actual = run_both_ways(lambda *own: lora_linear_triton(own[0], base, *own[1:], SCALING), [x, a, b], gradient)
-    assert_all_close(actual, reference(x, weight, bias, a, b, gradient), atol=1e-3)
+@pytest.mark.parametrize("case", UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_few_positions_that_one_pass_does_not_support_launch_nothing(launched, case):
+    check(*case)
     assert not launched
 
 
 def test_few_positions_under_autocast_launch_nothing(launched, monkeypatch):
-    x, weight, bias, a, b, gradient = numbers((3,), 64, 20, 4)
     monkeypatch.setattr(paddle, "is_autocast_enabled", lambda: True)  # Paddle has no autocast on a CPU
-    run_both_ways(on_frozen_base(lora_linear_triton, weight, bias), [x, a, b], gradient)
+    monkeypatch.setattr(paddle, "get_autocast_dtype", lambda: "float32")
+    check(NF4, (3,), 64, 20, 4)
     assert not launched
 
 
-def test_few_positions_in_another_dtype_than_the_weight_do_not_fit_one_pass():
+def test_few_positions_in_another_dtype_than_the_weight_do_not_fit_one_pass(tiles):
     x, weight, a = (paddle.ones(shape) for shape in ([3, 64], [20, 64], [4, 64]))
     assert module.supports_one_pass(x, FrozenDense(weight, None), a)
     assert not module.supports_one_pass(x, FrozenDense(weight.astype("float16"), None), a)

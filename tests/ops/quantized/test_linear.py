@@ -275,6 +275,13 @@ def test_weight_only_linear_passes_our_codes_and_scales(
         assert np.array_equal(*uses_bf16)
 
 
+def test_takes_weight_only_if_it_is_chosen_and_supports_the_weight(monkeypatch: pytest.MonkeyPatch):
+    x, full, odd = paddle.ones([1, 64]), *(packed((rows, 64), FORMATS[4]) for rows in (64, 24))
+    assert not linear.takes_weight_only(x, full)
+    monkeypatch.setattr(linear_op("weight_only_int8"), "choose", lambda x: linear_module.linear_weight_only)
+    assert linear.takes_weight_only(x, full) and not linear.takes_weight_only(x, odd)
+
+
 @pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4"])
 def test_weight_only_linear_with_unsupported_weight_uses_reference(monkeypatch: pytest.MonkeyPatch, algo: str):
     """Test unsupported sizes, and shards whose largest code is below the format's maximum."""
