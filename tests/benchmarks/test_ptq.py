@@ -7,10 +7,14 @@ import paddle
 
 from benchmarks.ptq import score
 from paddlenlp_ext import AutoModelForCausalLM
+from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.models.causal_lm import CausalLM
 from tests.generation.tiny_models import FAMILIES, SIZES
 
-ROWS = [np.array([3, 14, 15, 92, 65]), np.array([35, 8, 9])]
+ROWS = [
+    EncodedRow(np.array([3, 14, 15, 92, 65]), np.array([0, 0, 1, 0, 1], bool), 0),
+    EncodedRow(np.array([35, 8, 9]), np.array([0, 1, 1], bool), 1),
+]
 
 
 def tiny(seed: int) -> CausalLM:
@@ -19,19 +23,18 @@ def tiny(seed: int) -> CausalLM:
     return model
 
 
-def log_probabilities(model: CausalLM) -> list[np.ndarray]:
-    logits = [model(paddle.to_tensor(row[None])).numpy()[0, :-1].astype(np.float64) for row in ROWS]
-    return [each - np.log(np.exp(each).sum(axis=1, keepdims=True)) for each in logits]
+def log_probabilities(model: CausalLM) -> np.ndarray:
+    """Return log-probabilities [targets, vocabulary] in float64."""
+    logits = [model(paddle.to_tensor(row.tokens[None])).numpy()[0, :-1][row.loss_mask[1:]] for row in ROWS]
+    z = np.concatenate(logits).astype(np.float64)
+    return z - np.log(np.exp(z).sum(axis=1, keepdims=True))
 
 
-def test_score_has_the_means_over_all_tokens():
+def test_score_has_the_means_over_target_tokens():
     model, full = tiny(1), tiny(2)
     found, expected = log_probabilities(model), log_probabilities(full)
-    loss = [
-        -each[position, token] for each, row in zip(found, ROWS, strict=True) for position, token in enumerate(row[1:])
-    ]
-    divergence = [(np.exp(p) * (p - q)).sum(axis=1) for p, q in zip(expected, found, strict=True)]
+    loss = -np.mean([each[token] for each, token in zip(found, (15, 65, 8, 9), strict=True)])
     scores = score(model, full, ROWS)
-    assert np.isclose(scores["perplexity"], np.exp(np.mean(loss)), rtol=1e-4)
-    assert np.isclose(scores["divergence"], np.mean(np.concatenate(divergence)), rtol=1e-4)
+    assert np.isclose(scores["perplexity"], np.exp(loss), rtol=1e-4)
+    assert np.isclose(scores["divergence"], (np.exp(expected) * (expected - found)).sum(axis=1).mean(), rtol=1e-4)
     assert abs(score(full, full, ROWS)["divergence"]) < 1e-6
