@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import paddle
 
 from paddlenlp_ext.ops import linear as linear_module
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls_enabled, uses_bf16
+from paddlenlp_ext.ops.cpu.bf16 import uses_bf16
 from paddlenlp_ext.ops.linear import contiguous, in_dtype, linear
 from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear, takes_weight_only
@@ -119,8 +119,8 @@ class FrozenQuantized:
 
     @property
     def uses_bf16(self) -> bool:
-        """Return whether the forward pass runs under `bf16_matmuls`."""
-        return bf16_matmuls_enabled()
+        """Return whether matmuls with this weight round their inputs to bfloat16."""
+        return uses_bf16(self.weight)
 
     def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in] to [..., out] differentiably."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,11 +111,13 @@ def _float32_slice(weight: paddle.Tensor, index: int) -> paddle.Tensor:
 
 
 def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | QuantizedStack) -> QuantizedLayer:
-    """Return the layer with a packed weight in place of its own."""
+    """Return the layer with a packed weight in place of its own, for which it computes in the same precision."""
+    dtype = layer.weight.dtype
     if isinstance(packed, QuantizedStack):
-        return QuantizedGroupedLinear(packed, layer.compute_dtype)
+        matrices = dataclasses.replace(packed.matrices, dtype=dtype)
+        return QuantizedGroupedLinear(QuantizedStack(matrices), layer.compute_dtype)
     assert isinstance(layer, Linear), "layers of experts have stacks of weights"
-    return QuantizedLinear(packed, layer.bias, layer.compute_dtype)
+    return QuantizedLinear(dataclasses.replace(packed, dtype=dtype), layer.bias, layer.compute_dtype)
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,15 @@ def test_quantized_model_leaves_other_parameters_unchanged(folder: Path, options
     assert model.quantization is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantized_model_weights_stand_for_the_dtype_of_loading(folder: Path, tmp_path: Path, dtype: str):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, quantization_config=FORMATS[0])
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+    for loaded in (model, again):
+        assert {layer.stored.dtype for layer in quantized_layers(loaded).values()} == {getattr(paddle, dtype)}
+
+
 def test_quantized_model_algo_map_mixes_formats(folder: Path):
     model = AutoModelForCausalLM.from_pretrained(
         folder, quantization_config=QuantizationConfig(algo=MIXED, double_quant=True)

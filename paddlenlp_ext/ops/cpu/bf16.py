@@ -6,11 +6,14 @@ import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import paddle
 
 from paddlenlp_ext.ops.cpu import library
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 
 _bf16_matmuls = False
 
@@ -46,7 +49,7 @@ def bf16_matmuls_enabled() -> bool:
     return _bf16_matmuls
 
 
-def uses_bf16(weight: paddle.Tensor) -> bool:
+def uses_bf16(weight: paddle.Tensor | QuantizedWeight) -> bool:
     """Return whether a matmul with this weight rounds its inputs to bfloat16."""
     return _bf16_matmuls or (weight.dtype == paddle.bfloat16 and unavailable_reason() is None)
 

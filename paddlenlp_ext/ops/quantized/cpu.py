@@ -16,7 +16,7 @@ import paddle
 
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.cpu.bf16 import as_bf16, bf16_matmuls_enabled, cached_bf16
+from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16, uses_bf16
 from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.grouped_linear import groups_with_rows
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous
@@ -63,7 +63,7 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
         run = library.function("quantized_linear_small_batch")
         run(library.pointer(x), _packed(weight), library.pointer(y), rows)
         return y
-    operand = cached_bf16(x) if bf16_matmuls_enabled() else x
+    operand = cached_bf16(x) if uses_bf16(weight) else x
     _call("quantized_linear_forward", operand, weight, y)
     return y
 
@@ -73,7 +73,7 @@ def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeigh
     if not weight.is_plain:
         return input_gradient_with_zero_points(quantized_input_gradient_cpp, gradient, weight)
     gradient = contiguous(gradient)
-    operand = as_bf16(gradient) if bf16_matmuls_enabled() else gradient
+    operand = as_bf16(gradient) if uses_bf16(weight) else gradient
     x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])
     _call("quantized_linear_input_gradient", operand, weight, x_gradient, False)
     return x_gradient
@@ -85,7 +85,7 @@ def quantized_grouped_linear_cpp(
     """Return the P parts of x W[g]^T, each [N, O / P], of float32 rows sorted by group, without autograd."""
     x = contiguous(x_NI)
     is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
-    operand = cached_bf16(x) if bf16_matmuls_enabled() and not is_small else x
+    operand = cached_bf16(x) if uses_bf16(stack.matrices) and not is_small else x
     results = tuple(library.empty([len(x), stack.matrices.shape[0]]) for _ in range(stack.parts))
     run = library.function("quantized_linear_small_batch" if is_small else "quantized_linear_forward")
     precision = () if is_small else (operand.dtype == paddle.bfloat16,)
@@ -100,7 +100,7 @@ def quantized_grouped_input_gradient_cpp(
     gradients: Sequence[paddle.Tensor], stack: QuantizedStack, starts: np.ndarray
 ) -> paddle.Tensor:
     """Return the gradient of x, float32 [N, I], of those of the P parts, each [N, O / P]."""
-    in_bf16 = bf16_matmuls_enabled()
+    in_bf16 = uses_bf16(stack.matrices)
     operands = [as_bf16(contiguous(each)) if in_bf16 else contiguous(each) for each in gradients]
     x_gradient = library.empty([len(operands[0]), stack.matrices.shape[1]])
     run = library.function("quantized_linear_input_gradient")

@@ -31,6 +31,8 @@ class QuantizedWeight:
         zeros: int16 [B], integer formats: value of the codes that stands for 0, relative to the middle of their range;
             None if all are 0. A block then lies within a row.
         order: int32 [in], input of each column of the codes; None if the columns are in the order of the inputs.
+        dtype: dtype of the weight that the codes stand for. C++ matmuls of more than a few rows round their inputs to
+            bfloat16 if it is bfloat16, as they do with a weight that is not quantized.
         kernel_cache: tensors that a kernel derives from the codes once and reuses.
     """
 
@@ -45,6 +47,7 @@ class QuantizedWeight:
     is_residual: bool = False
     zeros: paddle.Tensor | None = None
     order: paddle.Tensor | None = None
+    dtype: paddle.dtype = paddle.float32
     kernel_cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,11 +127,14 @@ def test_quantized_linear_cpp_with_mismatched_width_raises_value_error(rows: int
 
 @needs_cpp
 @by_format
-def test_quantized_linear_cpp_in_bf16_rounds_its_inputs(options: QuantizationConfig):
+@pytest.mark.parametrize("in_context", [True, False], ids=["bf16_matmuls", "bfloat16 weight"])
+def test_quantized_linear_cpp_in_bf16_rounds_its_inputs(options: QuantizationConfig, in_context: bool):
     weight = packed((130, 65), options)
+    if not in_context:
+        weight = dataclasses.replace(weight, dtype=paddle.bfloat16)
     x = paddle.to_tensor(normal(1, 3, 12, 65), stop_gradient=False)
     gradient = normal(2, 3, 12, 130)
-    with bf16_matmuls():
+    with bf16_matmuls() if in_context else nullcontext():
         y = quantized_linear(x, weight)
     y.backward(paddle.to_tensor(gradient))
     assert y.dtype == x.grad.dtype == paddle.float32
