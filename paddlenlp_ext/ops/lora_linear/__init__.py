@@ -19,7 +19,7 @@ from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, linear_cpp, r
 from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.saved_tensors import recompute_function
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
 
 
 def lora_linear_cpp(
@@ -94,7 +94,7 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) 
 lora_linear_op = DispatchedOp(
     "LoRA linear",
     native=(lora_linear_cpp, library.usable),
-    triton=(lora_linear_triton, on_gpu_with_triton),
+    triton=(lora_linear_triton, floats_on_gpu_with_triton),
     reference=lora_linear_reference,
 )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.lora_linear import triton as module
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
@@ -206,3 +210,8 @@ def test_few_positions_in_another_dtype_than_the_weight_do_not_fit_one_pass(tile
     x, weight, a = (paddle.ones(shape) for shape in ([3, 64], [20, 64], [4, 64]))
     assert module.supports_one_pass(x, FrozenDense(weight, None), a)
     assert not module.supports_one_pass(x, FrozenDense(weight.astype("float16"), None), a)
+
+
+def test_lora_linear_in_double_precision_takes_no_kernel():
+    x = SimpleNamespace(place=AbsentGpu(), dtype=paddle.float64)
+    assert lora_linear_op.unavailable_reason("triton", x) == "it computes in float32 and the tensor is float64"
