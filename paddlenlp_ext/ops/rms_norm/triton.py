@@ -12,6 +12,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpu.library import needs_grad
+from paddlenlp_ext.ops.linear import in_dtype
 from paddlenlp_ext.ops.triton_launch import empty_beside, evenly_spaced_rows, launch
 
 
@@ -25,8 +26,12 @@ def rms_norm_triton(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, o
 def add_rms_norm_triton(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalized sum, computed in one pass."""
-    assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
+    """Return `x + addend`, both [..., D], and the normalized sum, computed in one pass, in the dtype of `x`.
+
+    The addend may be in half precision: under autocast hidden states are float32, and products are not.
+    """
+    assert x.shape == addend.shape, f"{x.shape}, {addend.shape}"
+    assert x.dtype in (addend.dtype, paddle.float32), f"{addend.dtype} would be rounded to {x.dtype}"
     if needs_grad(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon, offset)
     return _add_forward(x, addend, weight_D, epsilon, offset)
@@ -53,6 +58,7 @@ class _AddRmsNorm(PyLayer):
         total, out = _add_forward(x, addend, weight_D, epsilon, offset)
         ctx.save_for_backward(total, weight_D)
         ctx.numbers, ctx.grads_needed = (epsilon, offset), [not each.stop_gradient for each in (x, addend, weight_D)]
+        ctx.addend_dtype = addend.dtype
         return total, out
 
     @staticmethod
@@ -62,9 +68,10 @@ class _AddRmsNorm(PyLayer):
         shared, weight_gradient = _backward(
             ctx, gradient, total, total.shape[-1], weight_D, of_weight, total_gradient.contiguous()
         )
-        # Two tensors: Paddle accumulates further gradients into one of them in place.
-        other = shared.clone() if of_x and of_addend else shared
-        return shared if of_x else None, other if of_addend else None, weight_gradient
+        other = in_dtype(shared, ctx.addend_dtype) if of_addend else None
+        if of_x and other is shared:
+            other = shared.clone()  # Paddle accumulates further gradients into one of them in place
+        return shared if of_x else None, other, weight_gradient
 
 
 def _forward(

@@ -129,6 +129,27 @@ def test_add_rms_norm_triton_in_bfloat16_normalizes_the_rounded_sum(launched):
     np.testing.assert_array_equal(out.astype("float32").numpy(), alone.astype("float32").numpy())
 
 
+def test_add_rms_norm_triton_of_float32_and_a_product_under_autocast_matches_the_formula(launched):
+    """Hidden states are float32 under autocast, and what a linear layer adds to them is in half precision."""
+    x, weight, addend = normal(1, 9, 33), normal(3, 33), normal(2, 9, 33).astype(np.float16)
+    total_gradient, gradient = normal(4, 9, 33), normal(5, 9, 33)
+    inputs = [paddle.to_tensor(array, stop_gradient=False) for array in (x, addend, weight)]
+    total, out = add_rms_norm_triton(*inputs, EPSILON)
+    ((out * paddle.to_tensor(gradient)).sum() + (total * paddle.to_tensor(total_gradient)).sum()).backward()
+    normed, of_total, of_weight = formula(x + addend, weight, gradient, 0.0)
+    of_total += total_gradient
+    assert [each.dtype for each in (total, out)] == [paddle.float32] * 2
+    assert [each.grad.dtype for each in inputs] == [each.dtype for each in inputs]
+    actual = [total.numpy(), out.numpy(), inputs[0].grad.numpy(), inputs[2].grad.numpy()]
+    assert_all_close(actual, [x + addend, normed, of_total, of_weight], atol=2e-5)
+    np.testing.assert_allclose(inputs[1].grad.astype("float32").numpy(), of_total, rtol=2.0**-10, atol=1e-6)
+
+
+def test_add_rms_norm_triton_refuses_to_round_the_addend(launched):
+    with pytest.raises(AssertionError, match="float32 would be rounded to"):
+        add_rms_norm_triton(paddle.ones([2, 3], "float16"), paddle.ones([2, 3]), paddle.ones([3]), EPSILON)
+
+
 def test_rms_norm_launches_for_an_8b_model_have_grids_of_tiles(kernels, monkeypatch):
     set_sizes(kernels, monkeypatch, ROWS=2, PROGRAMS=256, num_warps=8)
     launch = Recorder(runs=False)
