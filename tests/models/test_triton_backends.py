@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import gates, rms_norm, rope
+from paddlenlp_ext.ops import attention, gates, linear, rms_norm, rope
 from tests.generation.tiny_models import random_prompts, tiny_model
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 
@@ -42,11 +42,38 @@ def launched(monkeypatch):
 
 def logits_and_gradients(family: str) -> list[np.ndarray]:
     model = tiny_model(family)
-    logits = model(paddle.to_tensor(random_prompts([3])))
+    logits = model(paddle.to_tensor(random_prompts([3]))).astype("float32")
     (logits * logits).mean().backward()
     found = [logits.numpy(), *(each.grad.numpy() for each in model.parameters() if each.grad is not None)]
     model.clear_gradients()
     return found
+
+
+@pytest.fixture
+def products_in_float16(monkeypatch):
+    """Give linear layers and attention the dtypes of `fp16_opt_level` O1: outputs in float16, whatever the inputs."""
+
+    def linear_in_float16(x, weight, bias=None):
+        y = linear.linear_reference(x.astype("float32"), weight).astype("float16")
+        return y if bias is None else (y.astype("float32") + bias).astype("float16")
+
+    def attention_in_float16(q_BSNH, k_BSKH, v_BSKE, *rest):
+        assert {x.dtype for x in (q_BSNH, k_BSKH, v_BSKE)} == {paddle.float16}
+        inputs = (x.astype("float32") for x in (q_BSNH, k_BSKH, v_BSKE))
+        return attention.attention_reference(*inputs, *rest).astype("float16")
+
+    monkeypatch.setattr(linear.linear_op, "choose", lambda x: linear_in_float16)
+    for op in (attention.attention_op, attention.modified_attention_op):
+        monkeypatch.setattr(op, "choose", lambda x, implementation: attention_in_float16)
+
+
+@pytest.mark.parametrize("family", ["llama_grouped_heads", "qwen3_qk_norm", "gemma3_sandwich", "phi3_partial_rotation"])
+def test_model_with_triton_backends_takes_the_dtypes_of_o1(family, request):
+    expected = logits_and_gradients(family)
+    request.getfixturevalue("products_in_float16")
+    request.getfixturevalue("launched")
+    for actual, correct in zip(logits_and_gradients(family), expected, strict=True):
+        assert np.abs(actual - correct).max() <= 2e-2 * max(np.abs(correct).max(), 1e-3)
 
 
 @pytest.mark.parametrize(("family", "rotation"), FAMILIES.items(), ids=FAMILIES)
