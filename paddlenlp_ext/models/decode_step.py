@@ -9,7 +9,8 @@ Shapes: B batch, S new positions, D hidden.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from operator import is_not
 from typing import Any
 
@@ -110,7 +111,9 @@ class DecodeStep:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._indices = [attention.layer_index for attention in self._attentions]
         self._kept: list[Any] = [*layers]  # objects with memory that the structs point to
-        self._stored: Sequence[tuple[paddle.Tensor, paddle.Tensor] | None] = [None] * len(layers)
+        # The keys whose addresses the structs have. The cache alone keeps them alive: it frees them when it is emptied,
+        # and one layer after the other when it grows.
+        self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
         self._first_row = 0
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
@@ -149,7 +152,8 @@ class DecodeStep:
         assert len(reserved.starts) == batch, "the cache does not match the hidden states"
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
         self._starts[:batch], self._firsts[:batch] = reserved.starts, reserved.firsts
-        if reserved.first_row != self._first_row or any(map(is_not, reserved.stored, self._stored)):
+        stored = [keys() for keys in self._stored]
+        if reserved.first_row != self._first_row or any(map(is_not, [keys for keys, _ in reserved.stored], stored)):
             self._set_stored(reserved)
         return reserved
 
@@ -181,7 +185,7 @@ class DecodeStep:
 
     def _set_stored(self, reserved: ReservedPositions) -> None:
         """Write the addresses of the layers' caches, which change when they grow."""
-        self._stored, self._first_row = reserved.stored, reserved.first_row
+        self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
         for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
             _, kv_heads, to.capacity, size = keys.shape
             skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes of the rows before the first one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,17 @@ def test_engine_nan_in_one_row_ends_this_row_only():
     run(Engine(SingleModel(model), max_rows=2), answers)
     assert "all logits of a row are NaN" in str(answers[1].ended[0])
     assert [answers[0].tokens, answers[2].tokens] == expected
+
+
+def test_engine_without_requests_holds_no_keys():
+    engine, answer = Engine(SingleModel(tiny_model("llama_grouped_heads")), max_rows=1), Answer([1, 2], 3)
+    engine.submit(answer.request)
+    engine.step()
+    (batch,) = engine._batches.values()
+    stored = [weakref.ref(tensor) for layer in batch.cache.layers.values() for tensor in layer.stored or ()]
+    assert len(stored) == 4
+    run(engine, [])
+    assert answer.ended == [LENGTH] and not any(tensor() is not None for tensor in stored)
 
 
 def test_engine_fail_ends_every_request_and_leaves_it_usable():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.generation.decoder import forward, on_host, prefill, step
-from paddlenlp_ext.generation.kv_cache import BLOCK, KVCache
+from paddlenlp_ext.generation.kv_cache import BLOCK, KVCache, _LayerKeyValues
 from paddlenlp_ext.generation.slot_cache import SlotCache
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -118,6 +119,23 @@ def test_token_step_with_longrope_marks_a_stale_cache():
 
 def test_token_step_beyond_the_capacity_of_the_cache_equals_ops(monkeypatch):
     check_steps(tiny_model("llama_grouped_heads"), monkeypatch, random_prompts((BLOCK - 1, 5)), num_steps=2)
+
+
+def test_token_step_frees_the_keys_of_each_layer_as_the_cache_grows(monkeypatch):
+    """Test that two copies exist of one layer's cache at a time, not of all layers'."""
+    model, real, counts = tiny_model("llama_grouped_heads"), _LayerKeyValues.grow, []
+    with paddle.no_grad():
+        cache, _ = prefill(model, random_prompts((BLOCK - 1,)))
+        step(model, [[7]], cache)
+        stored = [weakref.ref(tensor) for tensor in cache.tensors]
+
+        def grow(layer: _LayerKeyValues, end: int) -> None:
+            real(layer, end)
+            counts.append(sum(tensor() is not None for tensor in stored))
+
+        monkeypatch.setattr(_LayerKeyValues, "grow", grow)
+        step(model, [[7]], cache)
+    assert counts == [2 * layer for layer in reversed(range(len(stored) // 2))]
 
 
 @pytest.mark.parametrize("family", ["llama_grouped_heads", "mistral_window"])
