@@ -122,7 +122,8 @@ class _Row:
         self.ended: str | Exception | None = None
         decoding = request.decoding
         is_plain = decoding.decode_strategy == "greedy_search" and decoding.repetition_penalty == 1.0
-        self.takes_most_likely = is_plain and request.adjustments == Adjustments()
+        may_end = decoding.min_new_tokens == 0
+        self.takes_most_likely = is_plain and may_end and request.adjustments == Adjustments()
 
     @property
     def number(self) -> int:

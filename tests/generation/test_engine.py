@@ -109,6 +109,16 @@ def test_engine_draws_are_those_of_generate():
     assert [answer.tokens for answer in answers] == expected
 
 
+def test_engine_greedy_row_with_min_new_tokens_equals_generate():
+    """Test a row whose most likely first token would end it."""
+    model, prompt = tiny_model("llama_grouped_heads"), random_prompts((4,))[0]
+    ((end, *_),) = generate(model, [prompt], max_new_tokens=1)
+    (expected,) = generate(model, [prompt], max_new_tokens=6, min_new_tokens=3, eos_token_id=end)
+    answer = Answer(prompt, 6, [end], min_new_tokens=3)
+    run(Engine(SingleModel(model), max_rows=1), [answer])
+    assert answer.tokens == expected and len(expected) >= 3
+
+
 def test_engine_runs_other_rows_between_parts_of_a_long_prompt():
     model = tiny_model("llama_grouped_heads")
     short, long = Answer(random_prompts((3,))[0], 30), Answer(random_prompts((50,))[0], 2)
