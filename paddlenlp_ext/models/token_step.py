@@ -95,7 +95,8 @@ class TokenStep:
 
     def __init__(self, model: Any) -> None:
         decoder, head_VD = model.model, model.head_weight()
-        table_VD, self._vocab_size = decoder.embed_tokens.weight, head_VD.shape[0]
+        table_VD = decoder.embed_tokens.weight
+        self._num_ids, self._vocab_size = table_VD.shape[0], head_VD.shape[0]
         self._layers, self._rotary = DecodeStep(decoder.layers), decoder.rotary
         self._ropes = (struct("DecodeRope") * len(self._rotary.distinct))()
         sizes = [settings.rotary_dim for settings in self._rotary.distinct]
@@ -111,7 +112,6 @@ class TokenStep:
             ropes=ctypes.addressof(self._ropes),
             norm=self._layers.norm(decoder.norm),
             lm_head=self._layers.matrix(head_VD),
-            vocab=self._vocab_size,
             num_ropes=len(self._ropes),
             embedding_scale=(decoder.embedding_scale or 1.0) * decoder.embedding_multiplier,
             logit_scale=decoder.logit_scale,
@@ -131,8 +131,11 @@ class TokenStep:
     def __call__(self, tokens_BS: Sequence[Sequence[int]], cache: ReservingCache) -> np.ndarray:
         """Append new tokens to the cache; return their logits [B, S, V], which the next call overwrites."""
         batch, length = len(tokens_BS), len(tokens_BS[0])
-        reserved = self._layers.reserve(cache, batch, length)
-        self._ids[: batch * length] = [token for row in tokens_BS for token in row]
+        ids = [token for row in tokens_BS for token in row]
+        if not 0 <= min(ids) <= max(ids) < self._num_ids:
+            raise ValueError(f"tokens {min(ids)} to {max(ids)} are not among the {self._num_ids} of the embedding")
+        self._ids[: batch * length] = ids
+        reserved = self._layers.reserve(cache, batch, length)  # after all errors: it counts the positions as stored
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)

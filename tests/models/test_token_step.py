@@ -215,9 +215,14 @@ def test_token_step_with_another_number_of_rows_raises():
 
 @pytest.mark.parametrize("token", [-1, SIZES["vocab_size"]])
 def test_token_step_with_a_token_outside_the_vocabulary_raises(token):
+    """Test that the cache is left as it was."""
     model = tiny_model("llama_grouped_heads")
-    with paddle.no_grad(), pytest.raises(ValueError, match=f"token {token} is not one of the 97"):
-        step(model, [[7], [token]], prefill(model, PROMPTS[:2])[0])
+    with paddle.no_grad():
+        cache, _ = prefill(model, PROMPTS[:2])
+        length = cache.length
+        with pytest.raises(ValueError, match=f"tokens {min(token, 7)} to {max(token, 7)} are not among the 97"):
+            step(model, [[7], [token]], cache)
+    assert cache.length == length
 
 
 def test_on_host_of_bfloat16_logits_is_float32():

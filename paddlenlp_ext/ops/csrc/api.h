@@ -146,7 +146,6 @@ struct DecodeModel {
     const DecodeRope* ropes;
     const float* norm;  // [hidden], before lm_head
     const DecodeMatrix* lm_head;
-    i64 vocab;
     i64 num_ropes;
     float embedding_scale;  // of the rows of the embedding
     float logit_scale;      // of the input of lm_head
@@ -369,7 +368,7 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
 // positions are written to the caches.
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
 
-// A model with these layers: ids [batch, length]; logits [batch * length, vocab].
+// A model with these layers: ids [batch, length], rows of the embedding; logits [batch * length, vocab].
 Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
                      const i64* ids, float* logits);
 

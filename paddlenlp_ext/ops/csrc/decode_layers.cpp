@@ -8,7 +8,6 @@
 #include <cmath>
 #include <initializer_list>
 #include <optional>
-#include <stdexcept>
 
 #include "decode_attention.h"
 #include "gates.h"
@@ -315,10 +314,6 @@ Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSize
 Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
                      const i64* ids, float* logits) {
     return guarded([&] {
-        for (i64 i = 0; i < sizes->batch * sizes->length; ++i)
-            if (ids[i] < 0 || ids[i] >= model->vocab)
-                throw std::invalid_argument("token " + std::to_string(ids[i]) + " is not one of the " +
-                                            std::to_string(model->vocab) + " of the embedding");
         auto begin = [&](Worker& worker) {
             worker.embed(*model, ids);
             std::for_each_n(model->ropes, model->num_ropes, [&](const DecodeRope& rope) { worker.fill(rope); });
