@@ -113,9 +113,8 @@ def quantize_by_peer(arguments: argparse.Namespace, base: Path, method: str, row
 def score(model: CausalLM, full: CausalLM, rows: Sequence[EncodedRow]) -> dict[str, float]:
     """Return perplexity and divergence of a model over the target tokens of the rows.
 
-    Prompts are left out: every row begins with the same system prompt, which no model was trained to predict, and whose
-    loss moves by chance. The divergence KL(p | q) = sum_v p_v log(p_v / q_v) from the full model's distribution p is 0
-    only without a change.
+    Prompts are left out: a system prompt that is the same in every row has large losses, which move by chance. The
+    divergence KL(p | q) = sum_v p_v log(p_v / q_v) from the full model's distribution p is 0 only without a change.
     """
     loss, divergence, count = 0.0, 0.0, 0
     for row in rows:
