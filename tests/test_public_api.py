@@ -26,7 +26,7 @@ def describe(name: str, value: object) -> str:
     if name != value.__name__:
         return f"{name} = {value.__name__}"
     if isinstance(value, type) and issubclass(value, peft.PeftConfig):
-        from paddlenlp_ext.peft.arguments import argument_names
+        from paddlenlp_ext.peft.constructor_arguments import argument_names
 
         return f"{name}({', '.join(sorted(argument_names(value)))})"
     if inspect.isfunction(value) or dataclasses.is_dataclass(value):

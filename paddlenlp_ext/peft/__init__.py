@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from paddlenlp_ext.utils.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType
     from paddlenlp_ext.peft.config import PeftConfig
+    from paddlenlp_ext.peft.constructor_arguments import PromptTuningInit, TaskType
     from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoraConfig
     from paddlenlp_ext.peft.methods.boft import BOFTConfig
     from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
@@ -121,13 +121,13 @@ EXPORTS = {
     "PrefixTuningConfig": "paddlenlp_ext.peft.methods.prefix_tuning",
     "PromptEncoderConfig": "paddlenlp_ext.peft.methods.p_tuning",
     "PromptTuningConfig": "paddlenlp_ext.peft.methods.prompt_tuning",
-    "PromptTuningInit": "paddlenlp_ext.peft.arguments",
+    "PromptTuningInit": "paddlenlp_ext.peft.constructor_arguments",
     "QERAConfig": "paddlenlp_ext.peft.methods.qera",
     "ReFTConfig": "paddlenlp_ext.peft.methods.reft",
     "SHiRAConfig": "paddlenlp_ext.peft.methods.shira",
     "ShiraConfig": "paddlenlp_ext.peft.methods.shira",
     "SoRAConfig": "paddlenlp_ext.peft.methods.sora",
-    "TaskType": "paddlenlp_ext.peft.arguments",
+    "TaskType": "paddlenlp_ext.peft.constructor_arguments",
     "TrainableTokensConfig": "paddlenlp_ext.peft.methods.trainable_tokens",
     "VeRAConfig": "paddlenlp_ext.peft.methods.vera",
     "VeraConfig": "paddlenlp_ext.peft.methods.vera",

@@ -19,8 +19,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.arguments import ConfigType
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles, find_config, read_config
+from paddlenlp_ext.peft.constructor_arguments import ConfigType
 from paddlenlp_ext.peft.layers import AdapterLayer
 
 # Fields of adapter_config.json that describe the origin of a file and do not affect the numbers.
@@ -64,7 +64,7 @@ BIASES = ("none", "all", "adapted")
 class PeftConfig(OptionGroup, metaclass=ConfigType):
     """Base config of an adapter method; a subclass registers in `PEFT_METHODS` under its JSON switch.
 
-    The constructor also accepts the argument names of Hugging Face PEFT and PaddleNLP (peft/arguments.py).
+    The constructor also accepts the argument names of Hugging Face PEFT and PaddleNLP (peft/constructor_arguments.py).
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; Hugging Face PEFT's name where PEFT has the method.

@@ -191,7 +191,7 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
             "Hugging Face PEFT or this package saved"
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
-    # PEFT's wrappers of layers; those of experts tell apart the weights of a layer (methods/_lora_experts.py)
+    # PEFT's wrappers of layers; those of experts tell apart the weights of a layer (lora/expert_layers.py)
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
     named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}

@@ -5,7 +5,8 @@
 
 The update has the form of a singular value decomposition. `orth_reg_weight` times the mean of ||P^T P - I|| and
 ||Q Q^T - I|| over all layers is added to the loss to keep P and Q orthonormal. Every layer starts with rank r0; the
-least important singular values are set to zero until `target_r` per layer remain on average (`_adalora_allocator.py`).
+least important singular values are set to zero until `target_r` per layer remain on average
+(`method_internals/adalora_rank_allocator.py`).
 A finished run saves the remaining triplets only.
 
 Shapes: r rank, in/out features of the adapted linear.
@@ -25,18 +26,18 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.adapter_config_schema import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
-from paddlenlp_ext.peft.config_values import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
-from paddlenlp_ext.peft.methods._adalora_allocator import (
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
     BudgetSchedule,
     ImportanceAverages,
     Triplets,
     select_ranks,
 )
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS

@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update
 from paddlenlp_ext.sharding_spec import Style

@@ -12,7 +12,7 @@ start closer to W than the base alone. A and B each get the square root of the s
 | quantized, T > 1 | the base is Q_T, quantized without s B_{T-1} A_{T-1}, which the adapter keeps |
 | full precision | there is no quantization error: A and B start as in LoRA |
 
-Files hold a plain LoRA of rank 2r over the original base (`_lora_init.py`).
+Files hold a plain LoRA of rank 2r over the original base (`lora/subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -27,13 +27,13 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
-from paddlenlp_ext.peft.methods._quantized_lora_init import (
+from paddlenlp_ext.peft.lora.init_before_quantization import (
     SVD_CHOICES,
     InitialFactors,
     QuantizedInitLoRAConfig,
     principal_factors,
 )
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.linear import QuantizedLinear

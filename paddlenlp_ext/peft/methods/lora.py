@@ -22,8 +22,8 @@
 | --- | --- | --- | --- |
 | rsLoRA | `rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
 | LoRA+ | `plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
-| experts, routers | `target_parameters` | layers of their own (methods/_lora_experts.py) | Hugging Face PEFT |
-| embedding, lm_head | `target_modules` | layers of their own (methods/_lora_layers.py) | Hugging Face PEFT |
+| experts, routers | `target_parameters` | layers of their own (lora/expert_layers.py) | Hugging Face PEFT |
+| embedding, lm_head | `target_modules` | layers of their own (lora/layers.py) | Hugging Face PEFT |
 | Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start, as in Hugging Face PEFT | arXiv:2106.09685 |
 
 Shapes: r rank, in/out features of the adapted linear.
@@ -54,8 +54,8 @@ from paddlenlp_ext.peft.inject import (
     targets_from_peft,
 )
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, generator_for
-from paddlenlp_ext.peft.methods._linear_targets import LayerRanksConfig
-from paddlenlp_ext.peft.methods._lora_experts import (
+from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig
+from paddlenlp_ext.peft.lora.expert_layers import (
     LoRAExperts,
     LoRARouter,
     from_stored,
@@ -63,8 +63,8 @@ from paddlenlp_ext.peft.methods._lora_experts import (
     shortest_parameters,
     to_stored,
 )
-from paddlenlp_ext.peft.methods._lora_layers import LoRAEmbedding, LoRAHead, LoRALinear, LoRALinearT
-from paddlenlp_ext.peft.methods._single_experts import stack_single_experts
+from paddlenlp_ext.peft.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear, LoRALinearT
+from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
 from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear

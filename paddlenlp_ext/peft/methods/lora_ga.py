@@ -5,8 +5,8 @@
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 LoRA whose first step changes W along the best rank-2r approximation of the gradient of full fine-tuning: A and B start
-at singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`_lora_init.py`). f is the
-paper's scale for stable activations (theorem 3.2).
+at singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`lora/subtracted_init.py`). f is
+the paper's scale for stable activations (theorem 3.2).
 
 Gradients are summed layer by layer in host memory during the backward pass; weights get no gradient tensor. The batches
 are the first ones of the run, which training uses again. Before `before_training` has run, A and B start as in LoRA.
@@ -30,7 +30,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS

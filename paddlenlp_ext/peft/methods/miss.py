@@ -38,7 +38,7 @@ from paddlenlp_ext.peft.layers import (
     first_features,
     require_complete_units,
 )
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update
 from paddlenlp_ext.sharding_spec import Style

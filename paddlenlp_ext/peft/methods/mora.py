@@ -35,7 +35,7 @@ from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style

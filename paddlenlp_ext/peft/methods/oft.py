@@ -35,7 +35,7 @@ from paddlenlp_ext.peft.layers import (
     as_linear,
     require_complete_units,
 )
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger

@@ -19,7 +19,7 @@ import paddle
 
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.linalg import require_triplets
-from paddlenlp_ext.peft.methods._weight_lora_init import WeightInitLoRAConfig
+from paddlenlp_ext.peft.lora.init_from_weights import WeightInitLoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 

@@ -4,8 +4,8 @@
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 LoRA that trains the r leading singular triplets of each weight; the residual W - s B0 A0 stays frozen. s is 1 unless
-`lora_alpha` is set. W is not overwritten with the residual (`_lora_init.py` explains why). A0 and B0 are stored with
-the adapter, so that the SVD is never recomputed.
+`lora_alpha` is set. W is not overwritten with the residual (`lora/subtracted_init.py` explains why). A0 and B0 are
+stored with the adapter, so that the SVD is never recomputed.
 
 A quantized base holds the quantized residual, as in the paper: it is smaller than W, and so is its error.
 
@@ -28,8 +28,8 @@ from typing import Any, ClassVar
 import paddle
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.methods._quantized_lora_init import SVD_CHOICES, principal_factors
-from paddlenlp_ext.peft.methods._weight_lora_init import WeightInitLoRAConfig
+from paddlenlp_ext.peft.lora.init_before_quantization import SVD_CHOICES, principal_factors
+from paddlenlp_ext.peft.lora.init_from_weights import WeightInitLoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.logging import get_logger

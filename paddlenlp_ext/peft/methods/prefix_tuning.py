@@ -38,7 +38,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
-from paddlenlp_ext.peft.methods._prefix_layers import (
+from paddlenlp_ext.peft.method_internals.prefix_attention import (
     PrefixAttention,
     PrefixEncoder,
     decoder_keys_and_values,

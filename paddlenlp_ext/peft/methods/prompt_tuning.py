@@ -33,7 +33,7 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
-from paddlenlp_ext.peft.methods._prefix_layers import decoder_keys_and_values
+from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_keys_and_values
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style

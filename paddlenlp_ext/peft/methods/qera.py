@@ -10,7 +10,7 @@ the least error in the *output* of the layer (theorem 1), whereas LoftQ minimize
 
 The paper trains A0 and B0 themselves. Here they stay frozen next to a new LoRA, because training them at LoRA's
 learning rates gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite sign
-(`_lora_init.py`). Files hold a plain LoRA of rank 2r over the quantized base.
+(`lora/subtracted_init.py`). Files hold a plain LoRA of rank 2r over the quantized base.
 
 The batches are the first ones of the run, which training uses again. The original weights are read a second time, one
 by one. Layers that read the same tensor, such as q, k and v, share one R.
@@ -40,7 +40,7 @@ from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS

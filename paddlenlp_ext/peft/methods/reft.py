@@ -3,7 +3,7 @@
     LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
 h are the hidden states after a decoder layer, at the first n and last m positions of each prompt. No weight changes, so
-the adapter cannot be merged. `_reft_interventions.py` implements the variants.
+the adapter cannot be merged. `method_internals/reft_interventions.py` implements the variants.
 
     position "f2+l1"     padding   prompt                answer
     tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
@@ -39,7 +39,12 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
-from paddlenlp_ext.peft.methods._reft_interventions import ACTIVATIONS, INTERVENTION_TYPES, TINY, build_intervention
+from paddlenlp_ext.peft.method_internals.reft_interventions import (
+    ACTIVATIONS,
+    INTERVENTION_TYPES,
+    TINY,
+    build_intervention,
+)
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 

@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.layers import (
     first_features,
     generator_for,
 )
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.weight_update import product_with_update

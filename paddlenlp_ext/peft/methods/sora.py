@@ -43,7 +43,7 @@ from paddlenlp_ext.peft.layers import (
     kaiming_uniform,
 )
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS

@@ -35,7 +35,7 @@ from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, first_features
 from paddlenlp_ext.peft.linalg import factor_axes
-from paddlenlp_ext.peft.methods._linear_targets import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter
-from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts, LoRARouter
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
+from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts, LoRARouter
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.adalora import AdaLoRALinear
 from paddlenlp_ext.peft.methods.boft import BOFTLinear
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckAdapter

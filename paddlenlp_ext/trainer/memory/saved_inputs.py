@@ -18,7 +18,7 @@ from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.methods._lora_experts import LoRAExperts
+from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
 from paddlenlp_ext.sharding_spec import is_expert_parallel
 from paddlenlp_ext.trainer.memory.activations import Numerics, SavedInputs

@@ -20,7 +20,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
-from paddlenlp_ext.peft.methods._adalora_allocator import BudgetSchedule, select_ranks
+from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import BudgetSchedule, select_ranks
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods

@@ -192,7 +192,7 @@ def test_before_quantizing_stored_factors_are_removed(config: Any, tmp_path: Pat
     model = adapted(config)
     train(model, steps=2)
     model.save_pretrained(tmp_path)
-    monkeypatch.setattr("paddlenlp_ext.peft.methods._quantized_lora_init.leading_svd", None)
+    monkeypatch.setattr("paddlenlp_ext.peft.lora.init_before_quantization.leading_svd", None)
     stored = read_adapter(tmp_path)
     assert np.array_equal(logits_of(PeftModel.from_files(quantized(stored), stored)), logits_of(model))
     warm = type(config)(path=str(tmp_path))

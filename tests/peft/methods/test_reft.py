@@ -12,7 +12,7 @@ from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
-from paddlenlp_ext.peft.methods._reft_interventions import (
+from paddlenlp_ext.peft.method_internals.reft_interventions import (
     INTERVENTION_TYPES,
     TINY,
     OrthonormalColumns,

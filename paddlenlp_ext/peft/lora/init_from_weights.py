@@ -2,8 +2,8 @@
 
     s B0 A0 = part of W that the decomposition selects; W - s B0 A0 stays frozen, or is quantized
 
-Files of this package contain A0 and B0 (`_lora_init.py`). Those of Hugging Face PEFT and PaddleNLP do not: their
-readers decompose the base again whenever the adapter is loaded, and so does this module.
+Adapter files written by this package contain A0 and B0 (`subtracted_init.py`). Files written by Hugging Face PEFT and
+PaddleNLP do not: loading such a file decomposes the base again, as those libraries do.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -20,8 +20,8 @@ from paddle import nn
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import has_values
-from paddlenlp_ext.peft.methods._lora_init import LoRALinearWithInit
-from paddlenlp_ext.peft.methods._quantized_lora_init import InitialFactors, QuantizedInitLoRAConfig
+from paddlenlp_ext.peft.lora.init_before_quantization import InitialFactors, QuantizedInitLoRAConfig
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.quantization.linear import QuantizedLinear
 from paddlenlp_ext.quantization.quantize import QuantizeDequantize

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from paddlenlp_ext.peft.arguments import PromptTuningInit, TaskType, argument_names
+from paddlenlp_ext.peft.constructor_arguments import PromptTuningInit, TaskType, argument_names
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.boft import BOFTConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig

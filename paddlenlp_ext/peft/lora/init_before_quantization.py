@@ -4,7 +4,7 @@
 
 PiSSA and LoftQ share this module. The removed factors A' and B' depend on W in full precision; they are computed while
 W is read, before it is quantized. The layer keeps them next to A and B: files hold the LoRA [A; A'], [B, -B'] of rank
-2r over the original base (`_lora_init.py`).
+2r over the original base (`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -22,7 +22,7 @@ import paddle
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.methods._lora_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
+from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.replaced_parameters import excluded_targets
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.linear import QuantizedLinear

@@ -1,0 +1,1 @@
+"""Layers, initialization and file formats that LoRA and its variants share."""
