@@ -36,7 +36,7 @@ SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPT
 sanitize: .venv/installed-dev
 	$(SANITIZED) LD_LIBRARY_PATH=$$(echo $$PWD/.venv/lib/python3*/site-packages/paddle/libs) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest tests/ops tests/models/test_decode_step.py tests/models/test_token_step.py --ignore-glob='tests/ops/*triton*'
+	  $(BIN)/python -m pytest tests/ops tests/models/decoding/test_cpp_layers.py tests/models/decoding/test_cpp_model.py --ignore-glob='tests/ops/*triton*'
 
 # Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev

@@ -44,7 +44,7 @@ from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.static_graph.runtime import StaticModel
+from paddlenlp_ext.static_graph.static_model import StaticModel
 
 Prompts = Sequence[list[int]]
 Answers = Callable[[Prompts, int], Sequence[Any]]

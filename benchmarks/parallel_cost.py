@@ -21,7 +21,7 @@ from benchmarks import ROOT
 from benchmarks.measure import environment
 from benchmarks.parallel_cost_model import Layout, Step, bytes_sent, memory
 from paddlenlp_ext.config.parallel_degrees import Degrees
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
 
 PAGE = ROOT / "docs" / "parallel_cost.md"

@@ -34,7 +34,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.models.post_training import quantize_after_training, save_packed, with_scale_dtype
+from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.copy_model import copy_model
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.methods import METHODS, PostTrainingOptions

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from paddlenlp_ext.generation.detokenizer import TextDecoder
 from paddlenlp_ext.generation.generate import Decoder, generate
-from paddlenlp_ext.generation.text_decoder import TextDecoder
 
 History = list[tuple[str, str]]
 

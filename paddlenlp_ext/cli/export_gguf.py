@@ -120,7 +120,7 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
     from paddlenlp_ext.checkpoint.model_config import read_generation_config
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
     from paddlenlp_ext.cli.predict import choose_template
-    from paddlenlp_ext.models.gguf import export_gguf, file_tensors
+    from paddlenlp_ext.models.gguf_export import export_gguf, file_tensors
 
     tokenizer = load_tokenizer(model)
     template = choose_template(arguments, folders, tokenizer)
@@ -152,7 +152,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.checkpoint.model_config import read_model_config
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
-    from paddlenlp_ext.models.gguf import architecture_for
+    from paddlenlp_ext.models.gguf_export import architecture_for
     from paddlenlp_ext.peft.gguf import export_gguf_adapter
     from paddlenlp_ext.peft.peft_model import PeftModel
     from paddlenlp_ext.peft.save_and_load import read_adapter

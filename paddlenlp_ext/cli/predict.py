@@ -22,14 +22,14 @@ from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_pro
 from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
 from paddlenlp_ext.data.types import InvalidRowError
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.model import quantization_report, quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.static_graph.runtime import StaticModel
+from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 

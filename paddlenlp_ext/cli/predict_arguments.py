@@ -14,7 +14,7 @@ from typing import Any
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
-from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -31,7 +31,7 @@ from paddlenlp_ext.evaluation.prompting import PromptEncoder
 from paddlenlp_ext.evaluation.report import Evaluation, print_tables, write_report
 from paddlenlp_ext.evaluation.task import Measured, Task
 from paddlenlp_ext.evaluation.tasks import open_tasks
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.utils.files import check_writable
 from paddlenlp_ext.utils.locks import check_no_active_run, run_lock
 from paddlenlp_ext.utils.logging import get_logger

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paddlenlp_ext.generation import sampling
-from paddlenlp_ext.generation.decoder import Decoder, Row, on_host, prefill, step
-from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, on_host, prefill, step
 from paddlenlp_ext.generation.sampling import Logits
 
 _UNUSED = np.float32(-1e9)  # score of the beams that do not exist before the first token

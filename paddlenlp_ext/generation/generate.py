@@ -13,9 +13,9 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.generation.beam_search import beam_search
-from paddlenlp_ext.generation.decoder import Decoder, ModelLogits, Row, prefill, step
-from paddlenlp_ext.generation.options import DecodingOptions, as_token_set
-from paddlenlp_ext.generation.speculation import decode_with_drafts
+from paddlenlp_ext.generation.decoding_options import DecodingOptions, as_token_set
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, ModelLogits, Row, prefill, step
+from paddlenlp_ext.generation.speculative_decoding import decode_with_drafts
 from paddlenlp_ext.generation.token_chooser import TokenChooser
 
 _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are removed from the batch
@@ -62,8 +62,8 @@ def generate(
         num_beams: continuations of a row that beam search compares; the best one is returned.
         length_penalty: exponent of the length by which beam search divides the score of an ended continuation.
         min_new_tokens: number of tokens before which no row ends.
-        max_draft_tokens: maximum number of tokens that one pass verifies (generation/speculation.py); 0: no drafts. The
-            tokens of the row do not change.
+        max_draft_tokens: maximum number of draft tokens that one pass verifies (generation/speculative_decoding.py);
+            0: no drafts. Drafts do not change the generated tokens.
         max_ngram_size: n of the longest n-gram that is searched for a draft.
         eos_token_id: token or tokens that end a row; None lets every row reach its limit.
         seed: seed of the sampling.

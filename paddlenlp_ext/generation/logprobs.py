@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import paddle
 
-from paddlenlp_ext.generation.decoder import Decoder, ModelLogits
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, ModelLogits
 
 _POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
 

@@ -12,8 +12,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.generation import sampling
-from paddlenlp_ext.generation.decoder import ModelLogits, on_host
-from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.prefill_and_decode import ModelLogits, on_host
 
 
 class Continuation(Protocol):

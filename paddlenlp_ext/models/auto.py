@@ -13,7 +13,7 @@ import paddle
 from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_generation_config
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config

@@ -16,11 +16,11 @@ from paddlenlp_ext.checkpoint.load import load_weights
 from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
-from paddlenlp_ext.generation.padded import generate_for
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.generation.transformers_generate import generate_for
 from paddlenlp_ext.models.decoder import Decoder
-from paddlenlp_ext.models.token_step import run_token_step
-from paddlenlp_ext.nn.causal_lm import AdaptedHead, CausalLMOutput, DocumentLengths, causal_lm_forward
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.decoding.cpp_model import run_cpp_model
+from paddlenlp_ext.nn.causal_lm_forward import AdaptedHead, CausalLMOutput, DocumentLengths, causal_lm_forward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -140,8 +140,8 @@ class CausalLM(TrainableModel):
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Return the logits of new tokens from one C++ call; arguments as in `token_step.run_token_step`."""
-        return run_token_step(self, tokens_BS, cache)
+        """Return the logits of new tokens from one C++ call; arguments as in `run_cpp_model`."""
+        return run_cpp_model(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V] over the full vocabulary."""
@@ -202,7 +202,7 @@ class CausalLM(TrainableModel):
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts of token ids; arguments as in `generation.padded.generate_for`."""
+        """Continue prompts of token ids; arguments as in `generation.transformers_generate.generate_for`."""
         return generate_for(self, prompts, **options)
 
     @property

@@ -14,12 +14,12 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.decode_step import run_decode_step
-from paddlenlp_ext.models.fused_step import run_fused_step
-from paddlenlp_ext.models.layers import DECODER_LAYERS
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.decoder_layers import DECODER_LAYERS
+from paddlenlp_ext.models.decoding.cpp_layers import run_cpp_layers
+from paddlenlp_ext.models.decoding.fused_norms import run_fused_norms
 from paddlenlp_ext.nn.attention import AttentionInputs
-from paddlenlp_ext.nn.causal_lm import DocumentLengths
+from paddlenlp_ext.nn.causal_lm_forward import DocumentLengths
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
@@ -125,7 +125,7 @@ class Decoder(nn.Layer):
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
         """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""
         if inputs.cache is not None:
-            for run in (run_decode_step, run_fused_step):
+            for run in (run_cpp_layers, run_fused_norms):
                 decoded_BSD = run(self.layers, start, stop, x_BSD, inputs)
                 if decoded_BSD is not None:
                     return decoded_BSD

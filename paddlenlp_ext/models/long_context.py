@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.sections import ModelConfig
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.rope import (
     ALIBI,
     FULL_ATTENTION,

@@ -23,10 +23,10 @@ from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
-from paddlenlp_ext.models.config import DecoderConfig
-from paddlenlp_ext.models.expert_layers import router_overrides
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.long_context import context_overrides
+from paddlenlp_ext.models.moe_config import router_overrides
 from paddlenlp_ext.quantization.hf_config import from_quantization_config
 from paddlenlp_ext.quantization.options import QuantizationConfig
 

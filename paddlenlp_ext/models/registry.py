@@ -68,7 +68,7 @@ DECODER_TENSOR_PLAN: TensorPlan = {
 }
 """Sharding of the common decoder."""
 
-FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models")
+FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.families")
 
 
 def full_attention(config: ConfigReader) -> tuple[None, ...]:

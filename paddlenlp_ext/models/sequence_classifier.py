@@ -17,9 +17,9 @@ from paddle import nn
 
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
-from paddlenlp_ext.nn.causal_lm import CausalLMOutput, DocumentLengths
+from paddlenlp_ext.nn.causal_lm_forward import CausalLMOutput, DocumentLengths
 from paddlenlp_ext.ops.attention.cache import KeyValueCache
 
 

@@ -24,7 +24,7 @@ from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.train import TrainConfig
-from paddlenlp_ext.nn.offload import OffloadedTensor, offload
+from paddlenlp_ext.nn.activation_offload import OffloadedTensor, offload
 from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
@@ -42,8 +42,8 @@ class RecomputePlan:
         saved_regions: region -> the number of layers, from the first, in which the region's result is saved although
             the layer is recomputed; -1 for all layers. This saves the region's computation and, under tensor
             parallelism, its communication. Only with "full".
-        offloads_inputs: whether the inputs of recomputed layers are saved off the device (nn/offload.py). Only with
-            "full".
+        offloads_inputs: whether the inputs of recomputed layers are saved off the device
+            (nn/activation_offload.py). Only with "full".
     """
 
     granularity: str = "full"

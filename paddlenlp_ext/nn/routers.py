@@ -129,7 +129,7 @@ class Router(nn.Layer):
         options: kind and options.
 
     Attributes:
-        observe: function of the logits that returns them (nn/load_balance.py); None: nobody observes the router.
+        observe: function of the logits that returns them (nn/load_balancing_loss.py); None: nobody observes the router.
     """
 
     def __init__(self, hidden_size: int, num_experts: int, options: RouterOptions) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.nn.load_balance import LoadBalance
+from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_logprobs
 
 
@@ -57,7 +57,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: Any) -> np.ndarray | None:
-        """Return the logits of new tokens if one call computes them (generation/decoder.py), else None."""
+        """Return the logits of new tokens if one call computes them (generation/prefill_and_decode.py), else None."""
         return None
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:

@@ -31,10 +31,10 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
-from paddlenlp_ext.nn.module_utils import layer_at
+from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
 from paddlenlp_ext.parallel.mesh import ProcessAxis

@@ -32,8 +32,8 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.factors import Factors, factors_of
@@ -97,7 +97,7 @@ class RowLoRALinear(AdapterLayer):
 
 
 class AdapterGroups:
-    """Base model with named adapters; its interface is `generation.engine.Variants`.
+    """Base model with named adapters; its interface is `generation.continuous_batching.Variants`.
 
     Args:
         model: base model without an adapter.

@@ -11,7 +11,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers

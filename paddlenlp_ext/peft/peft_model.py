@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.generation.padded import generate_for
-from paddlenlp_ext.nn.causal_lm import CausalLMOutput, causal_lm_forward
+from paddlenlp_ext.generation.transformers_generate import generate_for
+from paddlenlp_ext.nn.causal_lm_forward import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import replaced_parameters, resume
@@ -137,7 +137,7 @@ class PeftModel(TrainableModel):
         self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts with the active adapter; arguments are those of `generation.padded.generate_for`."""
+        """Continue prompts with the active adapter; arguments as in `generation.transformers_generate.generate_for`."""
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:

@@ -26,7 +26,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.paddle_compat import has_storage, own_parameters

@@ -21,10 +21,10 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import paddle
 
-from paddlenlp_ext.nn.causal_lm import AdaptedHead
+from paddlenlp_ext.nn.causal_lm_forward import AdaptedHead
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.linear import linear

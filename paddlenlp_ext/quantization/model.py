@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import replace_layer
+from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear, QuantizedGroupedLinear

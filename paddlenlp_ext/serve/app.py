@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paddlenlp_ext.data.types import InvalidRowError
-from paddlenlp_ext.generation import engine
+from paddlenlp_ext.generation import continuous_batching
 from paddlenlp_ext.serve.access import AccessCheck
 from paddlenlp_ext.serve.answers import Answers
 from paddlenlp_ext.serve.choices import Choice, Event
@@ -193,11 +193,11 @@ def _choice(
 
 def _job(
     parsed: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
-) -> engine.Request:
+) -> continuous_batching.Request:
     """Return the engine's request for one answer."""
     # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
     lists_all_tokens = isinstance(parsed, CompletionRequest) and parsed.num_top is not None
-    return engine.Request(
+    return continuous_batching.Request(
         prompt=prompt,
         max_new_tokens=limit,
         decoding=replace(parsed.decoding, max_new_tokens=max(limit, 1), eos_token_ids=model.eos_token_ids),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paddlenlp_ext.generation.engine import STOP
+from paddlenlp_ext.generation.continuous_batching import STOP
+from paddlenlp_ext.generation.detokenizer import TextDecoder
 from paddlenlp_ext.generation.logprobs import TokenLogprob
-from paddlenlp_ext.generation.text_decoder import TextDecoder
 from paddlenlp_ext.serve.stop_texts import StopTexts
 from paddlenlp_ext.serve.tool_calls import CallText, ToolCall
 

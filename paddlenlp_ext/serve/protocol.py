@@ -14,8 +14,8 @@ from paddlenlp_ext.data.messages import OPENAI_ROLES
 from paddlenlp_ext.data.prompts import parse_prompt
 from paddlenlp_ext.data.row_values import dotted, type_name
 from paddlenlp_ext.data.types import InvalidRowError
-from paddlenlp_ext.generation.adjustments import Adjustments
-from paddlenlp_ext.generation.options import DecodingOptions
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.logits_processors import Adjustments
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.serve.fields import Fields, checked_text
 

@@ -23,7 +23,7 @@ def serve(arguments: ServeArguments) -> None:
     uvicorn, _ = (import_extra(name, "serve", "python -m paddlenlp_ext.serve") for name in ("uvicorn", "starlette"))
     api_key = arguments.api_key()
     # Imported here: they need the extra, and Paddle.
-    from paddlenlp_ext.generation.engine import Engine
+    from paddlenlp_ext.generation.continuous_batching import Engine
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
     from paddlenlp_ext.serve.models import load_models

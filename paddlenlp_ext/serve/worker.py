@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from paddlenlp_ext.generation.engine import Engine, Request
+from paddlenlp_ext.generation.continuous_batching import Engine, Request
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.generation.decoder import Decoder, on_host, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, on_host, prefill, step
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.files import write_companions
-from paddlenlp_ext.static_graph.runtime import STATIC_GRAPH, StaticModel, program_files
+from paddlenlp_ext.static_graph.static_model import STATIC_GRAPH, StaticModel, program_files
 from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 

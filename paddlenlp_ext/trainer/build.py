@@ -22,7 +22,7 @@ from paddlenlp_ext.data.templates import load_template
 from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan

@@ -25,7 +25,7 @@ import paddle
 from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
-from paddlenlp_ext.nn.load_balance import imbalance
+from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.gradients import scale_

@@ -16,7 +16,7 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections import ModelConfig
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

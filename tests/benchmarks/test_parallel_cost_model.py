@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.parallel_cost_model import Layout, Step, bytes_sent, memory, numbers
 from paddlenlp_ext.config.parallel_degrees import Degrees
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.recompute import RecomputePlan
 
 # D 8, I 16, 2 heads of 4 with 1 key-value head, V 32: a layer's matrices are q 64, k 32, v 32, o 64 and 3 x 128 = 576.

@@ -8,8 +8,8 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_values import KEYS
 from paddlenlp_ext.checkpoint.model_config import read_model_config
-from paddlenlp_ext.models import config as config_module
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models import decoder_config as config_module
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from tests.generation.tiny_models import FAMILIES as MODELS

@@ -13,7 +13,7 @@ from paddlenlp_ext.evaluation import likelihood as module
 from paddlenlp_ext.evaluation.likelihood import Continuation, Likelihood, log_likelihoods, row_losses
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig

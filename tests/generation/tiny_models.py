@@ -10,7 +10,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES
 from tests.golden.cases.model_cases import CASES, make_weight
 

@@ -129,13 +129,13 @@ def test_export_gguf_adapter_only_over_a_base_with_another_config_raises(script,
 
 
 def test_export_gguf_on_a_full_disk_names_the_file_and_leaves_nothing(script, base, tmp_path, capsys, monkeypatch):
-    from paddlenlp_ext.models import gguf
+    from paddlenlp_ext.models import gguf_export
 
     def fail(path: Path, *rest: object) -> None:
         path.write_bytes(b"begun")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(gguf, "write_gguf", fail)
+    monkeypatch.setattr(gguf_export, "write_gguf", fail)
     out = tmp_path / "out.gguf"
     assert run(script, "--model_name_or_path", base, "--output_file", out) == 2
     assert f"{out}: no space is left on the device; free some space" in capsys.readouterr().err

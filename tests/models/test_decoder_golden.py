@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
 from tests.common.golden import as_in_transformers, name_in_transformers, set_golden_weights
 from tests.golden import DATA

@@ -13,7 +13,7 @@ from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
 from paddlenlp_ext.models.registry import FAMILIES
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent
-FAMILY_FILES = {f"models/{model_type}.py": model_type for model_type in FAMILIES.names()}
+FAMILY_FILES = {f"models/families/{model_type}.py": model_type for model_type in FAMILIES.names()}
 NAMES_OF_TOKENIZERS = [f"checkpoint/gguf/{name}.py" for name in ("tokenizer", "tokenizer_metadata", "word_rules")]
 """Modules with the names of tokenizers in GGUF files, some of which are also those of families."""
 MAX_LINES = 120
@@ -63,7 +63,7 @@ def test_families_are_named_only_in_their_files():
         text = words_of(text)
         allowed: set[str] = set()
         if file in FAMILY_FILES:
-            built_on = re.findall(r"paddlenlp_ext models (\w+)", text)
+            built_on = re.findall(r"paddlenlp_ext models families (\w+)", text)
             for model_type in {FAMILY_FILES[file], *built_on} & set(FAMILIES.names()):
                 allowed |= names_of(model_type)
         if named_families(text) - allowed:

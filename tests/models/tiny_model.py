@@ -9,7 +9,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from tests.common.arrays import normal
 from tests.common.models import TINY_SIZES

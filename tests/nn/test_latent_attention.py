@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan

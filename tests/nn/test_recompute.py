@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.config.recompute_options import REFINED_OPS
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn import recompute
-from paddlenlp_ext.nn.offload import offload
+from paddlenlp_ext.nn.activation_offload import offload
 from paddlenlp_ext.nn.recompute import RecomputePlan, recompute_region
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation.engine import Engine
+from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.adapter_groups import SHARED, AdapterGroups, RowAdapters, RowLoRALinear
 from paddlenlp_ext.peft.factors import Factors

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation.kv_cache import KVCache
+from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS

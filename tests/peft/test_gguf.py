@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_tensors
 from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
-from paddlenlp_ext.models.gguf import architecture_for
+from paddlenlp_ext.models.gguf_export import architecture_for
 from paddlenlp_ext.peft.gguf import export_gguf_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.dora import DoRAConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.generation.engine import Engine, SingleModel
+from paddlenlp_ext.generation.continuous_batching import Engine, SingleModel
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.worker import Worker

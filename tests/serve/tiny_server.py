@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.generation.engine import Engine
+from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

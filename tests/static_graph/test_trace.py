@@ -16,7 +16,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from paddlenlp_ext.static_graph.export import compare, describe_program
-from paddlenlp_ext.static_graph.runtime import StaticModel
+from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.static_graph.trace import save_program
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 

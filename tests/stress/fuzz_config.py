@@ -12,7 +12,7 @@ import paddle
 from paddlenlp_ext.checkpoint.config_values import KEYS, ROPE_KEYS
 from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import classifier_config
 from paddlenlp_ext.nn.rope import RotaryEmbeddings

@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.gguf import open_gguf
 from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from tests.stress.wrong_values import damage, mutate
 
 _GOLDEN = Path(__file__).parent.parent / "golden/data"

@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.manifest import write_manifest
 from paddlenlp_ext.data.preference.collate import collate_preferences, mismatched_rows
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.trainer import preference
 from paddlenlp_ext.trainer.forward_backward import SequentialSchedule, hidden_states
 from paddlenlp_ext.trainer.preference import PreferenceObjective

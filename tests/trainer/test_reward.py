@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.config.reward import RewardConfig
 from paddlenlp_ext.data.preference.reward import ScoredPair
 from paddlenlp_ext.data.preference.reward_collate import collate_scored_pairs
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

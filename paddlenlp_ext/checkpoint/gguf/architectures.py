@@ -7,7 +7,7 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.utils.registry import Registry
 
 # The families, which are above this package, are named here only as the place of the entries.
-ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models")
+ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models.families")
 
 
 def architecture_of(file: GgufFile) -> Architecture:

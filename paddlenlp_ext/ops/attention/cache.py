@@ -74,7 +74,7 @@ class KeyValueCache(ABC):
 
 
 class ReservingCache(KeyValueCache):
-    """Cache whose new positions may be written by the caller (models/decode_step.py)."""
+    """Cache whose new positions may be written by the caller (models/decoding/cpp_layers.py)."""
 
     @property
     @abstractmethod

@@ -2,7 +2,8 @@
 
 All stages of a pipeline read the same batches, so only the hidden states [B, S, D] and their gradients are sent. Under
 sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage. If the routers
-of a model with experts have an auxiliary loss, the stages also send the sums of their routers (nn/load_balance.py).
+of a model with experts have an auxiliary loss, the stages also send the sums of their routers
+(nn/load_balancing_loss.py).
 
 The model's own forward pass runs unchanged on every stage. The decoder calls its `stage` at three points:
 
@@ -24,7 +25,7 @@ import paddle.distributed as dist
 
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionInputs
-from paddlenlp_ext.nn.load_balance import RoutedPass
+from paddlenlp_ext.nn.load_balancing_loss import RoutedPass
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.schedule import Entry, Pass, Transfer, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan

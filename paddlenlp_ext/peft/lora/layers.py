@@ -20,10 +20,10 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.nn.causal_lm import AdaptedHead
+from paddlenlp_ext.nn.causal_lm_forward import AdaptedHead
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear

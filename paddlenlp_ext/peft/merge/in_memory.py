@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.nn.module_utils import replace_layer
+from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of

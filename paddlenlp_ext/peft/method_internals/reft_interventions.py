@@ -39,7 +39,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.peft.layers import kaiming_uniform
 
 

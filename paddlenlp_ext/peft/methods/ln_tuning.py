@@ -22,8 +22,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.layer_norm import LayerNorm
-from paddlenlp_ext.nn.module_utils import layer_at
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft

@@ -23,7 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.module_utils import layer_at
+from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft

@@ -31,7 +31,7 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field

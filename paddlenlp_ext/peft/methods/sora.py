@@ -30,7 +30,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.module_utils import new_parameter
+from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft

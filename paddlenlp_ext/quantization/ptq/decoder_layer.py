@@ -21,7 +21,7 @@ from paddle import nn
 from paddlenlp_ext.nn.experts import ClampedGate, Experts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.module_utils import layer_at, replace_layer
+from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight, stack_weights
 from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.linear import QuantizedLinear

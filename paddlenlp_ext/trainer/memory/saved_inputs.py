@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.models.layers import DecoderLayer, ParallelLayer
+from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward

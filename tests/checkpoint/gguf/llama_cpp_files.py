@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.fused import join_fused
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from tests.common.arrays import normal
 
 _SIZES = {

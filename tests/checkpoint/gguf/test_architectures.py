@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.gguf import export_gguf
+from paddlenlp_ext.models.gguf_export import export_gguf
 from tests.checkpoint.gguf.llama_cpp_files import ARCHITECTURE_OF, MODELS, make_model, write_model
 
 

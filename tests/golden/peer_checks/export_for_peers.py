@@ -23,7 +23,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig

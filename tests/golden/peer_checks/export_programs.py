@@ -21,7 +21,7 @@ configure_runtime()  # before Paddle is imported
 import paddle
 
 from paddlenlp_ext.checkpoint.model_config import write_model_config
-from paddlenlp_ext.generation.decoder import on_host, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import on_host, prefill, step
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.quantization.model import quantize_linears
 from paddlenlp_ext.quantization.options import QuantizationConfig

@@ -21,7 +21,7 @@ import paddle
 from safetensors import safe_open
 
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.optimizer import build_optimizer
 from tests.common.golden import set_golden_weights

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.methods.p_tuning import PTuningConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

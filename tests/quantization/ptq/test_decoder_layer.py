@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.models.linear_feeds import linear_feeds
+from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
 from paddlenlp_ext.quantization.model import quantizable_layers
 from paddlenlp_ext.quantization.ptq import decoder_layer
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
@@ -40,7 +40,7 @@ def given_to_quantize_matrix(monkeypatch, family: str, method: str, skipped: str
     options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=4, group_size=16))
     chosen = {name.removeprefix(PREFIX): name for name in names}
     run = partial(layer, x, inputs)
-    decoder_layer.quantize_decoder_layer(layer, chosen, linear_feeds(layer), run, options, ErrorTotals())
+    decoder_layer.quantize_decoder_layer(layer, chosen, smoothing_mappings(layer), run, options, ErrorTotals())
     return {name.removeprefix(PREFIX): pair for name, pair in given.items()}
 
 

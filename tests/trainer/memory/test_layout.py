@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.config.sections import ParallelConfig
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.config import DecoderConfig
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.memory.activations import CPU_NATIVE

@@ -1,0 +1,229 @@
+"""Key-value cache of a running batch, which rows join and leave between forward passes.
+
+Every row begins in column 0 and has a length of its own. Rows in use come first, so that the rows of a forward pass are
+a slice of the stored tensors, which Paddle reads in place. A row that leaves is replaced by another one:
+
+              prefix  tokens       free                     prefix  tokens       free
+    row 0       p p   a a a a a    0 0         a leaves       p p   c c c        0 0
+    row 1       p p   b b          0 0         ------->       p p   b b          0 0
+    row 2       p p   c c c        0 0
+
+Shapes: B rows of a pass, S new positions, R stored rows, C capacity, P positions of a prefix, K key-value heads, H head
+dimension of keys, E head dimension of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.generation.padded_kv_cache import BLOCK
+from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.cache import ReservingCache
+from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
+
+_ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
+
+
+class _Layer:
+    """Keys [R, K, C, H] and values [R, K, C, E] of one layer; the first P columns of each row hold the prefix."""
+
+    def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
+        self.prefix = prefix
+        self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
+        self.stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
+        self._rows, self._columns = 0, 0
+
+    def reserve(self, rows: int, columns: int, like: KeyValuePrefix) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the stored tensors, with room for `rows` rows of `columns` columns.
+
+        Args:
+            rows, columns: numbers of rows and columns.
+            like: new keys and values [B, S, K, H] and [B, S, K, E].
+        """
+        if self.stored is not None and rows <= self._rows and columns <= self._columns:
+            return self.stored
+        rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, self._rows)
+        columns = max(-(-columns // BLOCK) * BLOCK, self._columns)
+        k_new, v_new = (paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
+        for index, store in enumerate((k_new, v_new)):
+            if self.prefix is not None:
+                store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
+            if self.stored is not None:
+                store[: self._rows, :, : self._columns] = self.stored[index]
+        self.stored, self._rows, self._columns = (k_new, v_new), rows, columns
+        return self.stored
+
+    def grow(self, rows: int, columns: int) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the stored tensors of a layer that is not empty, with room for `rows` rows of `columns` columns."""
+        assert self.stored is not None, "the layer is empty"
+        if rows <= self._rows and columns <= self._columns:
+            return self.stored
+        k_RKCH, v_RKCE = self.stored
+        return self.reserve(rows, columns, (k_RKCH.transpose([0, 2, 1, 3]), v_RKCE.transpose([0, 2, 1, 3])))
+
+
+class SlotCache:
+    """Keys and values of rows that join and leave; it holds no gradients.
+
+    Attributes:
+        lengths: number of stored positions of each row in use, without the prefix.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.frequency_sets: list[tuple[bool, ...] | None] = []
+        self.layers: dict[int, _Layer] = {}
+        self.has_prefix = False
+        self.derived_tensors: dict[Hashable, Any] = {}
+
+    def add_row(self) -> int:
+        """Add an empty row after the others; return its index."""
+        self.lengths.append(0)
+        self.frequency_sets.append(None)
+        return len(self.lengths) - 1
+
+    def clear_row(self, row: int) -> None:
+        """Remove all positions of a row, which stays in use."""
+        self.lengths[row], self.frequency_sets[row] = 0, None
+
+    @paddle.no_grad()
+    def wipe_row(self, row: int) -> None:
+        """Overwrite the stored numbers of a row, of which some are NaN: other backends than C++ multiply them by 0."""
+        for layer in self.layers.values():
+            for store in layer.stored or ():
+                store[row, :, layer.prefix_length :] = 0.0
+
+    @paddle.no_grad()
+    def move_row(self, source: int, target: int) -> None:
+        """Replace row `target` by row `source`, whose own place is then free for another row."""
+        for layer in self.layers.values() if source != target else ():
+            end = layer.prefix_length + self.lengths[source]
+            for store in layer.stored or ():
+                store[target, :, :end] = store[source, :, :end]
+        self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
+
+    def remove_last_row(self) -> None:
+        """Remove the last row in use; the memory is freed with the last of all rows."""
+        self.lengths.pop()
+        self.frequency_sets.pop()
+        if not self.lengths:
+            self.layers = {index: _Layer(layer.prefix) for index, layer in self.layers.items()}
+
+    def rows(self, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> RowsOfCache:
+        """Return the cache of a forward pass over the rows `first` to `first + num_rows - 1`.
+
+        Args:
+            first, num_rows: range of rows.
+            prompt_lengths: number of tokens of the prompt of each of these rows.
+        """
+        return RowsOfCache(self, first, num_rows, prompt_lengths)
+
+
+class RowsOfCache(ReservingCache):
+    """Cache of one forward pass over some rows of a `SlotCache`.
+
+    Columns count from the first position of the pass, so that `length` is 0 and the tokens of a row begin in a column
+    that is not positive.
+
+    Attributes:
+        prompt_end: column at which the prompt of each row ends.
+    """
+
+    def __init__(self, cache: SlotCache, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> None:
+        self._cache, self._rows = cache, slice(first, first + num_rows)
+        self._lengths_B = np.asarray(cache.lengths[self._rows], np.int64)
+        self.prompt_end = (np.asarray(prompt_lengths, np.int64) - self._lengths_B).tolist()
+        self._layouts: dict[int | None, AttentionLayout] = {}
+        self._visible: dict[tuple[int | None, int], VisiblePositions] = {}
+
+    @property
+    def key_starts(self) -> paddle.Tensor:
+        """Column of the first token of each row, int64 [B]: minus its length."""
+        return paddle.to_tensor(-self._lengths_B)
+
+    @property
+    def length(self) -> int:
+        """Column of the first new position."""
+        return 0
+
+    @property
+    def is_new(self) -> bool:
+        """True while the cache has neither positions nor a prefix."""
+        return not self._cache.layers and not self._cache.has_prefix
+
+    def next_positions(self, count: int) -> paddle.Tensor:
+        """Return the positions of each row's next `count` tokens, int64 [B, S]; no row is padded."""
+        return paddle.to_tensor(self._lengths_B[:, None] + np.arange(count))
+
+    def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
+        """Record the sets of rotary frequencies of this pass; see `advance`."""
+        self._sets = frequency_sets
+
+    def advance(self, num_new: int) -> list[int]:
+        """Count the positions of this pass as stored; return the stale rows.
+
+        Their earlier keys were rotated with other frequencies than those of this pass.
+        """
+        rows, sets = range(self._rows.start, self._rows.stop), self._cache.frequency_sets
+        stale = [row for row in rows if sets[row] not in (None, self._sets)]
+        for row in rows:
+            self._cache.lengths[row] += num_new
+            sets[row] = self._sets
+        return stale
+
+    def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
+        """Store a prefix of keys and values for all rows, one pair for each layer index; only in a new cache."""
+        assert self.is_new, "set the prefix before appending"
+        self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
+        self._cache.has_prefix = True
+
+    @paddle.no_grad()
+    def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
+        """Append the keys and values of a layer to the rows, and return the layer's contents."""
+        layer = self._cache.layers.setdefault(layer_index, _Layer())
+        num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
+        k_RKCH, v_RKCE = layer.reserve(self._rows.stop, int(starts_B.max()) + num_new, (k_BSKH, v_BSKE))
+        views = k_RKCH[self._rows], v_RKCE[self._rows]
+        store_positions(k_BSKH, views[0], starts_B)
+        store_positions(v_BSKE, views[1], starts_B)
+        prefix = layer.prefix
+        if prefix is not None:
+            prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
+        if not self._lengths_B.any():
+            return CachedLayer(views, prefix, layout=self._first_layout(num_new, window))
+        return CachedLayer(views, prefix, visible=self._visible_positions(num_new, layer.prefix_length, window))
+
+    @property
+    def has_positions(self) -> bool:
+        """True if every layer has stored positions, so that `reserve` works."""
+        return bool(self._lengths_B.any())
+
+    def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
+        """Make room for new positions of some layers, and return the slots where the caller writes them."""
+        reserved, prefix = [self._cache.layers[index] for index in layers], self._cache.layers[layers[0]].prefix_length
+        starts = [prefix + own for own in self._lengths_B.tolist()]
+        stored = [layer.grow(self._rows.stop, max(starts) + length) for layer in reserved]
+        return ReservedPositions(starts, [prefix] * len(starts), prefix, stored, self._rows.start)
+
+    def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return the result of `make`, computed once per `key` for all passes: weights in another form."""
+        if key not in self._cache.derived_tensors:
+            self._cache.derived_tensors[key] = make()
+        return self._cache.derived_tensors[key]
+
+    def _first_layout(self, num_new: int, window: int | None) -> AttentionLayout:
+        if window not in self._layouts:
+            self._layouts[window] = AttentionLayout.from_documents([[num_new]] * len(self._lengths_B), window)
+        return self._layouts[window]
+
+    def _visible_positions(self, num_new: int, prefix_length: int, window: int | None) -> VisiblePositions:
+        """Return the positions that each new position attends to."""
+        if (window, prefix_length) not in self._visible:
+            queries_BS = self._lengths_B[:, None] + np.arange(num_new)
+            starts_B = np.zeros_like(self._lengths_B)
+            self._visible[window, prefix_length] = VisiblePositions.of_rows(queries_BS, starts_B, prefix_length, window)
+        return self._visible[window, prefix_length]

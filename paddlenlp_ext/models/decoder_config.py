@@ -1,0 +1,360 @@
+"""Configuration of a decoder, read from a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from paddlenlp_ext.checkpoint.config_values import check_config_values
+from paddlenlp_ext.checkpoint.file_layout import FileLayout
+from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused, split_fused
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.models.registry import FAMILIES, Family
+from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
+from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
+from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
+from paddlenlp_ext.sharding_spec import TensorPlan
+
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Sizes and options of a decoder.
+
+    Attributes:
+        windows: sliding window of each layer; None for a layer that attends to the full document.
+        rotates: whether each layer rotates queries and keys; None: all layers do.
+        interleaved_rope: whether the rotation turns neighbouring channels (ops/rope).
+        latent: sizes of latent attention, whose `head_dim` is that of queries and keys; None: keys and values are
+            projections of the hidden states.
+        attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
+        attention_softcap: bound of the attention scores (ops/attention/scores.py); None: no bound.
+        attention_sinks: whether each head has a trained sink.
+        activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
+        experts: experts of each layer, None for a layer with a dense feed-forward block; None: all layers are dense.
+        router_loss: factor of the auxiliary loss of the routers (nn/load_balancing_loss.py); 0: none.
+        norm_offset: number that is added to the weights of RMS norms (nn/rms_norm.py).
+        scales_embeddings: whether the embeddings of tokens are multiplied by sqrt(hidden_size).
+        embedding_multiplier: factor of the input of the first layer.
+        residual_multiplier: factor of what attention and feed-forward add to the residual stream.
+        logit_scale: factor of the logits.
+        logit_softcap: bound of the logits (ops/linear_cross_entropy/__init__.py); None: no bound.
+        num_labels: number of outputs of a sequence classifier; None for a causal language model.
+        layer: order of norms, attention and feed-forward (models/decoder_layers.py).
+        sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
+        ropes: rotary settings of each layer.
+        tensor_plan: sharding styles of the family's weights (sharding_spec.py).
+        fused_layers: layers that files store as one, with the sizes of their parts (checkpoint/fused.py).
+        file_layout: differences between the tensors of files and those in memory.
+        source: the config.json dict, written back by `save_pretrained`.
+        config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).
+        name_or_path: name by which the user refers to the model; None for a model that was not loaded.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    initializer_range: float
+    tie_word_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: QKNorm | None = None
+    latent: LatentShape | None = None
+    windows: tuple[int | None, ...]
+    rotates: tuple[bool, ...] | None = None
+    interleaved_rope: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    attention_sinks: bool = False
+    activation: str = "silu"
+    experts: tuple[ExpertShape | None, ...] | None = None
+    router_loss: float = 0.0
+    norm_offset: float = 0.0
+    scales_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    num_labels: int | None = None
+    layer: str = "pre_norm"
+    sandwich_norms: tuple[str, str, str, str] = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+    ropes: tuple[RopeSettings, ...]
+    tensor_plan: TensorPlan = field(repr=False)
+    fused_layers: FusedLayers = field(default_factory=dict, repr=False)
+    file_layout: FileLayout = field(default_factory=FileLayout, repr=False)
+    source: Mapping[str, Any] = field(repr=False)
+    name_or_path: str | None = None
+    config_overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_dict(
+        cls,
+        source: Mapping[str, Any],
+        name_or_path: str | None = None,
+        config_overrides: Mapping[str, Any] = MappingProxyType({}),
+    ) -> DecoderConfig:
+        """Read a config.json dict; `config_overrides` names keys of it that differ from the loaded file.
+
+        Raises:
+            ValueError: an unknown `model_type`, activation or rope type; a missing or impossible value.
+        """
+        try:
+            return cls._from_dict(source, name_or_path, config_overrides)
+        except ValueError as error:
+            if name_or_path is None:
+                raise
+            raise ValueError(f"{name_or_path}: {error}") from error
+
+    @classmethod
+    def _from_dict(
+        cls, source: Mapping[str, Any], name_or_path: str | None, config_overrides: Mapping[str, Any]
+    ) -> DecoderConfig:
+        check_config_values(source)
+        if "model_type" not in source:
+            raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
+        if source["model_type"] not in FAMILIES.names():
+            raise ValueError(
+                f"model_type {source['model_type']!r} in config.json is not supported; "
+                f"supported: {', '.join(FAMILIES.names())}"
+            )
+        family = FAMILIES.get(source["model_type"])
+        for key in _REQUIRED:
+            _Reader(source, family).size(key)
+        completed = family.complete(source)
+        reader = _Reader(completed, family)
+        activation = reader.value(family.activation_key)
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"{family.activation_key} {activation!r} in config.json is not supported; known: "
+                f"{', '.join(_ACTIVATIONS)}"
+            )
+        hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
+        num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
+        if completed.get("head_dim") is None and hidden_size % num_heads:
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
+        head_dim = reader.size("head_dim", default=hidden_size // num_heads)
+        num_layers = reader.size("num_hidden_layers")
+        intermediate_size = reader.size("intermediate_size")
+        outputs = {
+            "q_proj": num_heads * head_dim,
+            **dict.fromkeys(("k_proj", "v_proj"), num_kv_heads * head_dim),
+            **dict.fromkeys(("gate_proj", "up_proj"), intermediate_size),
+        }
+        ropes = rope_by_layer({**family.defaults, **completed}, head_dim, num_layers)
+        if any(rope.rotary_dim != head_dim for rope in ropes) and "partial_rotary_factor" not in family.defaults:
+            raise ValueError(
+                f"partial_rotary_factor in config.json is not supported for model_type {source['model_type']!r}; only "
+                "1.0 is"
+            )
+        values: dict[str, Any] = {
+            "model_type": source["model_type"],
+            "vocab_size": reader.size("vocab_size"),
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "rms_norm_eps": float(reader.value("rms_norm_eps")),
+            "max_position_embeddings": reader.size("max_position_embeddings"),
+            "initializer_range": float(reader.value("initializer_range")),
+            "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
+            "activation": _ACTIVATIONS[activation],
+            "mlp_bias": bool(reader.value("mlp_bias")),
+            "ropes": ropes,
+            "tensor_plan": family.tensor_plan,
+            "fused_layers": {
+                name: {part: outputs[part] for part in parts} for name, parts in family.fused_layers.items()
+            },
+            "source": {**source, "architectures": [family.architecture]},
+            "name_or_path": name_or_path,
+            "config_overrides": dict(config_overrides),
+        }
+        return cls(**{**values, **family.differences(reader)})
+
+    def value(self, key: str) -> Any:
+        """Return the value of a key of config.json, or the family's default; None if it is null or absent."""
+        family = FAMILIES.get(self.model_type)
+        return _Reader(family.complete(self.source), family).value(key)
+
+    @property
+    def max_context(self) -> int:
+        """Number of positions that the frequencies of layers without a window cover, scaling included."""
+        full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
+        return min(rope.max_context for rope in full or self.ropes)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs for each position: the logits of the vocabulary, or the scores of a classifier."""
+        return self.num_labels or self.vocab_size
+
+    @property
+    def has_linear_biases(self) -> bool:
+        """True if a layer has ALiBi's biases instead of a rotary embedding."""
+        return any(rope.rope_type == ALIBI for rope in self.ropes)
+
+    @property
+    def n_head(self) -> int:
+        """Number of attention heads, under its name in PaddleNLP's configs."""
+        return self.num_attention_heads
+
+    @property
+    def n_layer(self) -> int:
+        """Number of layers, under its name in PaddleNLP's configs."""
+        return self.num_hidden_layers
+
+    def rms_norm(self) -> RMSNorm:
+        """Build a norm of hidden states."""
+        return RMSNorm(self.hidden_size, self.rms_norm_eps, self.norm_offset)
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def latent_size(self) -> int:
+        """Channels of all latents of a position; 0 without latent attention."""
+        return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
+
+    @property
+    def attention_weights(self) -> int:
+        """Number of weights of the linear layers of a layer's attention."""
+        heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
+        output = heads * self.value_dim * hidden
+        if latent is None:
+            return hidden * self.head_dim * (heads + 2 * self.num_key_value_heads) + output
+        rank, queries = latent.query_rank, heads * self.head_dim
+        projected = hidden * queries if rank is None else rank * (hidden + queries)
+        compressed = hidden * (latent.kv_rank + latent.rotated_dim)
+        return projected + compressed + latent.kv_rank * heads * (latent.unrotated_dim + latent.value_dim) + output
+
+    def attention(self, layer_index: int) -> AttentionLayer:
+        """Build the attention of one layer."""
+        shape = self.attention_shape(layer_index)
+        return (
+            Attention(shape, layer_index) if self.latent is None else LatentAttention(shape, self.latent, layer_index)
+        )
+
+    def feed_forward(self, layer_index: int) -> FeedForward | MixtureOfExperts:
+        """Build the feed-forward block of one layer: dense, or experts."""
+        shape = self.expert_shape(layer_index)
+        if shape is not None:
+            return MixtureOfExperts(self.hidden_size, shape)
+        return FeedForward(self.hidden_size, self.intermediate_size, self.mlp_bias, self.activation)
+
+    def expert_shape(self, layer_index: int) -> ExpertShape | None:
+        """Return the sizes of the experts of one layer; None for a dense layer."""
+        return None if self.experts is None else self.experts[layer_index]
+
+    def load_balance(self) -> LoadBalance | None:
+        """Build the record of the experts' load; None for a model without experts."""
+        shapes = [shape for shape in self.experts or () if shape is not None]
+        if not shapes:
+            return None
+        first = shapes[0]
+        return LoadBalance(first.num_experts, first.router.top_k, self.num_hidden_layers, len(shapes), self.router_loss)
+
+    @property
+    def active_size(self) -> float:
+        """Inner features of the feed-forward block that a token uses, averaged over the layers."""
+        shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
+        return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
+
+    def from_files(self, source: WeightSource) -> WeightSource:
+        """Return the tensors of a file under the names and in the shapes of the decoder's parameters.
+
+        Raises:
+            ValueError: see `SplitWeights` and `StackedExperts`.
+        """
+        return self.file_layout.open(split_fused(source, self.fused_layers))
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a decoder's tensors under the names and in the shapes of its files.
+
+        Raises:
+            ValueError: a part of a fused layer is quantized.
+        """
+        return self.file_layout.to_files(join_fused(tensors, self.fused_layers))
+
+    def attention_shape(self, layer_index: int) -> AttentionShape:
+        """Return the sizes and options of the attention of one layer."""
+        return AttentionShape(
+            hidden_size=self.hidden_size,
+            num_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            qkv_bias=self.qkv_bias,
+            output_bias=self.output_bias,
+            qk_norm=self.qk_norm,
+            norm_epsilon=self.rms_norm_eps,
+            norm_offset=self.norm_offset,
+            scale=self.attention_scale,
+            softcap=self.attention_softcap,
+            has_sinks=self.attention_sinks,
+            rotates=self.rotates is None or self.rotates[layer_index],
+            interleaved=self.interleaved_rope,
+            window=self.windows[layer_index],
+            has_linear_biases=self.ropes[layer_index].rope_type == ALIBI,
+        )
+
+
+_COMMON_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+class _Reader:
+    """Read config values: first from config.json, then the family's defaults, then the common defaults."""
+
+    def __init__(self, source: Mapping[str, Any], family: Family) -> None:
+        self._layers = (source, family.defaults, _COMMON_DEFAULTS)
+
+    def value(self, key: str) -> Any:
+        """Return the first value that is set for `key`; None if it is null or absent everywhere."""
+        for layer in self._layers:
+            if key in layer:
+                return layer[key]
+        return None
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer.
+
+        Raises:
+            ValueError: the value is missing, not an integer, or below 1.
+        """
+        value = self.value(key)
+        if value is None:
+            value = default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
+        return value

@@ -1,0 +1,118 @@
+"""Decoder layers: the order of norms, attention and feed-forward. A family names one of them.
+
+| layer | formula | families |
+| --- | --- | --- |
+| pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
+| post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
+| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 3, GLM-4-0414 |
+| parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
+
+Shapes: B batch, S sequence, D hidden.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+
+
+class DecoderLayer(nn.Layer):
+    """Base of the decoder layers: attention and feed-forward, each added to the residual stream.
+
+    Attributes:
+        hidden_size: D.
+        residual_multiplier: factor of what attention and feed-forward add.
+    """
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__()
+        self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
+        self.self_attn = config.attention(layer_index)
+        self.mlp = config.feed_forward(layer_index)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Map hidden states [B, S, D] to [B, S, D]."""
+        raise NotImplementedError
+
+    def norms(self) -> list[nn.Layer]:
+        """Return the norms of hidden states, without those inside attention."""
+        return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
+
+    def scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Return what attention or feed-forward adds to the residual stream, for its output."""
+        return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
+
+    def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        return self.scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
+
+    def _feed_forward(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        return self.scaled(self.mlp(x_BSD))
+
+
+class PreNormLayer(DecoderLayer):
+    """Layer with norms before attention and feed-forward."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.input_layernorm = config.rms_norm()
+        self.post_attention_layernorm = config.rms_norm()
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        attended_BSD = self._attend(self.input_layernorm(x_BSD), inputs)
+        x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
+        return x_BSD + self._feed_forward(normed_BSD)
+
+
+class PostNormLayer(DecoderLayer):
+    """Layer with norms after attention and feed-forward (OLMo 2, arXiv:2501.00656)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.post_attention_layernorm = config.rms_norm()
+        self.post_feedforward_layernorm = config.rms_norm()
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        x_BSD = x_BSD + self.post_attention_layernorm(self._attend(x_BSD, inputs))
+        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(x_BSD))
+
+
+class SandwichLayer(DecoderLayer):
+    """Layer with norms before and after attention and feed-forward (Gemma 2, arXiv:2408.00118)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.norm_names = config.sandwich_norms
+        for name in self.norm_names:
+            setattr(self, name, config.rms_norm())
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        before_attention, after_attention, before_mlp, after_mlp = (getattr(self, name) for name in self.norm_names)
+        attended_BSD = after_attention(self._attend(before_attention(x_BSD), inputs))
+        x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
+        return x_BSD + after_mlp(self._feed_forward(normed_BSD))
+
+
+class ParallelLayer(DecoderLayer):
+    """Layer with one norm, whose result enters attention and feed-forward (Cohere 2)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        self.input_layernorm = LayerNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        normed_BSD = self.input_layernorm(x_BSD)
+        return x_BSD + self._attend(normed_BSD, inputs) + self._feed_forward(normed_BSD)
+
+
+DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
+    "pre_norm": PreNormLayer,
+    "post_norm": PostNormLayer,
+    "sandwich": SandwichLayer,
+    "parallel": ParallelLayer,
+}

@@ -1,0 +1,227 @@
+"""Decoding step of several layers in one C++ call (csrc/decode_layers.cpp), equal to running them one by one.
+
+A step of a small model has some 400 ops, and calling an op takes as long as running it. Layers with an adapter or a
+hook, with experts or with latent attention run op by op, and so do all layers on other devices.
+
+Shapes: B batch, S new positions, D hidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from operator import is_not
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention.cache import ReservingCache
+from paddlenlp_ext.ops.attention.decode import ReservedPositions
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpu.api import struct
+from paddlenlp_ext.ops.gates import geglu, swiglu
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
+from paddlenlp_ext.ops.quantized.cpu import packed_struct
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.paddle_compat import has_forward_hooks
+from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.utils.logging import get_logger
+
+_NO_WINDOW = 1 << 40  # more positions than a cache has
+
+
+def run_cpp_layers(
+    layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
+) -> paddle.Tensor | None:
+    """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
+    cache = inputs.cache
+    if not isinstance(cache, ReservingCache) or not cache.has_positions:
+        return None
+    if x_BSD.shape[0] * x_BSD.shape[1] > SMALL_BATCH_ROWS or inputs.adapter_inputs is not None:
+        return None
+    if paddle.is_grad_enabled() or library.usable(x_BSD) is not None:
+        return None
+    step = cache.derived((CppLayers, start, stop), lambda: _prepare([*layers][start:stop]))
+    return None if step is None else step(x_BSD, inputs.rotations, cache)
+
+
+def _prepare(layers: Sequence[Any]) -> CppLayers | None:
+    reason = next((reason for reason in map(unavailable_reason, layers) if reason is not None), None)
+    if reason is not None:
+        get_logger(__name__).debug("decoding runs layer by layer: %s", reason)
+        return None
+    return CppLayers(layers)
+
+
+def unavailable_reason(layer: Any) -> str | None:
+    """Return why a decoder layer cannot run in C++, or None if it can."""
+    if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
+        return f"{type(layer).__name__} has no C++ step"
+    attention, mlp = layer.self_attn, layer.mlp
+    if type(attention) is not Attention or attention.slopes_N is not None:
+        return "only attention without latents and linear biases has a C++ step"
+    if attention.qk_norm is not None and not attention.qk_norm.per_head:
+        return "norms over all heads have no C++ step"
+    if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
+        return "a residual multiplier before a norm has no C++ step"
+    if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
+        return f"{type(mlp).__name__} has no C++ step"
+    for part in layer.sublayers(include_self=True):
+        if has_forward_hooks(part):
+            return f"{type(part).__name__} has hooks"
+    norms = [getattr(layer, name) for name in norm_names(layer).values()]
+    reasons = (part_reason(part) for part in (*attention.children(), *mlp.children(), *norms))
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+def part_reason(part: Any) -> str | None:
+    """Return why a linear layer or norm cannot run in C++, or None if it can."""
+    if type(part) is RMSNorm:
+        return None if part.shards is None and part.weight.dtype == paddle.float32 else "a norm is sharded or rounded"
+    if type(part) not in (Linear, QuantizedLinear):
+        return f"{type(part).__name__} has no C++ step"
+    if part.bias is not None and part.bias.dtype != paddle.float32:
+        return f"a bias is in {part.bias.dtype}"
+    if type(part) is QuantizedLinear:
+        return None if part.stored.is_plain else "a weight has zero points or reordered columns"
+    if part.weight.dtype == paddle.bfloat16:
+        return bf16.unavailable_reason()
+    return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"
+
+
+class CppLayers:
+    """Weights of consecutive layers and the places of new positions, as the C++ calls read them.
+
+    Attributes:
+        sizes: struct of sizes and positions.
+        arguments: layers, their number, and `sizes`, as arguments of the C++ calls.
+
+    Args:
+        layers: decoder layers whose `unavailable_reason` is None; their weights must not be replaced.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._attentions: list[Attention] = [layer.self_attn for layer in layers]
+        self._indices = [attention.layer_index for attention in self._attentions]
+        self._kept: list[Any] = [*layers]  # objects with memory that the structs point to
+        # The keys whose addresses the structs have. The cache alone keeps them alive: it frees them when it is emptied,
+        # and one layer after the other when it grows.
+        self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
+        self._first_row = 0
+        self._layers = (struct("DecodeLayer") * len(layers))()
+        for layer, to in zip(layers, self._layers, strict=True):
+            self._fill(layer, to)
+        self._starts, self._firsts = ((ctypes.c_int64 * SMALL_BATCH_ROWS)() for _ in range(2))
+        first = self._attentions[0]
+        self.sizes = struct("DecodeSizes")(
+            starts=ctypes.addressof(self._starts),
+            firsts=ctypes.addressof(self._firsts),
+            hidden=layers[0].hidden_size,
+            inner=layers[0].mlp.down_proj.in_features,
+            heads=first.q_proj.out_features // first.head_dim,
+            kv_heads=first.k_proj.out_features // first.head_dim,
+            head_dim=first.head_dim,
+            epsilon=layers[0].norms()[0].epsilon,
+            residual_multiplier=layers[0].residual_multiplier,
+            is_gelu=layers[0].mlp.gate is geglu,
+        )
+        self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
+
+    def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
+        """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
+        batch, length = x_BSD.shape[:2]
+        self.reserve(cache, batch, length)
+        tables = [rotations[index] for index in self._indices]
+        for cos, _ in tables:
+            assert cos.shape[:2] == [batch, length], "the positions do not match the hidden states"
+        self.set_tables([(library.pointer(cos), library.pointer(sin), cos.shape[2]) for cos, sin in tables])
+        out_BSD = x_BSD.clone()
+        library.function("decode_layers")(*self.arguments, library.pointer(out_BSD))
+        return out_BSD
+
+    def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
+        """Make room for `length` positions of each row in the cache; write where they are, and return it."""
+        reserved = cache.reserve(self._indices, length)
+        assert len(reserved.starts) == batch, "the cache does not match the hidden states"
+        self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
+        self._starts[:batch], self._firsts[:batch] = reserved.starts, reserved.firsts
+        stored = [keys() for keys in self._stored]
+        if reserved.first_row != self._first_row or any(map(is_not, [keys for keys, _ in reserved.stored], stored)):
+            self._set_stored(reserved)
+        return reserved
+
+    def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
+        """Write the addresses of each layer's cosines and sines [B, S, R], and R."""
+        for attention, to, table in zip(self._attentions, self._layers, tables, strict=True):
+            if attention.rotates:
+                to.cos, to.sin, to.rotated = table
+
+    def matrix(self, weight: paddle.Tensor | QuantizedWeight, bias: paddle.Tensor | None = None) -> int:
+        """Return the address of the struct of a linear layer; the weight [out, in] must outlive it."""
+        (out_features, in_features), dense, quantized, is_bf16 = weight.shape, None, None, False
+        if isinstance(weight, paddle.Tensor):
+            dense, is_bf16 = library.pointer(weight), weight.dtype == paddle.bfloat16
+        else:
+            packed = packed_struct(weight)
+            self._kept.append(packed)
+            quantized = ctypes.addressof(packed)
+        bias_address = None if bias is None else library.pointer(bias)
+        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, in_features, out_features, is_bf16)
+        self._kept.append(matrix)
+        return ctypes.addressof(matrix)
+
+    def norm(self, norm: RMSNorm) -> int:
+        """Return the address of the scale of a norm."""
+        scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
+        self._kept.append(scale)
+        return library.pointer(scale)
+
+    def _set_stored(self, reserved: ReservedPositions) -> None:
+        """Write the addresses of the layers' caches, which change when they grow."""
+        self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
+        for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
+            _, kv_heads, to.capacity, size = keys.shape
+            skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes of the rows before the first one
+            to.keys, to.values = library.pointer(keys) + skipped, library.pointer(values) + skipped
+
+    def _fill(self, layer: Any, to: Any) -> None:
+        """Write the weights and options of a layer."""
+        attention, mlp = layer.self_attn, layer.mlp
+        for field, name in norm_names(layer).items():
+            setattr(to, field, self.norm(getattr(layer, name)))
+        for field, linear in (
+            *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
+            *(("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)),
+        ):
+            stored = linear.weight if isinstance(linear, Linear) else linear.stored
+            setattr(to, field, self.matrix(stored, linear.bias))
+        if attention.qk_norm is not None:
+            to.q_norm, to.k_norm = (self.norm(getattr(attention, name)) for name in attention.qk_norm.names)
+            to.norms_after_rotation = attention.qk_norm.after_rotation
+        for sinks in attention.score_options.sink_tensors:
+            self._kept.append(sinks)
+            to.sinks = library.pointer(sinks)
+        to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
+        to.window = _NO_WINDOW if attention.window is None else attention.window
+
+
+_NORMS: dict[type[nn.Layer], dict[str, str]] = {
+    PreNormLayer: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    PostNormLayer: {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
+}
+"""Field of the DecodeLayer struct -> norm of the layer."""
+
+
+def norm_names(layer: PreNormLayer | SandwichLayer | PostNormLayer) -> dict[str, str]:
+    """Return the names of a layer's norms by the fields of the DecodeLayer struct."""
+    if isinstance(layer, SandwichLayer):
+        fields = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+        return dict(zip(fields, layer.norm_names, strict=True))
+    return _NORMS[type(layer)]

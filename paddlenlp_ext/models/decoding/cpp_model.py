@@ -1,0 +1,153 @@
+"""Decoding step of a model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
+
+Between two steps the weights displace everything else from the caches of a processor, so that every call of Python or
+Paddle takes 20 to 100 times as long as in a loop: a step of SmolLM2 spent 1.3 ms on them. All arguments are therefore
+memory that is set up once, and a step writes only its tokens and the slots of its new positions.
+
+A model with an adapter, with a soft-cap of the logits, or with layers that have no C++ step takes separate calls.
+
+Shapes: B batch, S new positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from operator import sub
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.models.decoding.cpp_layers import CppLayers, part_reason, unavailable_reason
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention.cache import KeyValueCache, ReservingCache
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpu.api import struct
+from paddlenlp_ext.ops.dispatch import on_cpu
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
+from paddlenlp_ext.paddle_compat import has_forward_hooks
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
+    """Return the logits of new tokens, fp32 [B, S, V], or None if they need separate calls.
+
+    Args:
+        model: a `CausalLM`.
+        tokens_BS: the new tokens; their keys and values are appended to the cache.
+        cache: keys and values of earlier positions. The next step with it overwrites the logits.
+
+    Raises:
+        ValueError: a token is not in the vocabulary.
+    """
+    if not isinstance(cache, ReservingCache) or not cache.has_positions:
+        return None
+    if len(tokens_BS) * len(tokens_BS[0]) > SMALL_BATCH_ROWS:
+        return None
+    step = cache.derived(CppModel, lambda: _prepare(model))
+    return None if step is None else step(tokens_BS, cache)
+
+
+def _prepare(model: Any) -> CppModel | None:
+    reason = _unavailable_reason(model)
+    if reason is not None:
+        get_logger(__name__).debug("decoding takes several calls a step: %s", reason)
+        return None
+    return CppModel(model)
+
+
+def _unavailable_reason(model: Any) -> str | None:
+    """Return why a model cannot run in one C++ call, or None if it can."""
+    decoder, lm_head = model.model, model.lm_head
+    embedding, norm = decoder.embed_tokens, decoder.norm
+    if decoder.stage is not None or model.vocab_parallel is not None:
+        return "the model is distributed over processes"
+    if model.config.logit_softcap is not None:
+        return "a soft-cap of the logits has no C++ step"
+    if type(embedding) is not Embedding or type(norm) is not RMSNorm or type(lm_head) not in (Linear, type(None)):
+        return "embedding, norm or lm_head has another layer in its place"
+    matrix = embedding if lm_head is None else lm_head
+    for part in (model, decoder, embedding, norm, matrix):
+        if has_forward_hooks(part):
+            return f"{type(part).__name__} has hooks"
+    dtypes = {embedding.weight.dtype, matrix.weight.dtype}
+    if not dtypes <= {paddle.float32, paddle.bfloat16}:
+        return f"embedding or lm_head is in {' or '.join(map(str, dtypes))}"
+    reasons = (
+        on_cpu(norm.weight),
+        library.unavailable_reason(),
+        part_reason(norm),
+        *map(unavailable_reason, decoder.layers),
+    )
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+class CppModel:
+    """Arguments of the C++ call, for all steps with one cache.
+
+    Args:
+        model: a `CausalLM` that can run in one call; its weights must not be replaced.
+    """
+
+    def __init__(self, model: Any) -> None:
+        decoder, head_VD = model.model, model.head_weight()
+        table_VD = decoder.embed_tokens.weight
+        self._num_ids, self._vocab_size = table_VD.shape[0], head_VD.shape[0]
+        self._layers, self._rotary = CppLayers(decoder.layers), decoder.rotary
+        self._ropes = (struct("DecodeRope") * len(self._rotary.distinct))()
+        sizes = [settings.rotary_dim for settings in self._rotary.distinct]
+        self._tables = [np.empty([2, SMALL_BATCH_ROWS, size], np.float32) for size in sizes]  # cosines and sines
+        for rope, (cos, sin), size in zip(self._ropes, self._tables, sizes, strict=True):
+            rope.cos, rope.sin, rope.rotated = cos.ctypes.data, sin.ctypes.data, size
+        by_layer = [self._ropes[index] for index in self._rotary.index_by_layer]
+        self._layers.set_tables([(rope.cos, rope.sin, rope.rotated) for rope in by_layer])
+        self._frequencies: list[tuple[np.ndarray, float]] = []
+        self._constant_until: list[float] = []
+        self._model = struct("DecodeModel")(
+            embedding=library.pointer(table_VD),
+            ropes=ctypes.addressof(self._ropes),
+            norm=self._layers.norm(decoder.norm),
+            lm_head=self._layers.matrix(head_VD),
+            num_ropes=len(self._ropes),
+            embedding_scale=(decoder.embedding_scale or 1.0) * decoder.embedding_multiplier,
+            logit_scale=decoder.logit_scale,
+            is_bf16=table_VD.dtype == paddle.bfloat16,
+        )
+        self._ids = (ctypes.c_int64 * SMALL_BATCH_ROWS)()
+        self._logits = np.empty(SMALL_BATCH_ROWS * self._vocab_size, np.float32)
+        self._kept = model, head_VD, table_VD
+        self._run = functools.partial(
+            library.function("decode_tokens"),
+            ctypes.byref(self._model),
+            *self._layers.arguments,
+            ctypes.byref(self._ids),
+            self._logits.ctypes.data,
+        )
+
+    def __call__(self, tokens_BS: Sequence[Sequence[int]], cache: ReservingCache) -> np.ndarray:
+        """Append new tokens to the cache; return their logits [B, S, V], which the next call overwrites."""
+        batch, length = len(tokens_BS), len(tokens_BS[0])
+        ids = [token for row in tokens_BS for token in row]
+        if not 0 <= min(ids) <= max(ids) < self._num_ids:
+            raise ValueError(f"tokens {min(ids)} to {max(ids)} are not among the {self._num_ids} of the embedding")
+        self._ids[: batch * length] = ids
+        reserved = self._layers.reserve(cache, batch, length)  # after all errors: it counts the positions as stored
+        longest = max(map(sub, reserved.starts, reserved.firsts)) + length
+        cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
+        self._set_frequencies(longest)
+        self._run()
+        return self._logits[: batch * length * self._vocab_size].reshape(batch, length, self._vocab_size)
+
+    def _set_frequencies(self, length: int) -> None:
+        """Write the rotary frequencies for rows of `length` tokens."""
+        constant_until = [settings.constant_until(length) for settings in self._rotary.distinct]
+        if constant_until == self._constant_until:
+            return
+        self._constant_until, self._frequencies = constant_until, self._rotary.inverse_frequencies(length)
+        for rope, (frequencies, amplitude) in zip(self._ropes, self._frequencies, strict=True):
+            assert frequencies.flags.c_contiguous and frequencies.dtype == np.float32
+            rope.frequencies, rope.amplitude = frequencies.ctypes.data, amplitude

@@ -1,0 +1,1 @@
+"""Model families, one file each; importing a file registers its family (models/registry.py)."""

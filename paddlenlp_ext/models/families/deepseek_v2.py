@@ -1,0 +1,93 @@
+"""DeepSeek V2: latent attention and experts, chosen within groups. DeepSeek-AI 2024, arXiv:2405.04434."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.experts import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, divide_latents, latent_settings
+from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.nn.routers import RouterOptions
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    require(config, "scoring_func", None, "softmax")
+    require(config, "topk_method", "greedy", "group_limited_greedy")
+    require(config, "norm_topk_prob", None, False)
+    first = config.value("first_k_dense_replace") or 0
+    is_limited = config.value("topk_method") == "group_limited_greedy"
+    router = RouterOptions(
+        kind="softmax",
+        top_k=config.size("num_experts_per_tok", default=6),  # transformers writes null for a model without experts
+        normalizes=False,
+        scale=float(config.value("routed_scaling_factor")),
+        num_groups=config.size("n_group") if is_limited else 1,
+        chosen_groups=config.size("topk_group") if is_limited else 1,
+    )
+    return latent_experts(config, router, lambda layer: layer >= first)
+
+
+FAMILIES.register("deepseek_v2")(
+    Family(
+        "DeepseekV2ForCausalLM",
+        _differences,
+        DECODER_TENSOR_PLAN,
+        {
+            **LATENT_DEFAULTS,
+            "first_k_dense_replace": 0,
+            "moe_intermediate_size": 1407,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+        },
+        complete=complete_latent,
+    )
+)
+
+
+def has_sigmoid_router(file: GgufFile) -> bool:
+    """Return whether the routers of a GGUF file have sigmoid scores, as those of DeepSeek V3.
+
+    Files without `expert_gating_func` have sigmoid scores if there is a correction of the choice.
+
+    Raises:
+        ValueError: a router with neither sigmoid nor softmax scores.
+    """
+    is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
+    scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)
+    if scores not in (1, 2):
+        raise ValueError(
+            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 1 (softmax), "
+            "2 (sigmoid)"
+        )
+    return scores == 2
+
+
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    is_limited = count(file, "expert_group_count", 1) > 1
+    return {**latent_settings(file), "topk_method": "group_limited_greedy" if is_limited else "greedy"}
+
+
+DEEPSEEK_GGUF = Architecture(
+    "deepseek2",
+    "DeepseekV2ForCausalLM",
+    {
+        **LATENT_ATTENTION,
+        **ROUTED_EXPERTS,
+        **SHARED_EXPERTS,
+        "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    },
+    keys=GROUPED_EXPERT_KEYS,
+    settings=_gguf_settings,
+    has_experts=True,
+    reads=lambda file: not has_sigmoid_router(file),
+    is_latent=True,
+    restore=JoinedLatents,
+    divide=divide_latents,
+)
+ARCHITECTURES.register("deepseek_v2")(DEEPSEEK_GGUF)

@@ -1,0 +1,245 @@
+"""Write a model as a GGUF file, and read it back before it gets its name.
+
+The tables that describe the files of a family (checkpoint/gguf) serve reading and writing. What the metadata cannot
+express, such as a scale that llama.cpp supposes, is found by comparison: the config that is read from the file must
+describe the same decoder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.gguf import open_gguf, part_paths
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
+from paddlenlp_ext.checkpoint.gguf.latent import latent_metadata
+from paddlenlp_ext.checkpoint.gguf.rope import rope_metadata
+from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_tensors
+from paddlenlp_ext.checkpoint.gguf.tokenizer_metadata import check_tokenizer, tokenizer_metadata
+from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
+from paddlenlp_ext.checkpoint.gguf.writer import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.load import check_tensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.models.auto import build_skeleton
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.rope import ROPE_TYPES, RopeSettings
+from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.sharding_spec import full_shape
+from paddlenlp_ext.utils.files import atomic_file, flush
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_GATING = {"softmax": 1, "sigmoid": 2}
+"""Values of `expert_gating_func`."""
+_UNCOMPARED = (
+    *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
+    *("name_or_path", "config_overrides", "num_labels", "ropes"),
+)
+"""Attributes of a decoder's config that do not change its logits, or that are compared as tables."""
+_PLAIN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_QUANTIZED_BOUNDS = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q4_1": 1 / 15}
+"""Largest error of a value as a share of the largest one."""
+
+
+def export_gguf(
+    path: Path,
+    config: DecoderConfig,
+    tensors: Mapping[str, LazyTensor],
+    tokenizer: PreTrainedTokenizerBase,
+    end_tokens: list[int],
+    outtype: str,
+    name: str,
+) -> None:
+    """Write a model and its tokenizer.
+
+    Args:
+        path: the file; an existing one is replaced.
+        config: the model's config.
+        tensors: its tensors as in Hugging Face's files (`DecoderConfig.to_files`).
+        tokenizer: its tokenizer.
+        end_tokens: ids that end an answer.
+        outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/writer.py).
+        name: `general.name`.
+
+    Raises:
+        ValueError: a GGUF file cannot express the model or its tokenizer, or values are outside the range of `outtype`.
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
+    if part_paths(path) != [path]:
+        raise ValueError(f"{path}: a name of a part of a split model; choose another one")
+    architecture = architecture_for(config)
+    keys, factors = model_metadata(config, architecture)
+    metadata = {
+        "general.type": "model",
+        "general.name": name,
+        **{f"{architecture.name}.{key}": value for key, value in keys.items()},
+        **tokenizer_metadata(tokenizer, config.vocab_size, config.value("bos_token_id"), end_tokens),
+    }
+    stored = stored_tensors(tensors, architecture, config)
+    stored |= {name: StoredTensor(values.shape, [lambda values=values: values]) for name, values in factors.items()}
+    with atomic_file(path) as draft:
+        write_gguf(draft, architecture.name, metadata, stored, outtype)
+        check_config(draft, config)
+        check_tokenizer(open_gguf(draft), tokenizer)
+        check_weights(draft, tensors, outtype, architecture)
+        flush(draft)
+
+
+def file_tensors(path: Path) -> tuple[DecoderConfig, dict[str, LazyTensor]]:
+    """Return the config of a stored model, and its tensors as Hugging Face's files have them, dequantized.
+
+    Args:
+        path: a Hugging Face folder or a .gguf file.
+
+    Raises:
+        ValueError: the tensors do not match the config.
+    """
+    source = ModelSource.resolve(path)
+    weights = QuantizedWeights(source.open_weights())
+    model = build_skeleton(source)
+    expected = {name: full_shape(parameter) for name, parameter in model.named_parameters()}
+    check_tensors(expected, weights)
+    tensors = {
+        name: LazyTensor(weights.shape(name), weights.dtype(name), partial(weights.read, name)) for name in expected
+    }
+    return model.config, model.config.to_files(tensors)
+
+
+def architecture_for(config: DecoderConfig) -> Architecture:
+    """Return the layout of the files of a model's family.
+
+    Raises:
+        ValueError: GGUF files have no such family.
+    """
+    if config.model_type not in ARCHITECTURES.names():
+        raise ValueError(
+            f"model_type {config.model_type!r} cannot be written as GGUF; these can: {', '.join(ARCHITECTURES.names())}"
+        )
+    return ARCHITECTURES.get(config.model_type)
+
+
+def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the metadata of a model, without the architecture's prefix, and the tensors of its rotary scaling.
+
+    Raises:
+        ValueError: GGUF files of the family have no windows, or no such rotary scaling.
+    """
+    windows = {window for window in config.windows if window is not None}
+    if windows and not architecture.has_window:
+        raise ValueError(f"a GGUF file of {architecture.name} cannot express the sliding window {max(windows)}")
+    main = config.ropes[config.windows.index(None) if None in config.windows else 0]
+    rope_keys, factors = rope_metadata(
+        main.rope_type, main.theta, _scaling(main), main.rotary_dim, ROPE_TYPES[main.rope_type](main, 0)[1]
+    )
+    head_sizes = {
+        "rope.dimension_count": main.rotary_dim,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+    has_parts = config.latent is not None and architecture.has_parts
+    keys = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": 1 if has_parts else config.num_key_value_heads,
+        architecture.norm_epsilon[0]: config.rms_norm_eps,
+        **(head_sizes if config.latent is None else latent_metadata(config.latent, has_parts)),
+        **rope_keys,
+        **({"attention.sliding_window": max(windows)} if windows else {}),
+        **_expert_metadata(config),
+    }
+    own = {key.name: key.stored(config.value(name)) for name, key in architecture.keys.items()}
+    return {**keys, **{name: value for name, value in own.items() if value is not None}}, factors
+
+
+def _scaling(settings: RopeSettings) -> dict[str, Any]:
+    """Return the parameters of a scaling with the ones that follow from the context."""
+    if settings.rope_type != "yarn":
+        return dict(settings.scaling)
+    longest = settings.max_position_embeddings
+    trained = settings.number("original_max_position_embeddings", longest)
+    factor = settings.number("factor", longest / trained)
+    return {**settings.scaling, "original_max_position_embeddings": trained, "factor": factor}
+
+
+def _expert_metadata(config: DecoderConfig) -> dict[str, Any]:
+    shapes = [shape for shape in config.experts or () if shape is not None]
+    if not shapes:
+        return {}
+    kind, shared = _GATING.get(shapes[0].router.kind), shapes[0].shared_size
+    return {
+        **({} if kind is None else {"expert_gating_func": kind}),
+        **({"expert_shared_feed_forward_length": shared} if shared else {}),
+    }
+
+
+def check_config(path: Path, config: DecoderConfig) -> None:
+    """Check that the config which is read from a file describes the same decoder.
+
+    Raises:
+        ValueError: it does not; the message names the attribute.
+    """
+    found = DecoderConfig.from_dict(config_from_gguf(open_gguf(path)))
+    for field in dataclasses.fields(config):
+        expected, read = getattr(config, field.name), getattr(found, field.name)
+        if field.name not in _UNCOMPARED and not _is_close(expected, read):
+            raise ValueError(
+                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: it would be read as "
+                f"{read!r}"
+            )
+    for layer, (expected, read) in enumerate(zip(config.ropes, found.ropes, strict=True)):
+        for length in (0, config.max_position_embeddings):
+            (left, a), (right, b) = (ROPE_TYPES[each.rope_type](each, length) for each in (expected, read))
+            if left.shape != right.shape or not (np.allclose(left, right, rtol=1e-5, atol=0) and _is_close(a, b)):
+                raise ValueError(
+                    f"a GGUF file of {config.model_type} cannot express the rotary settings of layer {layer}: "
+                    f"{expected} would be read as {read}"
+                )
+
+
+def _is_close(expected: Any, found: Any) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return bool(np.isclose(expected, found, rtol=1e-6, atol=0))
+    return expected == found
+
+
+def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, architecture: Architecture) -> None:
+    """Check that the tensors which are read from a file are those of the model, rounded to the file's types.
+
+    Raises:
+        ValueError: they are not.
+    """
+    source = open_gguf_weights(path)
+    different = {*tensors}.symmetric_difference(source.names())
+    if different:
+        raise ValueError(f"{path}: after writing, the file and the model differ in the tensor {min(different)}")
+    for name, tensor in tensors.items():
+        expected, found = cast(tensor.read(), tensor.dtype, "float32"), source.read(name, "float32")
+        if expected.shape != found.shape or not _is_rounded(expected, found, outtype, architecture, name):
+            raise ValueError(f"{path}: after writing, {name} is read with other values; check the disk")
+
+
+def _is_rounded(expected: np.ndarray, found: np.ndarray, outtype: str, architecture: Architecture, name: str) -> bool:
+    if architecture.norm_offset and "norm" in name:
+        offset = np.float32(architecture.norm_offset)
+        return np.array_equal(found, (expected + offset) - offset)
+    if np.array_equal(found, expected):
+        return True
+    if outtype in _PLAIN:
+        rounded = cast(cast(expected, "float32", _PLAIN[outtype]), _PLAIN[outtype], "float32")
+        return np.array_equal(found, rounded)
+    bound = float(np.abs(expected).max()) * (_QUANTIZED_BOUNDS[outtype] + 2.0**-9)
+    return bool(np.abs(found - expected).max() <= bound + 2.0**-17)

@@ -1,0 +1,115 @@
+"""Parts that families with latent attention (nn/latent_attention.py) have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paddlenlp_ext.models.moe_config import routed_expert_differences
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, ConfigReader, full_attention
+from paddlenlp_ext.nn.latent_attention import LatentShape
+from paddlenlp_ext.nn.rope import yarn_temperature
+from paddlenlp_ext.nn.routers import RouterOptions
+from paddlenlp_ext.sharding_spec import TensorPlan
+
+LATENT_DEFAULTS: dict[str, Any] = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_QUERIES: TensorPlan = {"q_proj": "colwise"}
+_COMPRESSED_QUERIES: TensorPlan = {
+    "q_a_proj": "replicated",
+    "q_a_layernorm": "replicated",
+    "q_b_proj": "inner_colwise",
+}
+_KEYS_AND_VALUES: TensorPlan = {
+    "kv_a_proj_with_mqa": "replicated",
+    "kv_a_layernorm": "replicated",
+    "kv_b_proj": "inner_colwise",
+}
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
+    """Return a config.json dict whose `head_dim` is that of the rotation; `rotated_dim` is its default.
+
+    Raises:
+        ValueError: `num_key_value_heads` is not the number of heads.
+    """
+    heads = config.get("num_key_value_heads")
+    if heads not in (None, config.get("num_attention_heads")):
+        raise ValueError(
+            f"num_key_value_heads {heads} in config.json: latent attention has as many heads of keys as of queries; "
+            f"set it to num_attention_heads, {config.get('num_attention_heads')}"
+        )
+    return {**config, "num_key_value_heads": None, "head_dim": config.get("qk_rope_head_dim", rotated_dim)}
+
+
+def latent_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder of a model with latent attention in every layer."""
+    unrotated, rotated = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
+    rank = None if config.value("q_lora_rank") is None else config.size("q_lora_rank")
+    bias = bool(config.value("attention_bias"))
+    return {
+        "head_dim": unrotated + rotated,
+        "latent": LatentShape(
+            query_rank=rank,
+            kv_rank=config.size("kv_lora_rank"),
+            unrotated_dim=unrotated,
+            rotated_dim=rotated,
+            value_dim=config.size("v_head_dim"),
+        ),
+        "attention_scale": (unrotated + rotated) ** -0.5 * _score_factor(config),
+        "interleaved_rope": True,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "windows": full_attention(config),
+        "tensor_plan": _tensor_plan(_QUERIES if rank is None else _COMPRESSED_QUERIES),
+    }
+
+
+def _tensor_plan(queries: TensorPlan) -> TensorPlan:
+    """Return the common plan with the layers of latent attention; latents are computed in full on every rank."""
+    common = {name: style for name, style in DECODER_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
+    own = {**queries, **_KEYS_AND_VALUES}
+    return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
+
+
+def latent_experts(
+    config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
+) -> dict[str, Any]:
+    """Return the differences of a model with latent attention whose `is_sparse` layers have routed and shared experts.
+
+    Raises:
+        ValueError: see `expert_differences`; or another spacing of the layers with experts.
+    """
+    require(config, "moe_layer_freq", None, 1)
+    latent = {**latent_differences(config), **changes}
+    return {**latent, **routed_expert_differences(config, latent["tensor_plan"], router, is_sparse)}
+
+
+def require(config: ConfigReader, key: str, *supported: Any) -> None:
+    """Check that the value of `key` is one of `supported`.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if config.value(key) not in supported:
+        known = ", ".join(repr(value) for value in supported if value is not None)
+        raise ValueError(
+            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; only {known}"
+        )
+
+
+def _score_factor(config: ConfigReader) -> float:
+    """Return the factor of the attention scores that scaled rotations with `mscale_all_dim` bring along."""
+    settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
+    weight = settings.get("mscale_all_dim")
+    if (settings.get("rope_type") or settings.get("type") or "default") == "default" or not weight:
+        return 1.0
+    if settings.get("factor") is None:
+        raise ValueError("mscale_all_dim in the rope settings of config.json needs 'factor'")
+    return yarn_temperature(settings["factor"], weight) ** 2

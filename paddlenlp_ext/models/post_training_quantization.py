@@ -1,0 +1,152 @@
+"""Quantize a model after its training, one decoder layer at a time, and save it in the layout of another program.
+
+At any time one decoder layer is in memory in full precision, besides embedding, lm_head and the layers that are already
+quantized. The hidden states of the calibration batches go from layer to layer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
+from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.packed_layouts import PackedLayout
+from paddlenlp_ext.checkpoint.packed_weights import pack_tensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy, save_sharded
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.models.auto import build_skeleton
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.paddle_compat import has_storage
+from paddlenlp_ext.quantization.model import quantizable_layers
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.ptq.decoder_layer import quantize_decoder_layer
+from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions, naming
+from paddlenlp_ext.utils.module_patterns import matching
+
+_ALWAYS_SKIPPED = ".shared_expert_gate"
+"""Linear layer with a single output."""
+
+
+@paddle.no_grad()
+def quantize_after_training(
+    source: ModelSource,
+    options: PostTrainingOptions,
+    batches: Sequence[Sequence[np.ndarray]],
+    report: Callable[[str], None] = lambda line: None,
+) -> CausalLM:
+    """Load a model and quantize the linear layers of its decoder layers.
+
+    Args:
+        source: the model, in full precision.
+        options: method and format.
+        batches: token ids of the calibration rows of each batch.
+        report: receives a line about each decoder layer.
+
+    Raises:
+        ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
+            divide the inputs of a layer, or see `quantize_matrix`.
+    """
+    if source.stored_quantization is not None:
+        raise ValueError(
+            f"{source.name} is stored quantized ({source.stored_quantization.describe()}); start from the original "
+            "model"
+        )
+    model, weights = build_skeleton(source), source.open_weights()
+    check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
+    layers = {name: each for name, each in quantizable_layers(model).items() if not name.endswith(_ALWAYS_SKIPPED)}
+    skipped = {name for pattern in options.skipped for name in matching(pattern, layers, "skip_list_names")}
+    names = [name for name in layers if name not in skipped]
+    for name in names:
+        with naming(name):
+            options.integers.group_of(layers[name].weight.shape[-1])
+    decoder, errors = model.model, ErrorTotals()
+    load = partial(_load, dict(model.named_parameters()), weights)
+    load(lambda name: not name.startswith("model.layers."))
+    states = [_first_states(model, rows) for rows in batches]
+    for index, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{index}."
+        load(lambda name, prefix=prefix: name.startswith(prefix))
+        chosen = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+        run = partial(_run, layer, states)
+        quantize_decoder_layer(layer, chosen, smoothing_mappings(layer), run, options, errors)
+        states = [(layer(x_BSD, inputs), inputs) for x_BSD, inputs in states]
+        report(f"quantized layer {index + 1} of {len(decoder.layers)}")
+    if errors.errors:
+        report(errors.describe())
+    model.quantization = QuantizationConfig(algo=options.integers.algo, group_size=options.integers.group_size)
+    return model
+
+
+def _run(layer: nn.Layer, states: Sequence[tuple[paddle.Tensor, AttentionInputs]]) -> None:
+    """Run a layer for the hooks on its linear layers."""
+    for x_BSD, inputs in states:
+        layer(x_BSD, inputs)
+
+
+def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen: Callable[[str], bool]) -> None:
+    """Read the values of some parameters of a skeleton; the dict no longer holds them."""
+    chosen = {name: parameters.pop(name) for name in list(parameters) if is_chosen(name)}
+    for parameter in chosen.values():
+        if not has_storage(parameter):
+            parameter.initialize()
+    read_into_parameters(chosen, weights)
+
+
+def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> tuple[paddle.Tensor, AttentionInputs]:
+    """Return the input of the first layer for rows in one sequence, none of which attends to another."""
+    decoder, ids = model.model, paddle.to_tensor(np.concatenate(rows)[None].astype(np.int64))
+    inputs = decoder.attention_inputs(ids, None, [[len(row) for row in rows]], None)
+    if decoder.load_balance is not None:
+        decoder.load_balance.begin()
+    return decoder.embed(ids) * decoder.embedding_multiplier, inputs
+
+
+def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedLayout, dtype: str) -> None:
+    """Write config.json and weights of a model that `quantize_after_training` returned.
+
+    Args:
+        model: the quantized model.
+        folder: an existing folder.
+        layout: layout of the quantized layers; its scales have the format `scale_dtype`.
+        dtype: format of the other tensors.
+
+    Raises:
+        ValueError: the layout cannot hold a matrix of this shape.
+    """
+    written = model.config.to_files(model.tensors_to_save())
+    is_quantized = {name.removesuffix("_scale") for name in written if name.endswith(".weight_scale")}
+    plain = {name: as_lazy(tensor) for name, tensor in written.items()}
+    matrices = [name for name, each in plain.items() if name.endswith(".weight") and len(each.shape) == 2]
+    tops = ("model.embed_tokens.weight", "lm_head.weight")
+    skipped = [name.removesuffix(".weight") for name in matrices if name not in is_quantized and name not in tops]
+    for name, each in plain.items():
+        if each.dtype in ("float32", "bfloat16", "float16") and not name.endswith(".weight_scale"):
+            written[name] = _in_dtype(each, dtype)
+    config = {key: value for key, value in model.config.source.items() if key != "quantization_config"}
+    write_model_config(folder, {**config, "quantization_config": layout.options(skipped)}, dtype)
+    save_sharded(folder, pack_tensors(written, layout, scale_dtype(layout, dtype)))
+
+
+def scale_dtype(layout: PackedLayout, dtype: str) -> str:
+    """Return the format of the scales in a layout for a model in `dtype`: float16 for GPTQ and AWQ."""
+    return dtype if layout.method == "compressed-tensors" else "float16"
+
+
+def with_scale_dtype(options: PostTrainingOptions, layout: PackedLayout, dtype: str) -> PostTrainingOptions:
+    """Return the options with the format that the layout stores scales in."""
+    return replace(options, integers=replace(options.integers, scale_dtype=scale_dtype(layout, dtype)))
+
+
+def _in_dtype(tensor: LazyTensor, dtype: str) -> LazyTensor:
+    return LazyTensor(tensor.shape, dtype, lambda: cast(tensor.read(), tensor.dtype, dtype))

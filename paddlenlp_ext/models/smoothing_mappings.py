@@ -1,0 +1,60 @@
+"""Feeds of a decoder layer: norms and linear layers that can take the scales of the linear layers that read them.
+
+| producer | consumers | where |
+| --- | --- | --- |
+| norm before attention | q, k, v, or the first projections of latents | pre-norm, sandwich, parallel |
+| norm before the feed-forward block | gate, up; in a parallel layer together with attention | without experts |
+| v | o; heads that share a value share its scales | attention without latents |
+| norm of a latent | the projection that reads it | latent attention |
+| up | down | feed-forward blocks, shared experts |
+
+A post-norm layer has no norm before its linear layers, and the norm before experts also feeds the router; neither takes
+scales. Up and down of experts are scaled per expert (quantization/ptq/decoder_layer.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.nn.attention import Attention
+from paddlenlp_ext.nn.experts import MixtureOfExperts
+from paddlenlp_ext.nn.latent_attention import LatentAttention
+from paddlenlp_ext.quantization.ptq.feeds import Feed
+
+_ATTENTION, _MLP = "self_attn", "mlp"
+
+
+def smoothing_mappings(layer: DecoderLayer) -> list[Feed]:
+    """Return the feeds of a decoder layer."""
+    attention, mlp = layer.self_attn, layer.mlp
+    readers = tuple(f"{_ATTENTION}.{name}" for name in attention.input_names)
+    inner = () if isinstance(mlp, MixtureOfExperts) else (f"{_MLP}.gate_proj", f"{_MLP}.up_proj")
+    feeds = []
+    if isinstance(layer, PreNormLayer):
+        feeds = [Feed("input_layernorm", readers), Feed("post_attention_layernorm", inner)]
+    elif isinstance(layer, SandwichLayer):
+        before_attention, _, before_mlp, _ = layer.norm_names
+        feeds = [Feed(before_attention, readers), Feed(before_mlp, inner)]
+    elif isinstance(layer, ParallelLayer) and inner:
+        feeds = [Feed("input_layernorm", (*readers, *inner))]
+    if isinstance(attention, Attention):
+        feeds.append(Feed(f"{_ATTENTION}.v_proj", (f"{_ATTENTION}.o_proj",), _value_channels(attention)))
+    if isinstance(attention, LatentAttention):
+        latents = {"kv_a_layernorm": "kv_b_proj", "q_a_layernorm": "q_b_proj"}
+        feeds += [
+            Feed(f"{_ATTENTION}.{norm}", (f"{_ATTENTION}.{reader}",))
+            for norm, reader in latents.items()
+            if reader in attention.latent_names
+        ]
+    block = f"{_MLP}.{mlp.shape.shared_name}" if isinstance(mlp, MixtureOfExperts) else _MLP
+    if not isinstance(mlp, MixtureOfExperts) or mlp.shape.shared_size:
+        feeds.append(Feed(f"{block}.up_proj", (f"{block}.down_proj",)))
+    return [feed for feed in feeds if feed.consumers]
+
+
+def _value_channels(attention: Attention) -> np.ndarray:
+    """Return the channel of v_proj of each input of o_proj."""
+    channels = np.arange(attention.v_proj.out_features).reshape(-1, attention.head_dim)
+    heads = attention.o_proj.in_features // attention.head_dim
+    return channels.repeat(heads // len(channels), axis=0).reshape(-1)

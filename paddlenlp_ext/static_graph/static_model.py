@@ -1,0 +1,143 @@
+"""Run an exported model with `paddle.inference`, as the decoder of `generation.generate`.
+
+Shapes: B batch, S new positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import inference
+
+from paddlenlp_ext._runtime import threads_per_process
+from paddlenlp_ext.checkpoint.model_config import read_generation_config
+from paddlenlp_ext.generation.padded_kv_cache import KVCache
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.utils.files import read_json_object
+
+STATIC_GRAPH = "static_graph"
+"""Key of config.json that describes the program."""
+_DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
+
+
+def program_files(prefix: str) -> tuple[str, str]:
+    """Return the names of the files of a program and of its weights."""
+    return f"{prefix}.json", f"{prefix}.pdiparams"
+
+
+class StaticModel:
+    """Exported model with the interface of a decoder (`generation.prefill_and_decode.Decoder`).
+
+    Its "hidden states" are the logits of the last position: the program computes no others.
+
+    Args:
+        folder: result of `static_graph.export.export_model`.
+        prefix: name of the program's files, without suffix.
+
+    Attributes:
+        dtype_name: dtype of the weights that are not quantized.
+        quant_type: format of the linear layers' weights; None for floating point.
+
+    Raises:
+        ValueError: the folder has no exported program, its config.json describes none, or Paddle cannot load it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
+        folder = Path(folder)
+        source = read_json_object(folder / "config.json")
+        description = source.get(STATIC_GRAPH)
+        program, weights = (folder / name for name in program_files(prefix))
+        if not isinstance(description, dict) or not program.is_file() or not weights.is_file():
+            raise ValueError(
+                f"{folder}: holds no exported model ({program.name}, {weights.name} and {STATIC_GRAPH!r} in "
+                "config.json); run llm/predict/export_model.py first, or use --mode dynamic"
+            )
+        missing = [key for key in _DESCRIBED if key not in description]
+        if missing:
+            raise ValueError(f"{folder / 'config.json'}: {STATIC_GRAPH} has no {missing[0]}; export the model again")
+        self.config = DecoderConfig.from_dict(source)
+        self.generation_config = read_generation_config(folder)
+        self._rotary = RotaryEmbeddings(self.config.ropes)
+        self.dtype_name: str = description["dtype"]
+        self.quant_type: str | None = description["quant_type"]
+        self._cache_dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
+        try:
+            self._predictor = _create_predictor(program, weights)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{folder}: Paddle cannot load {program.name} and {weights.name} ({reason}); export the model again"
+            ) from error
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Token ids at which generation ends."""
+        return self.generation_config["eos_token_id"]
+
+    def add_eos_token_ids(self, token_ids: set[int]) -> None:
+        """Add token ids at which generation ends."""
+        self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
+
+    def hidden_states(
+        self,
+        input_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        *,
+        cache: KeyValueCache | None = None,
+    ) -> paddle.Tensor:
+        """Return the logits of the last position, [B, 1, V], and append to the cache.
+
+        Args:
+            input_ids: [B, S].
+            position_ids: [B, S]; each row must count its tokens from 0, as the program does by itself.
+            cache: cache without a prefix; None: a new one.
+        """
+        batch, length = input_ids.shape
+        cache = KVCache([0] * batch) if cache is None else cache
+        assert isinstance(cache, KVCache), "an exported model has no running batch"
+        if position_ids is not None:
+            cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
+        cached = cache.tensors or [
+            paddle.zeros([batch, heads, 0, size], self._cache_dtype) for heads, size in self._shapes
+        ]
+        num_slots = cached[0].shape[2]
+        mask_BC = _mask(cache, num_slots, length)
+        logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
+        for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
+            cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
+        return logits_BV.clone().unsqueeze(1)  # the predictor writes its next logits to the same memory
+
+    def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
+        """Return None: the program computes hidden states and logits together."""
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Return `hidden`, which are logits."""
+        return hidden
+
+
+def _mask(cache: KVCache, num_slots: int, length: int) -> np.ndarray:
+    """Return the attention mask of the cache's slots, of which some may be unused, and of `length` new positions."""
+    columns_C = np.concatenate([np.arange(num_slots), np.arange(cache.length, cache.length + length)])
+    is_used_C = np.arange(num_slots + length) < cache.length
+    is_used_C[num_slots:] = True
+    return (is_used_C & (columns_C >= cache.key_starts.numpy()[:, None])).astype(np.int64)
+
+
+def _create_predictor(program: Path, weights: Path) -> Any:
+    config = inference.Config(str(program), str(weights))
+    if paddle.get_device() == "cpu":
+        config.disable_gpu()
+        config.disable_mkldnn()  # oneDNN plans its kernels again for each new length, that is in every step
+        requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
+        config.set_cpu_math_library_num_threads(int(requested or threads_per_process()))
+    else:
+        config.enable_use_gpu(100, int(paddle.get_device().partition(":")[2] or 0))
+    config.disable_glog_info()
+    return inference.create_predictor(config)

@@ -1,0 +1,166 @@
+"""Compare the C++ decoding step of several layers with the layers one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generation.continuous_kv_cache import SlotCache
+from paddlenlp_ext.generation.padded_kv_cache import BLOCK
+from paddlenlp_ext.generation.prefill_and_decode import forward, on_host, prefill, step
+from paddlenlp_ext.models import decoder
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoding import cpp_layers
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
+from paddlenlp_ext.quantization.options import QuantizationConfig
+from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
+
+pytestmark = pytest.mark.skipif(library.unavailable_reason() is not None, reason="needs the C++ library")
+PROMPTS = random_prompts((21, 5, 9))
+OP_BY_OP = {"olmo2_post_norm", "mixtral_experts", "gpt_oss_sinks", "cohere2_parallel"}
+OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "minicpm3" in family}
+
+
+def decoded(model, prompts, monkeypatch, *, in_one_call: bool) -> tuple[np.ndarray, set[bool]]:
+    """Return the hidden states of several passes over one and two new positions, and which of them ran in one call."""
+    in_calls = set()
+
+    def run(*arguments):
+        found = cpp_layers.run_cpp_layers(*arguments) if in_one_call else None
+        in_calls.add(found is not None)
+        return found
+
+    monkeypatch.setattr(decoder, "run_cpp_layers", run)
+    with paddle.no_grad():
+        cache, _ = prefill(model, prompts)
+        in_calls.clear()
+        passes = [[[1 + n, 7, 3][: 2 - n % 2] for _ in prompts] for n in range(4)]
+        hidden = [forward(model, tokens, cache).numpy() for tokens in passes]
+    return np.concatenate(hidden, axis=1), in_calls
+
+
+def check_equal(model, monkeypatch, prompts=PROMPTS) -> None:
+    expected, _ = decoded(model, prompts, monkeypatch, in_one_call=False)
+    found, in_calls = decoded(model, prompts, monkeypatch, in_one_call=True)
+    assert in_calls == {True}
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in OP_BY_OP])
+def test_cpp_layers_equals_layers_one_by_one(family, monkeypatch):
+    check_equal(tiny_model(family), monkeypatch)
+
+
+@pytest.mark.parametrize("family", sorted(OP_BY_OP))
+def test_cpp_layers_of_other_layers_runs_op_by_op(family, monkeypatch):
+    assert decoded(tiny_model(family), PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+
+
+@pytest.mark.parametrize("algo", ["nf4", "weight_only_int8", "weight_only_int4"])
+@pytest.mark.parametrize("num_rows", [1, 3, 4])
+def test_cpp_layers_with_quantized_weights_and_biases_equals_layers(algo, num_rows, monkeypatch):
+    """Test whole blocks in a row (hidden size 64) and blocks across rows (inner size 96), and biases of qwen2."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96}
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "qwen2", **sizes})
+    quantize_linears(model, QuantizationConfig(algo=algo))
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.bias.set_value(paddle.randn(layer.self_attn.k_proj.bias.shape))
+    check_equal(model, monkeypatch, PROMPTS[:num_rows])
+
+
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+def test_cpp_layers_in_bfloat16_equals_layers(monkeypatch):
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"}, dtype="bfloat16")
+    check_equal(model, monkeypatch)
+
+
+def test_cpp_layers_after_a_prefix_equals_layers(monkeypatch):
+    """Test stored keys and values that precede every row, which prefix tuning has."""
+    model = tiny_model("mistral_window")
+    rng = np.random.default_rng(0)
+    shape = [3, 2, model.model.layers[0].self_attn.head_dim]
+    pairs = {i: tuple(paddle.to_tensor(rng.normal(0, 1, shape), "float32") for _ in "kv") for i in range(2)}
+    real = decoder.Decoder.forward
+
+    def with_prefix(self, *arguments):
+        if arguments[3].is_new:
+            arguments[3].set_prefix(pairs)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(decoder.Decoder, "forward", with_prefix)
+    check_equal(model, monkeypatch)
+
+
+def test_cpp_layers_over_later_rows_of_a_running_batch_equals_layers(monkeypatch):
+    """Test rows of unequal lengths that are not the first ones, up to a column where the cache grows."""
+    model, lengths, results = tiny_model("qwen3_qk_norm"), (5, BLOCK - 1, 9), []
+    prompts = random_prompts(lengths)
+
+    def forward(cache, first, tokens_BS):
+        view = cache.rows(first, len(tokens_BS), lengths[first : first + len(tokens_BS)])
+        positions = np.array(cache.lengths[first:])[: len(tokens_BS), None] + np.arange(len(tokens_BS[0]))
+        ids = paddle.to_tensor(np.array(tokens_BS))
+        hidden = model.hidden_states(ids, position_ids=paddle.to_tensor(positions), cache=view).numpy()
+        view.advance(len(tokens_BS[0]))
+        return hidden
+
+    for in_one_call in (False, True):
+        monkeypatch.setattr(decoder, "run_cpp_layers", cpp_layers.run_cpp_layers if in_one_call else lambda *_: None)
+        cache = SlotCache()
+        with paddle.no_grad():
+            for row, prompt in enumerate(prompts):
+                cache.add_row()
+                forward(cache, row, [prompt])
+            results.append(np.concatenate([forward(cache, 1, [[n], [7]]) for n in range(4)], axis=1))
+        assert any(isinstance(kept, cpp_layers.CppLayers) for kept in cache.derived_tensors.values()) == in_one_call
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())
+
+
+def test_cpp_layers_with_adapter_or_hook_or_many_positions_runs_op_by_op(monkeypatch):
+    model = AutoModelForCausalLM.from_config({**SIZES, "model_type": "llama"})
+    assert decoded(model, random_prompts((3,) * 9), monkeypatch, in_one_call=True)[1] == {False}
+    hook = model.model.layers[1].mlp.register_forward_post_hook(lambda layer, inputs, output: output * 2)
+    assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+    hook.remove()
+    assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {True}
+    adapted = get_peft_model(model, LoRAConfig(rank=2))
+    assert decoded(adapted, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+
+
+@pytest.mark.parametrize(
+    ("ids", "positions", "message"),
+    [
+        ([[7], [8]], [[21]], "the positions do not match the hidden states"),
+        ([[7]], [[21]], "the cache does not match the hidden states"),
+        ([[7]] * 3, [[21]] * 3, "the cache does not match the hidden states"),
+    ],
+)
+def test_cpp_layers_with_another_number_of_rows_raises(ids, positions, message):
+    """Test that C++ neither reads nor writes beyond tables and caches of two rows."""
+    model = tiny_model("llama_grouped_heads")
+    with paddle.no_grad():
+        cache, _ = prefill(model, PROMPTS[:2])
+        with pytest.raises(AssertionError, match=message):
+            model.hidden_states(paddle.to_tensor(ids), position_ids=paddle.to_tensor(positions), cache=cache)
+
+
+def test_cpp_layers_with_zero_points_equals_the_full_sequence():
+    """Test weights in the layout of GPTQ, whose codes alone would be another matrix."""
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["llama_grouped_heads"]})
+    quantize_linears(model, QuantizationConfig(algo="weight_only_int4", group_size=16))
+    for layer in quantized_layers(model).values():
+        weight = layer.stored
+        zeros = paddle.ones(weight.scales.shape, "int8")
+        layer._set_packed(dataclasses.replace(weight, zeros=zeros))
+    (prompt,) = random_prompts([6])
+    with paddle.no_grad():
+        cache, _ = prefill(model, [prompt])
+        found = on_host(step(model, [[7]], cache))[:, -1]
+        expected = model(paddle.to_tensor([[*prompt, 7]]))[:, -1].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())

@@ -1,0 +1,225 @@
+"""Test DecoderConfig: validation, windows, head sizes, tensor plans."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.moe_config import router_overrides
+from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.linear import Linear
+from tests.models.tiny_model import TINY, make_model
+
+LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' in config.json is not supported; supported: cohere2, .*llama, .*mistral",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
+        ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
+        ({"hidden_size": 32.0}, "hidden_size .* got 32.0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers .* got 0"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
+        ({"hidden_size": 34}, "hidden_size 34 is not a multiple of num_attention_heads 4"),
+        ({"rope_scaling": {"type": "su"}}, "unknown rope type 'su'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor .* not supported for model_type 'llama'"),
+        ({"model_type": "phi3", "resid_pdrop": 0.1}, "resid_pdrop 0.1 in config.json is not supported for phi3"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0 .* not supported"),
+        (
+            {"model_type": "gemma2", "final_logit_softcapping": -3},
+            "final_logit_softcapping .* must be above 0.* got -3",
+        ),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
+        ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*as many heads of keys as of queries; set it to .* 4"),
+        ({**LATENT, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*only 'greedy', 'group_limited_greedy'"),
+        ({**LATENT, "model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func 'softmax' .*only 'sigmoid'"),
+        ({**LATENT, "norm_topk_prob": True}, "norm_topk_prob True in config.json is not supported"),
+        ({**LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2 .* only 1"),
+        ({**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types .* for 2 layers"),
+        ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
+        ({"model_type": "glm4_moe", "n_group": 3}, "1 of 3 groups of 128 experts"),
+        ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token, but a layer has 8"),
+        ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
+    ],
+)
+def test_from_dict_unsupported_value_raises(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DecoderConfig.from_dict({**TINY, **changes})
+
+
+@pytest.mark.parametrize(("further", "unread"), [(0, (2,)), (2, (2, 3))])
+def test_files_of_deepseek_may_have_layers_that_predict_further_tokens(further, unread):
+    changes = {**LATENT, "model_type": "deepseek_v3", "num_nextn_predict_layers": further}
+    layout = DecoderConfig.from_dict({**TINY, **changes}).file_layout
+    found = [layer for layer in range(30) if layout.unused.fullmatch(f"model.layers.{layer}.eh_proj.weight")]
+    assert found == list(unread)
+
+
+def test_from_dict_of_deepseek_v2_without_experts_may_have_null_experts_per_token():
+    """Check what transformers writes for a model with dense layers only."""
+    config = DecoderConfig.from_dict({**TINY, **LATENT, "num_experts_per_tok": None})
+    assert config.experts == (None, None)
+
+
+def test_from_dict_without_model_type_lists_known_families():
+    with pytest.raises(ValueError, match=r"no 'model_type'; known: .*llama"):
+        DecoderConfig.from_dict({"vocab_size": 3})
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        ({"model_type": "llama", "sliding_window": 8}, (None, None)),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}, (None, None)),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, (None, 8)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (8, None),
+        ),
+        ({"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "gemma2", "sliding_window": 8}, (8, None)),
+        ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({"model_type": "olmo3", "num_hidden_layers": 4}, (4096, 4096, 4096, None)),
+        ({"model_type": "cohere2", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, (None, None)),
+        (
+            {
+                "model_type": "smollm3",
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "no_rope_layers": [0, 1, 0],
+            },
+            (8, None),
+        ),
+    ],
+)
+def test_from_dict_sliding_windows_follow_the_family(config, windows):
+    assert DecoderConfig.from_dict({**TINY, **config}).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "caps"),
+    [
+        ({"model_type": "gemma2"}, (50.0, 30.0)),
+        ({"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None}, (None, None)),
+        ({"model_type": "gemma3_text"}, (None, None)),
+        ({"model_type": "gemma3_text", "final_logit_softcapping": 20}, (None, 20.0)),
+    ],
+)
+def test_from_dict_soft_caps_follow_the_family(config, caps):
+    read = DecoderConfig.from_dict({**TINY, **config})
+    assert (read.attention_softcap, read.logit_softcap) == caps
+
+
+@pytest.mark.parametrize(
+    ("config", "rotates"),
+    [
+        ({"model_type": "smollm3", "num_hidden_layers": 5}, (True, True, True, False, True)),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 2}, (True, False)),
+        ({"model_type": "smollm3", "no_rope_layers": [0, 1, 0]}, (False, True)),
+        ({"model_type": "cohere2", "layer_types": ["full_attention", "sliding_attention"]}, (False, True)),
+    ],
+)
+def test_from_dict_layers_without_rotation_follow_the_family(config, rotates):
+    assert DecoderConfig.from_dict({**TINY, **config}).rotates == rotates
+
+
+def test_from_dict_phi3_reads_former_names_of_longrope():
+    scaling = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    configs = [{**TINY, "model_type": "phi3", "rope_scaling": {"type": kind, **scaling}} for kind in ("su", "yarn")]
+    ropes = [DecoderConfig.from_dict(config).ropes for config in configs]
+    assert ropes[0] == ropes[1] and ropes[0][0].rope_type == "longrope"
+    assert ropes[0][0].number("original_max_position_embeddings") == 4096
+    yarn = {**TINY, "model_type": "phi3", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
+    assert DecoderConfig.from_dict(yarn).ropes[0].rope_type == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("config", "sparse"),
+    [
+        ({"model_type": "mixtral"}, (True, True, True, True)),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [2]}, (True, True, False, True)),
+        ({"model_type": "qwen2_moe", "decoder_sparse_step": 2, "mlp_only_layers": [1]}, (False, False, False, True)),
+        ({"model_type": "ernie4_5_moe"}, (False, True, True, True)),
+        ({"model_type": "glm4_moe", "first_k_dense_replace": 2}, (False, False, True, True)),
+        (
+            {"model_type": "ernie4_5_moe", "moe_layer_end_index": 2, "moe_layer_interval": 2},
+            (False, True, False, False),
+        ),
+    ],
+)
+def test_from_dict_layers_with_experts_follow_the_family(config, sparse):
+    experts = DecoderConfig.from_dict({**TINY, "num_hidden_layers": 4, **config}).experts
+    assert tuple(shape is not None for shape in experts) == sparse
+
+
+def test_router_overrides_switch_the_loss_on_and_off():
+    config = {**TINY, "model_type": "mixtral", "output_router_logits": True}
+    for coefficient, expected in ((None, 0.001), (0.5, 0.5), (0.0, 0.0)):
+        changed = {**config, **router_overrides(config, coefficient)}
+        assert DecoderConfig.from_dict(changed).router_loss == expected
+    with pytest.raises(ValueError, match="router_aux_loss_coef: models of model_type 'llama' have no auxiliary loss"):
+        router_overrides(TINY, 0.1)
+
+
+def test_from_dict_qwen3_moe_reads_both_names_of_the_number_of_experts():
+    for name in ("num_experts", "num_local_experts"):
+        shapes = DecoderConfig.from_dict({**TINY, "model_type": "qwen3_moe", name: 9}).experts
+        assert {shape.num_experts for shape in shapes} == {9}
+
+
+def test_from_dict_router_loss_needs_output_router_logits():
+    config = {**TINY, "model_type": "mixtral", "router_aux_loss_coef": 0.5}
+    assert DecoderConfig.from_dict(config).router_loss == 0.0
+    assert DecoderConfig.from_dict({**config, "output_router_logits": True}).router_loss == 0.5
+
+
+def test_from_dict_smollm3_with_too_few_no_rope_layers_raises():
+    with pytest.raises(ValueError, match=r"no_rope_layers in config\.json: 1 entries for 2 layers"):
+        DecoderConfig.from_dict({**TINY, "model_type": "smollm3", "no_rope_layers": [1]})
+
+
+def test_from_dict_invalid_layer_types_raise():
+    sliding = {**TINY, "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8}
+    for types in (["full_attention"], ["full_attention", "chunked_attention"]):
+        with pytest.raises(ValueError, match=r"layer_types in config\.json"):
+            DecoderConfig.from_dict({**sliding, "layer_types": types})
+
+
+def test_from_dict_head_dim_may_differ_from_hidden_size():
+    config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
+    assert config.head_dim == 6 and config.ropes[0].rotary_dim == 6
+    assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
+
+
+@pytest.mark.parametrize("model_type", FAMILIES.names())
+@pytest.mark.parametrize("tied", [True, False])
+def test_tensor_plan_covers_exactly_all_matrices(model_type, tied):
+    changes = {**LATENT, "model_type": model_type}
+    model = make_model(**changes, head_dim=8, tie_word_embeddings=tied)
+    layers = dict(model.named_sublayers())
+    plan = dict(model.config.tensor_plan)
+    if tied:
+        plan.pop("lm_head")
+    for name, layer in layers.items():
+        if isinstance(layer, (Linear, Embedding)):
+            assert sum(fnmatchcase(name, pattern) for pattern in plan) == 1, name
+    for pattern in plan:
+        assert any(fnmatchcase(name, pattern) for name in layers), pattern

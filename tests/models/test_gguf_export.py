@@ -1,0 +1,78 @@
+"""Models that a GGUF file cannot express, and files that are read back with other values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.models import gguf_export
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
+from tests.common.models import TINY_SIZES
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    model = make_model("llama")
+    path = write_model(model, "llama", tmp_path_factory.mktemp("gguf") / "model.gguf")
+    tensors = {name: as_lazy(tensor) for name, tensor in model.config.to_files(dict(model.named_parameters())).items()}
+    return model, load_tokenizer(path), tensors
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "olmo3"}, "model_type 'olmo3' cannot be written as GGUF; these can: .*llama"),
+        (
+            {"model_type": "gemma2", "query_pre_attn_scalar": 100, "head_dim": 8},
+            r"GGUF file of gemma2 cannot express attention_scale 0\.1: it would be read as 0\.35",
+        ),
+        (
+            {"model_type": "smollm3", "no_rope_layers": [0, 1]},
+            r"cannot express rotates \(False, True\): it would be read as \(True, True\)",
+        ),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+            "a GGUF file of qwen2 cannot express the sliding window 4",
+        ),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope type 'dynamic' in config.json cannot be written as GGUF",
+        ),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 2.0}},
+            "cannot express the rotary settings of layer 0",
+        ),
+    ],
+)
+def test_export_gguf_of_a_model_that_files_cannot_express_raises(settings, message, llama, tmp_path):
+    model = AutoModelForCausalLM.from_config({**TINY_SIZES, "vocab_size": 96, **settings})
+    tensors = {name: as_lazy(tensor) for name, tensor in model.config.to_files(dict(model.named_parameters())).items()}
+    with pytest.raises(ValueError, match=message):
+        gguf_export.export_gguf(tmp_path / "a.gguf", model.config, tensors, llama[1], [3], "f16", "tiny")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"])
+def test_check_weights_finds_rows_in_another_order(outtype, llama, tmp_path):
+    model, tokenizer, tensors = llama
+    path = tmp_path / "a.gguf"
+    gguf_export.export_gguf(path, model.config, tensors, tokenizer, [3], outtype, "tiny")
+    layout = ARCHITECTURES.get("llama")
+    gguf_export.check_weights(path, tensors, outtype, layout)
+    name = "model.layers.1.self_attn.q_proj.weight"
+    moved = np.roll(tensors[name].read(), 1, axis=0)
+    changed = {**tensors, name: LazyTensor(moved.shape, "float32", lambda: moved)}
+    with pytest.raises(ValueError, match=f"after writing, {name} is read with other values"):
+        gguf_export.check_weights(path, changed, outtype, layout)
+
+
+def test_export_gguf_under_the_name_of_a_part_raises(llama):
+    model, tokenizer, tensors = llama
+    with pytest.raises(ValueError, match="a name of a part of a split model"):
+        gguf_export.export_gguf(Path("a-00001-of-00002.gguf"), model.config, tensors, tokenizer, [3], "f16", "tiny")
