@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.options import QuantizationConfig
 from tests.common.adapters import default_config, tiny_model
-from tests.generation.test_engine import Answer, run
+from tests.generation.test_continuous_batching import Answer, run
 
 PROMPTS = [np.random.default_rng(seed).integers(0, 61, 3 + 4 * seed).tolist() for seed in range(2)]
 ADAPTERS = {

@@ -8,7 +8,7 @@ from paddlenlp_ext.generation.continuous_batching import Engine, SingleModel
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.worker import Worker
-from tests.generation.test_engine import Answer
+from tests.generation.test_continuous_batching import Answer
 from tests.generation.tiny_models import random_prompts, tiny_model
 
 
