@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.mesh import Mesh

@@ -38,8 +38,8 @@ from paddlenlp_ext.cli.export_arguments import parse_arguments
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
 from paddlenlp_ext.cli.export_model import export_model
 from paddlenlp_ext.cli.merge import MergeArguments, run_merge
-from paddlenlp_ext.data.conversation import Conversation
-from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

@@ -12,7 +12,7 @@ from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import BuiltModel
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward

@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from benchmarks import ROOT, STARTED_WITH
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL
-from paddlenlp_ext.data.inflection import FORMS, read_inflection
+from paddlenlp_ext.data.readers.inflection import FORMS, read_inflection
 from paddlenlp_ext.utils.process import run_command
 
 ENDINGS = {form.question: form.ending for forms in FORMS.values() for form in forms}

@@ -45,13 +45,13 @@ configure_runtime()  # before Paddle is imported
 from benchmarks.measure import report
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.audit.run import AuditedSplit, audit_splits
+from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
 from paddlenlp_ext.data.dataset import load_dataset, row_encoder
-from paddlenlp_ext.data.sources import open_splits
+from paddlenlp_ext.data.readers.dataset_files import open_splits
 from paddlenlp_ext.data.step_batch import StepBatch
-from paddlenlp_ext.data.stream import TokenStream
-from paddlenlp_ext.data.stream_order import StreamOrder
-from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
+from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.training_rows import load_training_rows
 
 MB = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paddlenlp_ext.data.row_fields import markdown_table
+from paddlenlp_ext.data.rows.known_fields import markdown_table
 
 PAGE = Path(__file__).with_name("data.md")
 BEGIN, END = "<!-- fields: made by docs/make_data.py -->\n", "<!-- end of fields -->\n"

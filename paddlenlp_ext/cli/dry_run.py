@@ -18,7 +18,7 @@ from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.preference import PreferenceConfig
 from paddlenlp_ext.config.sections import PrecisionConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
-from paddlenlp_ext.data.stream_order import StreamOrder
+from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource

@@ -181,7 +181,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
     """Give the tokenizer the template of the training run, if it is one in Jinja, which alone GGUF files have."""
-    from paddlenlp_ext.data.templates.jinja import JinjaTemplate
+    from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):
         if template.options.kwargs:
@@ -199,8 +199,8 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
 def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
     """Return the pieces of the template's text, without the token that every text begins with; None if it has none."""
     from paddlenlp_ext.checkpoint.gguf.modelfile import chat_pieces
-    from paddlenlp_ext.data.conversation import Conversation
-    from paddlenlp_ext.data.types import InvalidRowError
+    from paddlenlp_ext.data.rows.conversation import Conversation
+    from paddlenlp_ext.data.rows.errors import InvalidRowError
 
     before = tokenizer.encode("")[:1]
 

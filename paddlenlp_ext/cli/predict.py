@@ -17,10 +17,11 @@ from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.incomplete_file import IncompleteFile, digest, files_state
 from paddlenlp_ext.cli.predict_arguments import NO_VALUE, LoadArguments, ModelArguments, PredictorArguments
 from paddlenlp_ext.cli.predict_file import PredictionRow, check_output_file, predict_file
-from paddlenlp_ext.data.conversation import Conversation
-from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, read_prompts
-from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt, read_prompts
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
+from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource

@@ -16,8 +16,8 @@ from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.cli.predict_file import check_output_file
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
-from paddlenlp_ext.data.sources import read_rows
-from paddlenlp_ext.data.types import InvalidRow
+from paddlenlp_ext.data.readers.dataset_files import read_rows
+from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
 from paddlenlp_ext.models.sequence_classifier import is_classifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.data.audit.audit_splits import TRAIN
 from paddlenlp_ext.data.audit.findings import ERROR
-from paddlenlp_ext.data.audit.limits import check_losses
-from paddlenlp_ext.data.audit.run import TRAIN
+from paddlenlp_ext.data.audit.lost_targets import check_losses
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.audit import PAGE, audit_run, check_training_rows

@@ -34,8 +34,8 @@ import numpy as np
 
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.pose import PositionSkips
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.training_rows import TrainingRows
-from paddlenlp_ext.data.types import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
 
 RowT = TypeVar("RowT", bound=EncodedRow)

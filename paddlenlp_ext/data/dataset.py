@@ -1,47 +1,32 @@
-"""Tokenize a split of a dataset once, and map its tokens from a cache.
-
-The name of a cache directory is a hash of everything that determines the tokens, and of nothing else (`store` has its
-files). Data files are read in pieces and tokenized by several processes.
-"""
+"""Tokenize a split of a dataset once, and map its tokens from the cache."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.encode import BlockEncoder, RowEncoder, num_workers
-from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.sources import BUILTIN_NAMES, dataset_names, open_splits
-from paddlenlp_ext.data.store import TokenArrays, TokenWriter, load_or_build
-from paddlenlp_ext.data.templates import ChatTemplate, TemplateOptions, load_template
-from paddlenlp_ext.data.templates.base import PlainTemplate
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import DataError, DataStats, EncodedRow, InvalidRow, SourceRow
+from paddlenlp_ext.data.readers.dataset_files import BUILTIN_NAMES, dataset_names, open_splits
+from paddlenlp_ext.data.rows.errors import DataError
+from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays, TokenWriter
+from paddlenlp_ext.data.tokenization.token_cache import load_or_build
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
+from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers
 from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.logging import get_logger
 
-TOKENIZATION_VERSION = 4
-"""Part of the cache key: raise it with every change that produces other tokens from the same rows.
-
-`tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
-"""
-_PLAIN_KEYS = frozenset(
-    {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
-)
-"""Keys of rows that versions 1 to 4 read alike; files with only these keys keep their caches of version 1."""
-_V1_FILE = Path(__file__).parent / "tokenization_v1.json"
-"""Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
-
-Earlier releases hashed the source files themselves. Their last hashes are stored here, so that their caches stay valid.
-"""
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
 
@@ -238,103 +223,3 @@ def tokenize(
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
         raise ValueError(f"{', '.join(encoder.files)}: no valid row\n{stats.table()}{listed}")
     return stats
-
-
-def cache_key(
-    *,
-    readers: Sequence[Reader],
-    tokenizer: str,
-    template_text: str,
-    options: Mapping[str, Any],
-    reads_more: bool = False,
-) -> str:
-    """Return a hash of everything that determines the tokens of a split.
-
-    Args:
-        readers: readers of the data files in reading order; their names and contents count.
-        tokenizer: the result of `tokenizer_fingerprint`.
-        template_text: `identity` of the chat template.
-        options: configuration values that change the tokens.
-        reads_more: earlier versions dropped rows that the template now writes, such as two questions in a row.
-    """
-    keys = [_PlainKeys() for _ in readers]
-    parts: dict[str, Any] = {
-        "files": [reader.fingerprint(seen.observe) for reader, seen in zip(readers, keys, strict=True)],
-        "tokenizer": tokenizer,
-        "template": template_text,
-        "options": dict(options),
-    }
-    # The fingerprints above have read the files.
-    is_plain = all(reader.is_json_text and seen.are_plain for reader, seen in zip(readers, keys, strict=True))
-    parts |= tokenization_facts(is_plain and not reads_more)
-    return _hash(json.dumps(parts, sort_keys=True).encode())
-
-
-def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
-    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries.
-
-    Args:
-        has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
-    """
-    libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
-    if has_plain_keys and TOKENIZATION_VERSION == 4:
-        first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
-        return {"code": first["code"], "versions": [first["package"], *libraries]}
-    return {"code": TOKENIZATION_VERSION, "versions": libraries}
-
-
-_THOUGHT_END = re.compile(rb"<\\?/think>")
-
-
-class _PlainKeys:
-    """Scan JSON text, piece by piece, for keys that are not in `_PLAIN_KEYS`, and for thoughts in tags.
-
-    A quoted key in a text may count as a key as well. Empty thoughts in tags are no targets since version 4.
-
-    Attributes:
-        are_plain: whether neither was found so far.
-    """
-
-    def __init__(self) -> None:
-        self.are_plain = True
-        self._rest = b""
-
-    def observe(self, content: bytes) -> None:
-        """Scan the next piece of the text."""
-        if not self.are_plain:
-            return
-        text, end = self._rest + content, 0
-        if _THOUGHT_END.search(text):
-            self.are_plain = False
-            return
-        for match in re.finditer(rb'"([^"]*)"\s*:', text):
-            end = match.end()
-            if match[1] not in _PLAIN_KEYS:
-                self.are_plain = False
-                return
-        # A key may begin at one of the last two quotes and end in the next piece.
-        last = text.rfind(b'"', end)
-        before = text.rfind(b'"', end, max(last, end))
-        begins = [quote for quote in (before, last) if quote >= 0]
-        self._rest = text[begins[0] :] if begins else b""
-
-
-def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
-    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
-    parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        state = json.loads(backend.to_str())
-        parts["backend"] = {name: value for name, value in state.items() if name not in ("padding", "truncation")}
-    else:
-        parts["vocabulary"] = tokenizer.get_vocab()
-        parts["added"] = {str(index): str(token) for index, token in tokenizer.added_tokens_decoder.items()}
-        # The merge scores of a SentencePiece model are only in its file.
-        model_file = getattr(tokenizer, "vocab_file", None)
-        parts["model"] = _hash(Path(model_file).read_bytes()) if model_file else None
-    return _hash(json.dumps(parts, sort_keys=True).encode())
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

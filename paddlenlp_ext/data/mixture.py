@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.types import DataStats, EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.utils.logging import get_logger
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from paddlenlp_ext.data.tokenize import TokenizedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow, TokenizedRow
 from paddlenlp_ext.data.training_rows import TrainingRows
-from paddlenlp_ext.data.types import EncodedRow
 
 CONTEXT_STYLE = "dim"
 TARGET_STYLES = ("bold green", "bold green underline")

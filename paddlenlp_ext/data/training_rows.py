@@ -6,17 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import (
-    TokenizedDataset,
-    choose_template,
-    load_dataset,
-    row_encoder,
-    tokenizer_fingerprint,
-)
+from paddlenlp_ext.data.dataset import TokenizedDataset, choose_template, load_dataset, row_encoder
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
-from paddlenlp_ext.data.sources import dataset_names, open_split
-from paddlenlp_ext.data.stream import Source, TokenStream
-from paddlenlp_ext.data.templates import ChatTemplate
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split
+from paddlenlp_ext.data.streaming.source_cursor import Source
+from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 
 TrainingRows = TokenizedDataset | MixedDataset | TokenStream
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.prompts import Prompt, parse_file
-from paddlenlp_ext.data.row_values import read_object
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.prediction_prompts import Prompt, parse_file
+from paddlenlp_ext.data.rows.checked_values import read_object
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.evaluation.answers import extract, last_number, score_answers
 from paddlenlp_ext.evaluation.options import TaskOptions
 from paddlenlp_ext.evaluation.prompting import (

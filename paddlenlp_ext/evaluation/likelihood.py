@@ -18,7 +18,7 @@ import paddle
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.preference.collate import PreferenceBatch, collate_preferences
 from paddlenlp_ext.data.preference.types import EncodedPreference
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import hidden_states
 from paddlenlp_ext.utils.labels import IGNORED_LABEL

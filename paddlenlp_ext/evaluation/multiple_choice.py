@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.data.prompts import Prompt, parse_file
-from paddlenlp_ext.data.row_values import read_list, read_member, read_object
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.prediction_prompts import Prompt, parse_file
+from paddlenlp_ext.data.rows.checked_values import read_list, read_member, read_object
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.options import TaskOptions
 from paddlenlp_ext.evaluation.prompting import (

@@ -25,11 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.data.prompts import parse_file
-from paddlenlp_ext.data.row_values import read_member, read_object, read_text
-from paddlenlp_ext.data.sources import read_rows
-from paddlenlp_ext.data.tokenize import LengthLimits, encode_rows
-from paddlenlp_ext.data.types import EncodedRow, InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.data.prediction_prompts import parse_file
+from paddlenlp_ext.data.readers.dataset_files import read_rows
+from paddlenlp_ext.data.rows.checked_values import read_member, read_object, read_text
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.row_encoder import encode_rows
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods, row_losses
 from paddlenlp_ext.evaluation.options import TaskOptions
 from paddlenlp_ext.evaluation.prompting import PromptEncoder

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.conversation import Conversation
-from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt, parse_prompt
-from paddlenlp_ext.data.row_values import FieldPath, dotted, read_member, read_object, read_text, type_name
-from paddlenlp_ext.data.templates import ChatTemplate
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt, parse_prompt
+from paddlenlp_ext.data.rows.checked_values import FieldPath, dotted, read_member, read_object, read_text, type_name
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.evaluation.likelihood import Continuation, prompt_room, truncate_left
 from paddlenlp_ext.evaluation.options import TaskOptions, fields_of, fill_fields
 

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.generation import continuous_batching
 from paddlenlp_ext.serve.access import AccessCheck
 from paddlenlp_ext.serve.answers import Answers

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from paddlenlp_ext.data.row_values import type_name
+from paddlenlp_ext.data.rows.checked_values import type_name
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.utils.json_reader import JsonError, Location, decode_utf8, read_value
 from paddlenlp_ext.utils.registry import did_you_mean

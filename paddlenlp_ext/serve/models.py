@@ -12,7 +12,7 @@ import paddle
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.cli.predict import choose_dtype, choose_template, find_model_and_adapter, find_source, has_tokenizer
-from paddlenlp_ext.data.templates import ChatTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.adapter_groups import AdapterGroups
 from paddlenlp_ext.peft.config import PeftConfig

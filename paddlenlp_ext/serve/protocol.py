@@ -9,11 +9,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.conversation import ASSISTANT, SYSTEM, Conversation
-from paddlenlp_ext.data.messages import OPENAI_ROLES
-from paddlenlp_ext.data.prompts import parse_prompt
-from paddlenlp_ext.data.row_values import dotted, type_name
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.prediction_prompts import parse_prompt
+from paddlenlp_ext.data.rows.checked_values import dotted, type_name
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import Adjustments
 from paddlenlp_ext.serve.errors import ApiError, invalid

@@ -18,8 +18,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.data.templates import ChatTemplate
-from paddlenlp_ext.data.templates.jinja import JinjaTemplate
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 from paddlenlp_ext.serve.stop_texts import overlap
 from paddlenlp_ext.utils.json_reader import JsonError, read_value, skip_space
 

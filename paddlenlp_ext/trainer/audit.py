@@ -10,15 +10,15 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.audit.limits import check_losses
-from paddlenlp_ext.data.audit.page import render_page
+from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
+from paddlenlp_ext.data.audit.html_page import render_page
+from paddlenlp_ext.data.audit.lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
-from paddlenlp_ext.data.audit.run import TRAIN, AuditedSplit, audit_splits, check_account
 from paddlenlp_ext.data.dataset import choose_template, row_encoder
 from paddlenlp_ext.data.preference.dataset import PreferenceDataset, open_pairs
 from paddlenlp_ext.data.preference.reward import RewardDataset
-from paddlenlp_ext.data.sources import dataset_names, open_splits
-from paddlenlp_ext.data.stream import TokenStream
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
+from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.trainer.build import RunData
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger

@@ -14,11 +14,12 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options, tokenizer_fingerprint
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.reward import load_reward_dataset
-from paddlenlp_ext.data.stream import TokenStream
-from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.causal_lm import CausalLM

@@ -8,9 +8,10 @@ from typing import Any
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference.reward import ScoringEncoder
 from paddlenlp_ext.data.preference.reward_collate import collate_scored_pairs
-from paddlenlp_ext.data.templates import ChatTemplate, load_template
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import hidden_states
 from paddlenlp_ext.trainer.reward import answer_scores

@@ -7,7 +7,7 @@ import paddle
 
 from benchmarks.ptq import score
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.causal_lm import CausalLM
 from tests.generation.tiny_models import FAMILIES, SIZES
 

@@ -8,9 +8,9 @@ import pytest
 
 from paddlenlp_ext.cli.predict import choose_template, encode_prompts
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
-from paddlenlp_ext.data.prompts import read_prompts
+from paddlenlp_ext.data.prediction_prompts import read_prompts
 from tests.data.chat_rows import Q1, SUN, call, row
-from tests.data.test_chat_templates import byte_tokenizer, decode
+from tests.data.templates.test_chat_templates import byte_tokenizer, decode
 from tests.golden import DATA
 
 QWEN3 = str(DATA / "chat_templates" / "qwen3.jinja")

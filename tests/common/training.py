@@ -12,7 +12,7 @@ import numpy as np
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
 from paddlenlp_ext.data.preference.reward import ScoredPair
 from paddlenlp_ext.data.preference.types import EncodedPreference
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

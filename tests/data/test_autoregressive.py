@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.tokenize import LengthLimits, split_text
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits, split_text
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.collate import collate
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 

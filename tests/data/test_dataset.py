@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.collate import collate
-from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.dataset import load_dataset
-from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.types import DataStats, InvalidRow
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.utils.json_reader import Location
 
 TURN = ("2 + 2?", "vier")

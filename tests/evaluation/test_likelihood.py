@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.evaluation import likelihood as module
 from paddlenlp_ext.evaluation.likelihood import Continuation, Likelihood, log_likelihoods, row_losses
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.options import TaskOptions
 from paddlenlp_ext.evaluation.perplexity import rolling_windows

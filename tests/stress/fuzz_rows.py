@@ -9,11 +9,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.encode import RowEncoder
-from paddlenlp_ext.data.sources import open_reader
-from paddlenlp_ext.data.templates.jinja import JinjaTemplate
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import DataStats
+from paddlenlp_ext.data.readers.dataset_files import open_reader
+from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from tests.data.test_dataset import SAME_ROW
 from tests.data.tiny_tokenizers import CHATML, make_tokenizer
 from tests.stress.wrong_values import damage, mutate

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.data.templates.jinja import JinjaTemplate
+from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 from tests.stress.wrong_values import damage
 

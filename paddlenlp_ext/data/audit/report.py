@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.audit.block import AuditedRows
+from paddlenlp_ext.data.audit.block_auditor import AuditedRows
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, SEVERITIES, WARNING, Findings
 
 _MAX_LOGGED = 3

@@ -7,23 +7,18 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.data.dataset import (
-    TokenizedDataset,
-    cache_dir,
-    cache_key,
-    log_stats,
-    template_options,
-    tokenize,
-    tokenizer_fingerprint,
-)
+from paddlenlp_ext.data.dataset import TokenizedDataset, cache_dir, log_stats, template_options, tokenize
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.sources import dataset_names, open_reader, open_split
-from paddlenlp_ext.data.store import TokenArrays, load_or_build
-from paddlenlp_ext.data.templates import ChatTemplate, load_template
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import DataStats
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.token_cache import load_or_build
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 
 
 class PreferenceDataset(TokenizedDataset):

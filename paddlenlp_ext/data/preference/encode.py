@@ -23,15 +23,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from paddlenlp_ext.data.conversation import REFUSED
-from paddlenlp_ext.data.encode import RowEncoder
+from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.preference.rows import Answer, parse_preference, unknown_preference_fields
-from paddlenlp_ext.data.prompts import Prompt, encode_truncated_prompt
-from paddlenlp_ext.data.row_fields import NO_TARGET
-from paddlenlp_ext.data.sources import location_of
-from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, RenderedTurn, join_turns
-from paddlenlp_ext.data.tokenize import CHUNK_ROWS, NO_ROOM, TOO_LONG, TokenizedRow
-from paddlenlp_ext.data.types import InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.data.rows.conversation import REFUSED
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.known_fields import NO_TARGET
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
+from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
+from paddlenlp_ext.data.tokenization.row_encoder import CHUNK_ROWS, RowEncoder
+from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG
 
 
 @dataclass(frozen=True, kw_only=True)

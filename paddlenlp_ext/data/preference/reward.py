@@ -25,17 +25,21 @@ import numpy as np
 
 from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.reward import RewardConfig
-from paddlenlp_ext.data.formats import parse_row
 from paddlenlp_ext.data.preference.dataset import PreferenceDataset, load_pairs
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder, TokenizedPreference
 from paddlenlp_ext.data.preference.rows import FORMATS, Answer, parse_preference, unknown_preference_fields
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.row_fields import NOT_SUPPORTED
-from paddlenlp_ext.data.row_values import WRONG_TYPE
-from paddlenlp_ext.data.store import TokenArrays
-from paddlenlp_ext.data.templates.base import ChatTemplate, EncodedTurn, join_turns
-from paddlenlp_ext.data.types import MAX_LISTED, DataStats, Document, InvalidRow, InvalidRowError, SourceRow
+from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
+from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
+from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.known_fields import NOT_SUPPORTED
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.tokenization.encoded_row import Document
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 MARGIN = "margin"

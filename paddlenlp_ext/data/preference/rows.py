@@ -6,7 +6,7 @@
     rated       {"prompt": "q", "completion": "a", "label": true}, or one `response` with one `sort` (0: bad)
 
 Each answer is read as a row of fine-tuning, `{"src", "tgt"}` or `{"prompt", "completion"}`, whose last answer is the
-only target. So all other fields of such rows have the same effects (`data/row_fields.py`).
+only target. So all other fields of such rows have the same effects (`data/rows/known_fields.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paddlenlp_ext.data.conversation import Conversation
-from paddlenlp_ext.data.formats import UNEQUAL_LISTS, UNKNOWN_FORMAT, parse_row
-from paddlenlp_ext.data.row_fields import NOT_SUPPORTED, PROMPT, SRC_TGT, RowFormat, check_texts, unknown_in
-from paddlenlp_ext.data.row_values import MISSING_KEY, WRONG_TYPE, FieldPath, dotted
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.rows.checked_values import MISSING_KEY, WRONG_TYPE, FieldPath, dotted
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.formats import UNEQUAL_LISTS, UNKNOWN_FORMAT, parse_row
+from paddlenlp_ext.data.rows.known_fields import NOT_SUPPORTED, PROMPT, SRC_TGT, RowFormat, check_texts, unknown_in
 
 SAME_ANSWERS = "same answers"
 RANKED = RowFormat("src, response, sort", (("src",), ("response",), ("sort",)), ("tgt", *SRC_TGT.optional))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_ext.data.types import Document, EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import Document, EncodedRow
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 

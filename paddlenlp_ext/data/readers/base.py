@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paddlenlp_ext.data.readers.compression import COMPRESSIONS
-from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.utils.registry import Registry
 
 BLOCK_BYTES = 1 << 18

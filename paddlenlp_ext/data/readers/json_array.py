@@ -9,7 +9,7 @@ from typing import Any
 from paddlenlp_ext.data.readers.base import BLOCK_BYTES, READERS, Block, Cursor, ParsedBlock
 from paddlenlp_ext.data.readers.compression import MAX_ROW_BYTES, ByteStream, open_bytes, row_too_long
 from paddlenlp_ext.data.readers.json_lines import BYTE_ORDER_MARK, JsonLinesReader
-from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.utils.json_reader import ENCODING, JsonError, Location, decode_utf8, read_value, skip_space
 
 _FIRST_BYTES = 1 << 12

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paddlenlp_ext.data.readers.base import BLOCK_BYTES, READERS, Block, Cursor, FileReader
 from paddlenlp_ext.data.readers.compression import COMPRESSIONS, open_bytes
-from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.utils.json_reader import SYNTAX, JsonError, Location, decode_utf8, read_value, skip_space
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.conversation import ASSISTANT, TOOL, USER, Conversation, Message, ToolCall
-from paddlenlp_ext.data.messages import THOUGHT_TAGS
-from paddlenlp_ext.data.templates.base import end_of_answer
-from paddlenlp_ext.data.templates.jinja_render import Renderer
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, TOOL, USER, Conversation, Message, ToolCall
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+from paddlenlp_ext.data.templates.text_encoder import end_of_answer
 
 _QUESTION = "Wherefore?"
 _ANSWER = "Therefore."

@@ -16,18 +16,12 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paddlenlp_ext.data.conversation import ASSISTANT, REFUSED, Conversation, Message, turns_of
-from paddlenlp_ext.data.templates.base import (
-    ChatTemplate,
-    Example,
-    RenderedTurn,
-    TextEncoder,
-    end_of_answer,
-    join_turns,
-    special_token_pattern,
-    stop_token_ids,
-)
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, REFUSED, Conversation, Message, turns_of
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import join_turns
+from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+from paddlenlp_ext.data.templates.text_encoder import TextEncoder, end_of_answer, special_token_pattern, stop_token_ids
 
 _PROBE = "Wherefore?"
 _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)

@@ -11,20 +11,20 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from paddlenlp_ext.data.audit.block import BlockAuditor
-from paddlenlp_ext.data.audit.row import TokenizerFacts
-from paddlenlp_ext.data.audit.run import TRAIN, AuditedSplit, audit_splits, check_account
+from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
+from paddlenlp_ext.data.audit.audited_row import TokenizerFacts
+from paddlenlp_ext.data.audit.block_auditor import BlockAuditor
 from paddlenlp_ext.data.dataset import choose_template, row_encoder
-from paddlenlp_ext.data.encode import RowEncoder
-from paddlenlp_ext.data.inflection import InflectionReader
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.readers.base import ParsedBlock
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import SourceRow
+from paddlenlp_ext.data.readers.inflection import InflectionReader
+from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data import chat_rows
 from tests.data.audit.rows import BEFORE, DEV_FAULTS, FAULTS, clean_row, text
-from tests.data.test_chat_templates import template_of
+from tests.data.templates.test_chat_templates import template_of
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, MARKED, MISTRAL, THINKING
 
 COPIES = 3

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.data.audit import run
+from paddlenlp_ext.data.audit import audit_splits
+from paddlenlp_ext.data.audit.audited_row import CHECKS, AuditedRow, TextPart, TokenizerFacts
 from paddlenlp_ext.data.audit.findings import Kind
-from paddlenlp_ext.data.audit.row import CHECKS, AuditedRow, TextPart, TokenizerFacts
-from paddlenlp_ext.data.templates import load_template
+from paddlenlp_ext.data.templates.load import load_template
 from tests.data.tiny_tokenizers import make_tokenizer
 
 FACTS = TokenizerFacts.of(load_template("none", make_tokenizer(bos="<s>")))
@@ -63,7 +63,7 @@ def test_checks_of_faulty_text_find_it(text, check):
 
 def test_checks_are_those_of_the_page():
     kinds = [check.kind for _, check in CHECKS.items()]
-    kinds += [value for value in vars(run).values() if isinstance(value, Kind)]
+    kinds += [value for value in vars(audit_splits).values() if isinstance(value, Kind)]
     page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
     listed = {
         (name, severity)

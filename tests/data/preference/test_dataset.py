@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.data.conversation import Conversation
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import dataset as dataset_module
 from paddlenlp_ext.data.preference.collate import build_preference_collate
@@ -18,10 +17,12 @@ from paddlenlp_ext.data.preference.dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.data.readers.base import ParsedBlock
-from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.templates.base import PlainTemplate
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import DataError, SourceRow
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import DataError
+from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import TEMPLATES
 

@@ -11,9 +11,10 @@ from paddlenlp_ext.config.preference import PreferenceDataConfig
 from paddlenlp_ext.config.reward import RewardConfig
 from paddlenlp_ext.data.preference.reward import ScoredPair, ScoringEncoder, load_reward_dataset
 from paddlenlp_ext.data.preference.reward_collate import build_reward_collate, collate_scored_pairs
-from paddlenlp_ext.data.templates import load_template
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import DataError, SourceRow
+from paddlenlp_ext.data.rows.errors import DataError
+from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.labels import IGNORED_LABEL as NO
 from tests.data.tiny_tokenizers import TEMPLATES

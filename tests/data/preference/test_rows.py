@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.data.preference.rows import parse_preference, unknown_preference_fields
-from paddlenlp_ext.data.types import InvalidRowError
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 
 
 def user(text):

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder
-from paddlenlp_ext.data.tokenize import LengthLimits
-from paddlenlp_ext.data.types import InvalidRow, SourceRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.chat_rows import A1, A2, Q1, Q2, SUN, T1, T2, TOOL, answer, answer_text, call
-from tests.data.test_chat_templates import decode, template_of
+from tests.data.templates.test_chat_templates import decode, template_of
 
 THOUGHT, OTHER = "Two and two.", "Two and three."
 

@@ -14,7 +14,7 @@ import pytest
 import zstandard
 
 from paddlenlp_ext.data.readers import base, compression, json_array, json_lines, parquet
-from paddlenlp_ext.data.sources import open_reader
+from paddlenlp_ext.data.readers.dataset_files import open_reader
 
 ROWS = [
     {

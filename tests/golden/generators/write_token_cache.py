@@ -1,4 +1,4 @@
-"""Write the token cache that tests/data/test_dataset_cache.py reads back.
+"""Write the token cache that tests/data/tokenization/test_token_cache.py reads back.
 
 It was run once, at commit f1ae12d: later versions of the package must find and read the cache of that commit.
 

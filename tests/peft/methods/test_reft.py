@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.data.collate import collate
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.method_internals.reft_interventions import (

@@ -208,7 +208,7 @@ model = AutoModelForCausalLM.from_config(shape, seed=1)
 model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
 model.train()
 from paddlenlp_ext.data.collate import collate
-from paddlenlp_ext.data.types import EncodedRow
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.trainer.forward_backward import loss_sum
 from paddlenlp_ext.trainer.optimizer import FusedAdamW
 trained = [p for p in model.parameters() if not p.stop_gradient]

@@ -6,10 +6,10 @@ import re
 import zlib
 from collections.abc import Iterator
 
+from paddlenlp_ext.data.audit.audited_row import PLAIN_TEXT, AuditedRow, Hit, TokenizerFacts, check, questions
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt
-from paddlenlp_ext.data.audit.row import PLAIN_TEXT, AuditedRow, Hit, TokenizerFacts, check, questions
-from paddlenlp_ext.data.conversation import ASSISTANT, USER
-from paddlenlp_ext.data.templates.base import PlainTemplate
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, USER
+from paddlenlp_ext.data.templates.plain import PlainTemplate
 
 # Characters that cp1252 and Latin-1 show for the continuation bytes 0x80 to 0xbf of UTF-8.
 _CONTINUATION = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from paddlenlp_ext.data.audit.audited_row import AuditedRow, Hit, TokenizerFacts, check
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt, printable
-from paddlenlp_ext.data.audit.row import AuditedRow, Hit, TokenizerFacts, check
-from paddlenlp_ext.data.conversation import TOOL
-from paddlenlp_ext.data.tokenize import TOO_LONG
+from paddlenlp_ext.data.rows.conversation import TOOL
+from paddlenlp_ext.data.tokenization.truncation import TOO_LONG
 
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")

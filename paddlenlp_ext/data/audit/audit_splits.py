@@ -1,0 +1,161 @@
+"""Audit of all splits of a run: rows, duplicates between them, rare languages, and the account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from paddlenlp_ext.data.audit.audited_row import TokenizerFacts
+from paddlenlp_ext.data.audit.block_auditor import AuditedRows, BlockAuditor
+from paddlenlp_ext.data.audit.duplicates import TRAIN_ROWS, Duplicate, DuplicateFinder
+from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, Finding, Kind
+from paddlenlp_ext.data.audit.languages import UNKNOWN
+from paddlenlp_ext.data.audit.report import AuditReport, SplitReport
+from paddlenlp_ext.data.readers.base import Block, Reader
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers
+from paddlenlp_ext.utils.json_reader import Location
+
+EXACT = Kind("duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
+NEAR = Kind("near-duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
+LEAK = Kind(
+    "dev row in train", ERROR, "remove the row from one of the splits: metrics on it do not measure new questions"
+)
+PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless its answer differs")
+RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all others are in another language")
+UNKNOWN_FIELD = Kind("field without effect", NOTE, "rename or remove the field; docs/data.md lists the known ones")
+TRAIN = "train"
+"""Name of the split of training rows."""
+ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")
+_MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
+"""A language is rare up to 2 % of 50 rows or more, of which 90 % have one language."""
+
+
+@dataclass(frozen=True)
+class AuditedSplit:
+    """Split to audit.
+
+    Attributes:
+        name: `TRAIN`, or "dev" with the name of the dev set.
+        readers: readers of its files.
+        encoder: encoder of its rows; its files are those of the readers.
+        max_rows: number of rows to read, divided among the files; reading a file ends with a block. None: all rows.
+    """
+
+    name: str
+    readers: Sequence[Reader]
+    encoder: RowEncoder
+    max_rows: int | None = None
+
+
+def audit_splits(splits: Sequence[AuditedSplit], title: str, num_processes: int | None = None) -> AuditReport:
+    """Audit splits, of which the first should be the training rows; memory does not grow with the rows.
+
+    Args:
+        splits: the splits.
+        title: names of the datasets, for the report.
+        num_processes: number of processes; None: the available processors.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    start = time.perf_counter()
+    reports = []
+    facts = TokenizerFacts.of(splits[0].encoder.template)
+    with DuplicateFinder() as finder:
+        for number, split in enumerate(splits):
+            reports.append(_audit_split(split, number, facts, finder, num_processes))
+        _add_duplicates(reports, splits, finder)
+        num_compared = finder.num_rows
+    for report in reports:
+        _add_rare_languages(report.rows)
+        _add_unknown_fields(report.rows)
+    max_length = splits[0].encoder.limits.max_length
+    return AuditReport(title, max_length, reports, time.perf_counter() - start, num_compared)
+
+
+def _audit_split(
+    split: AuditedSplit, number: int, facts: TokenizerFacts, finder: DuplicateFinder, num_processes: int | None
+) -> SplitReport:
+    rows = AuditedRows()
+    processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
+    is_sample = False
+    with BlockEncoder(BlockAuditor(split.encoder, facts), processes) as workers:
+        # Without a limit, workers go on to the next file before the one before it is finished.
+        for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
+            num_read = 0
+            for block in workers.encode(_blocks(readers)):
+                rows.merge(block.rows)
+                finder.append(block.records, TRAIN_ROWS if split.name == TRAIN else number + 1)
+                num_read += block.rows.stats.num_read
+                if split.max_rows is not None and num_read * len(split.readers) >= split.max_rows:
+                    is_sample = True
+                    break
+    rows.stats.check()
+    return SplitReport(split.name, tuple(reader.name for reader in split.readers), rows, is_sample)
+
+
+def _blocks(readers: Iterable[Reader]) -> Iterator[Block]:
+    for reader in readers:
+        yield from reader.blocks()
+
+
+def _add_duplicates(reports: Sequence[SplitReport], splits: Sequence[AuditedSplit], finder: DuplicateFinder) -> None:
+    records = finder.records()
+
+    def split_of(row: int) -> int:
+        return max(0, int(records[row]["split"]) - 1)
+
+    def place(row: int) -> Location:
+        return Location(splits[split_of(row)].encoder.files[int(records[row]["file"])], int(records[row]["line"]))
+
+    for duplicate in finder.duplicates():
+        record, other = records[duplicate.row], records[duplicate.other]
+        kind = _kind_of(duplicate, is_leak=other["split"] == TRAIN_ROWS != record["split"])
+        beginning = bytes(record["beginning"]).decode(errors="ignore")
+        likeness = "the same question as" if duplicate.same_prompt else _likeness(duplicate)
+        finding = Finding(place(duplicate.row), f"{likeness} {place(duplicate.other)}: {beginning}")
+        reports[split_of(duplicate.row)].rows.findings.add(kind, finding)
+
+
+def _kind_of(duplicate: Duplicate, is_leak: bool) -> Kind:
+    if is_leak:
+        return PROMPT_LEAK if duplicate.same_prompt else LEAK
+    return EXACT if duplicate.similarity == 1 else NEAR
+
+
+def _likeness(duplicate: Duplicate) -> str:
+    return "the same words as" if duplicate.similarity == 1 else f"{duplicate.similarity:.0%} of the words of"
+
+
+def _add_rare_languages(rows: AuditedRows) -> None:
+    known = {language: count for language, count in rows.languages.items() if language != UNKNOWN}
+    total = sum(known.values())
+    if total < _FEW_ROWS or max(known.values()) < _MOST * total:
+        return
+    for language, count in known.items():
+        if count <= _RARE * total:
+            places = rows.language_places[language]
+            for place in places:
+                rows.findings.add(RARE_LANGUAGE, Finding(place.location, f"{language}: {place.excerpt}"))
+            rows.findings.counts[RARE_LANGUAGE] += count - len(places)
+
+
+def _add_unknown_fields(rows: AuditedRows) -> None:
+    for file, counts in rows.stats.unknown_fields.items():
+        for name, count in counts.items():
+            rows.findings.add(UNKNOWN_FIELD, Finding(Location(file), f"{name} ({count:,} rows)"))
+
+
+def check_account(report: SplitReport, expected: dict[str, int]) -> None:
+    """Add a finding for each number of rows or tokens that differs from that of the training data.
+
+    Args:
+        report: report of the split.
+        expected: numbers by attribute of `DataStats`.
+    """
+    for name, number in expected.items():
+        if (found := getattr(report.rows.stats, name)) != number:
+            place = Location(", ".join(report.files))
+            report.rows.findings.add(ACCOUNT, Finding(place, f"{name}: {found:,} here, {number:,} in training"))

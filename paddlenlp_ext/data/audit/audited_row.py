@@ -1,0 +1,215 @@
+"""Everything that a check sees: a row as texts and as tokens, and facts about tokenizer and template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.data.audit.findings import Kind, excerpt
+from paddlenlp_ext.data.preference.encode import PreferenceEncoder
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, USER, Conversation, Message
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.formats import parse_row, parse_text
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.text_encoder import special_token_pattern
+from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.utils.registry import Registry
+
+_MAX_AFTER_END = 3
+PLAIN_TEXT = "text"
+"""Role of the text of a row without messages (`autoregressive`)."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """Text of a message.
+
+    Attributes:
+        role: role of the message, or `PLAIN_TEXT`.
+        text: its content.
+        path: keys and indices that lead from the row to the message; empty for the row itself.
+        is_target: True if the tokens of the message count in the loss.
+    """
+
+    role: str
+    text: str
+    path: tuple[str | int, ...] = ()
+    is_target: bool = False
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """Facts about a tokenizer and a template.
+
+    Attributes:
+        template: the chat template.
+        begin: id of the beginning-of-sequence token; -1 without one.
+        unknown: id of the token for unknown text; -1 without one.
+        special: pattern of special tokens.
+        stop_ids: ids that may end an answer.
+        num_ends: number of these that the template writes after an answer.
+    """
+
+    template: ChatTemplate
+    begin: int
+    unknown: int
+    special: re.Pattern[str]
+    stop_ids: frozenset[int]
+    num_ends: int = 1
+
+    @classmethod
+    def of(cls, template: ChatTemplate) -> TokenizerFacts:
+        """Return the facts about a template and its tokenizer."""
+        tokenizer = template.encoder.tokenizer
+        begin, unknown = (-1 if i is None else int(i) for i in (tokenizer.bos_token_id, tokenizer.unk_token_id))
+        stop_ids = frozenset({*template.stop_token_ids, *template.answer_end_ids})
+        facts = cls(template, begin, unknown, special_token_pattern(tokenizer), stop_ids)
+        ((tokens, mask), *_) = template.encode(Conversation.from_turns(None, [("2 + 2?", "4")]))
+        target = np.array(tokens)[np.array(mask)]
+        return replace(facts, num_ends=facts.count_ends(target))
+
+    def count_ends(self, tokens: np.ndarray) -> int:
+        """Return the number of end tokens at the end of a target; up to 3 tokens may follow, such as a line break."""
+        is_stop = [token in self.stop_ids for token in reversed(tokens.tolist())]
+        if not any(is_stop[: _MAX_AFTER_END + 1]):
+            return 0
+        ends = is_stop[is_stop.index(True) :]
+        return ends.index(False) if False in ends else len(ends)
+
+    def decode(self, tokens: Any) -> str:
+        """Return the text of tokens, special ones included."""
+        return self.template.encoder.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+
+@dataclass(frozen=True)
+class AuditedRow:
+    """Row under audit.
+
+    Attributes:
+        source: the row; None if it could not be read.
+        parts: its texts; empty if the row is invalid.
+        examples: its examples as tokens; empty if it was dropped.
+        dropped: the reason if it was dropped.
+    """
+
+    source: SourceRow | None
+    parts: tuple[TextPart, ...] = ()
+    examples: tuple[TokenizedRow, ...] = ()
+    dropped: InvalidRow | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """All texts, on lines of their own."""
+        return joined(self.parts)
+
+    @property
+    def dialogue(self) -> list[TextPart]:
+        """Texts other than system prompts, which many rows share."""
+        return [part for part in self.parts if part.role != SYSTEM]
+
+    @property
+    def prompt(self) -> list[TextPart]:
+        """Texts of the dialogue before the last answer."""
+        answers = [index for index, part in enumerate(self.dialogue) if part.role == ASSISTANT]
+        return self.dialogue[: answers[-1]] if answers else []
+
+    @property
+    def is_plain_text(self) -> bool:
+        """True for a row without messages."""
+        return any(part.role == PLAIN_TEXT for part in self.parts)
+
+    @property
+    def num_truncated_tokens(self) -> int:
+        """Number of tokens that truncation removed."""
+        return sum(example.num_truncated_tokens for example in self.examples)
+
+    @property
+    def num_lost_targets(self) -> int:
+        """Number of target tokens that truncation removed."""
+        return sum(example.num_truncated_target_tokens for example in self.examples)
+
+    @property
+    def num_targets(self) -> int:
+        """Number of target tokens that remain."""
+        return sum(int(example.loss_mask.sum()) for example in self.examples)
+
+    def search(self, pattern: re.Pattern[str], *roles: str) -> Iterator[Hit]:
+        """Yield the first match of a pattern in each text, or in those of the given roles."""
+        for part in self.parts:
+            if (not roles or part.role in roles) and (match := pattern.search(part.text)):
+                yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
+
+    def target_spans(self) -> Iterator[list[np.ndarray]]:
+        """Yield the runs of target tokens of each part of an example, such as both answers of a pair."""
+        for example in self.examples:
+            for _, tokens, mask in example.parts:
+                edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
+                yield [tokens[start:end] for start, end in edges.reshape(-1, 2)]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Finding of a check in a row, at the message at `path`; () is the row itself."""
+
+    excerpt: str
+    path: tuple[str | int, ...] = ()
+
+
+def joined(parts: Iterable[TextPart]) -> str:
+    """Return texts on lines of their own."""
+    return "\n".join(part.text for part in parts)
+
+
+CheckFunction = Callable[[AuditedRow, TokenizerFacts], Iterator[Hit]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check of a row: its kind of finding, and the function that yields the findings."""
+
+    kind: Kind
+    find: CheckFunction = field(repr=False)
+
+
+CHECKS: Registry[Check] = Registry("check of the audit", "paddlenlp_ext.data.audit.checks")
+
+
+def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], CheckFunction]:
+    """Return a decorator that registers a function as a check."""
+
+    def register(find: CheckFunction) -> CheckFunction:
+        CHECKS.register(name)(Check(Kind(name, severity, remedy), find))
+        return find
+
+    return register
+
+
+def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
+    """Return the texts of a row as its encoder reads them; empty for an invalid row.
+
+    A row with several answers to one prompt has the prompt once.
+    """
+    try:
+        if encoder.autoregressive:
+            return (TextPart(PLAIN_TEXT, parse_text(value), is_target=True),)
+        if isinstance(encoder, PreferenceEncoder):
+            first, *others = encoder.parse(value)
+            targets = [message for other in others for message in other.conversation.messages if message.is_target]
+            messages: tuple[Message, ...] = (*first.conversation.messages, *targets)
+        else:
+            messages = parse_row(value).messages
+    except InvalidRowError:
+        return ()
+    return tuple(TextPart(each.role, each.content, each.path, each.is_target) for each in messages)
+
+
+def questions(row: AuditedRow) -> list[TextPart]:
+    """Return the messages of the user."""
+    return [part for part in row.parts if part.role == USER]

@@ -1,0 +1,29 @@
+"""The error when too much of the training data is lost."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+
+
+def check_losses(stats: DataStats, limit: float) -> None:
+    """Check that truncation and dropped rows lose at most a fraction of the target tokens, and of the rows.
+
+    Args:
+        stats: numbers of rows and tokens of the training split.
+        limit: `max_lost_targets`, a fraction.
+
+    Raises:
+        ValueError: more is lost.
+    """
+    remedy = "--audit_only lists the rows; fix them, raise max_length, or set max_lost_targets"
+    dropped_share = stats.num_dropped / max(1, stats.num_read)
+    if stats.lost_target_share > limit:
+        raise ValueError(
+            f"max_lost_targets {limit:g}: {stats.lost_target_share:.1%} of the target tokens "
+            f"({stats.num_lost_target_tokens:,}) are lost to truncation and dropped rows; {remedy}"
+        )
+    if dropped_share > limit:
+        reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(stats.dropped.items()))
+        raise ValueError(
+            f"max_lost_targets {limit:g}: {dropped_share:.1%} of the rows are dropped ({reasons}); {remedy}"
+        )

@@ -1,0 +1,124 @@
+"""Checked access to the values of a row; errors name the path and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, read_document
+
+FieldPath = tuple[str | int, ...]
+"""Keys and indices that lead from a row to one of its parts."""
+
+WRONG_TYPE = "wrong type"
+MISSING_KEY = "missing key"
+EMPTY_TARGET = "empty target"
+
+
+def read_text(value: Any, path: FieldPath) -> str:
+    """Return a string.
+
+    Raises:
+        InvalidRowError: the value is no string, or has an unpaired surrogate.
+    """
+    if not isinstance(value, str):
+        raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write a string", path)
+    if any("\ud800" <= character <= "\udfff" for character in value) if not value.isascii() else False:
+        raise InvalidRowError(
+            "not UTF-8", f"{dotted(path)} holds an unpaired surrogate, which is not a character; remove it", path
+        )
+    return value
+
+
+def read_texts(value: Any, path: FieldPath) -> list[str]:
+    """Return the strings of a list, or of a single string."""
+    if isinstance(value, list):
+        return [read_text(item, (*path, index)) for index, item in enumerate(value)]
+    return [read_text(value, path)]
+
+
+def read_list(value: Any, path: FieldPath) -> list[Any]:
+    """Return a list.
+
+    Raises:
+        InvalidRowError: the value is no list.
+    """
+    if not isinstance(value, list):
+        raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write a list", path)
+    return value
+
+
+def read_object(value: Any, path: FieldPath) -> dict[str, Any]:
+    """Return an object.
+
+    Raises:
+        InvalidRowError: the value is no object.
+    """
+    if not isinstance(value, dict):
+        raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write an object", path)
+    return value
+
+
+def read_member(item: Any, key: str, path: FieldPath) -> Any:
+    """Return the value of a key of an object.
+
+    Raises:
+        InvalidRowError: the item is no object, or lacks the key.
+    """
+    if key not in read_object(item, path):
+        raise InvalidRowError(MISSING_KEY, f"{dotted(path)} has {describe_keys(item)}; add {key!r}", path)
+    return item[key]
+
+
+def read_json(value: Any, path: FieldPath) -> Any:
+    """Return a JSON value that may also be written as a string of JSON.
+
+    Raises:
+        InvalidRowError: the string is not JSON or an object in it has a key twice, or a string in the value has an
+            unpaired surrogate.
+    """
+    if isinstance(value, str):
+        try:
+            value = read_document(read_text(value, path))
+        except JsonError as error:
+            if error.reason == DUPLICATE:
+                raise InvalidRowError(DUPLICATE, f"{dotted(path)}: {error}", path) from error
+            raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is a string, but not JSON: {error}", path) from error
+    remaining = [value]
+    while remaining:
+        part = remaining.pop()
+        if isinstance(part, str):
+            read_text(part, path)
+        elif isinstance(part, list):
+            remaining += part
+        elif isinstance(part, dict):
+            remaining += [*part, *part.values()]
+    return value
+
+
+def check_target(text: str, path: FieldPath) -> None:
+    """Check that an answer is not empty.
+
+    Raises:
+        InvalidRowError: it is.
+    """
+    if not text.strip():
+        raise InvalidRowError(EMPTY_TARGET, f"{dotted(path)} is empty; write an answer or remove the row", path)
+
+
+def describe_keys(row: dict[str, Any]) -> str:
+    """Return the keys of an object, for error messages."""
+    return f"the keys {', '.join(map(repr, row))}" if row else "no keys"
+
+
+def dotted(path: FieldPath) -> str:
+    """Return a path as it is written in Python: `messages[2].content`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def type_name(value: Any) -> str:
+    """Return the type of a JSON value in words."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names[type(value)]

@@ -1,0 +1,194 @@
+"""Conversations: the messages of a row, in the form that every chat template starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
+ROLE_ORDER = "role order"
+REFUSED = "template refuses"
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """Call of a tool in an answer.
+
+    Attributes:
+        name: name of the tool.
+        arguments: its arguments, as JSON values.
+        call_id: identifier of the call, which the result of the tool repeats.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    call_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """Message of a conversation.
+
+    Attributes:
+        role: "system", "user", "assistant" or "tool".
+        content: text of the message; empty in an answer that only calls tools.
+        reasoning: thought before the content of an answer; None if the row has none.
+        tool_calls: calls of tools in an answer.
+        name: name of the tool or of the speaker.
+        call_id: identifier of the call whose result a tool message is.
+        is_target: True if the tokens of an answer count in the loss.
+        path: keys and indices that lead from the row to the message, for errors.
+    """
+
+    role: str
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    call_id: str | None = None
+    is_target: bool = False
+    path: tuple[str | int, ...] = field(default=(), compare=False)
+
+    @property
+    def is_answer(self) -> bool:
+        """True for messages of the assistant."""
+        return self.role == ASSISTANT
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Conversation of a row.
+
+    Attributes:
+        messages: the messages in order.
+        tools: specifications of the tools that answers may call, in OpenAI's form.
+        template_kwargs: variables of the chat template that the row sets, such as `enable_thinking`.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_turns(
+        cls, system: str | None, turns: Sequence[tuple[str, str]], context_turns: frozenset[int] = frozenset()
+    ) -> Conversation:
+        """Return the conversation of an optional system prompt and (question, answer) turns.
+
+        Args:
+            system: system prompt, or None.
+            turns: the turns in order.
+            context_turns: indices of turns whose answers do not count in the loss.
+        """
+        messages = [] if system is None else [Message(SYSTEM, system)]
+        for index, (question, answer) in enumerate(turns):
+            messages.append(Message(USER, question))
+            messages.append(Message(ASSISTANT, answer, is_target=index not in context_turns))
+        return cls(tuple(messages))
+
+    @classmethod
+    def asking(cls, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None) -> Conversation:
+        """Return the conversation of a question, after (question, answer) turns and an optional system prompt."""
+        asked = cls.from_turns(system, [*history, (question, "")])
+        return asked.until(len(asked.messages) - 1)
+
+    @property
+    def system(self) -> str | None:
+        """System prompt: the content of the first message, if that is a system message."""
+        return self.messages[0].content if self.messages and self.messages[0].role == SYSTEM else None
+
+    @property
+    def answers(self) -> tuple[Message, ...]:
+        """Messages of the assistant."""
+        return tuple(message for message in self.messages if message.is_answer)
+
+    def with_system(self, text: str) -> Conversation:
+        """Return the conversation with a system prompt before its messages."""
+        return replace(self, messages=(Message(SYSTEM, text), *self.messages))
+
+    def until(self, index: int) -> Conversation:
+        """Return the conversation without the message at `index` and those after it."""
+        return Conversation(self.messages[:index], self.tools, self.template_kwargs)
+
+    def without_oldest_turn(self) -> Conversation | None:
+        """Return the conversation without its first question and the messages up to the next question.
+
+        System messages before the first question stay. None: there is no later question.
+        """
+        head = 0
+        while head < len(self.messages) and self.messages[head].role == SYSTEM:
+            head += 1
+        for index in range(head + 1, len(self.messages)):
+            if self.messages[index].role == USER and self.messages[index - 1].role != USER:
+                return replace(self, messages=self.messages[:head] + self.messages[index:])
+        return None
+
+    def with_targets(self, targets: Container[int]) -> Conversation:
+        """Return the conversation with only the messages at the indices `targets` as targets."""
+        messages = (
+            message if message.is_target == (index in targets) else replace(message, is_target=index in targets)
+            for index, message in enumerate(self.messages)
+        )
+        return Conversation(tuple(messages), self.tools, self.template_kwargs)
+
+    def question_before(self, index: int) -> str:
+        """Return the text of the last user message before the message at `index`; empty if there is none."""
+        questions = [message.content for message in self.messages[:index] if message.role == USER]
+        return questions[-1] if questions else ""
+
+
+def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Message]]:
+    """Return (question, answer) of each turn, for a template that writes nothing else.
+
+    Args:
+        conversation: an optional system prompt, then user and assistant messages alternately.
+        template: name of the template in error messages.
+
+    Raises:
+        InvalidRowError: the conversation has another form, or fields that the template cannot write.
+    """
+    if conversation.tools:
+        raise InvalidRowError(REFUSED, f"{template} cannot write tools; use a chat template in Jinja", ("tools",))
+    if conversation.template_kwargs:
+        named = ", ".join(conversation.template_kwargs)
+        raise InvalidRowError(REFUSED, f"{template} has no variable {named}; remove chat_template_kwargs from the row")
+    messages = conversation.messages[1:] if conversation.system is not None else conversation.messages
+    turns: list[tuple[str, Message]] = []
+    question: str | None = None
+    for message in messages:
+        _check_plain(message, template)
+        if message.role == SYSTEM:
+            problem = "a system message follows another message; move it to the beginning"
+            raise InvalidRowError(ROLE_ORDER, problem, message.path)
+        if message.role == USER:
+            if question is not None:
+                problem = "a user message follows a user message; add the answer, or join them"
+                raise InvalidRowError(ROLE_ORDER, problem, message.path)
+            question = message.content
+        else:
+            if question is None:
+                problem = "an assistant message has no user message before it; add the question"
+                raise InvalidRowError(ROLE_ORDER, problem, message.path)
+            turns.append((question, message))
+            question = None
+    if question is not None:
+        problem = "the last message is a user message; add its answer"
+        raise InvalidRowError(ROLE_ORDER, problem, messages[-1].path)
+    return turns
+
+
+def _check_plain(message: Message, template: str) -> None:
+    """Check that a message has nothing but a role and a text."""
+    if message.role == TOOL:
+        problem = f"{template} cannot write a message of a tool; use a chat template in Jinja"
+        raise InvalidRowError(ROLE_ORDER, problem, message.path)
+    if message.tool_calls:
+        raise InvalidRowError(
+            REFUSED, f"{template} cannot write tool calls; use a chat template in Jinja", message.path
+        )
+    if message.reasoning is not None:
+        problem = f"{template} cannot write reasoning; write it into the answer, or remove it"
+        raise InvalidRowError(REFUSED, problem, message.path)

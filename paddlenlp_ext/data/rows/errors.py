@@ -1,0 +1,44 @@
+"""Errors about invalid rows: `InvalidRowError` for one row, `DataError` for a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paddlenlp_ext.data.rows.source_row import InvalidRow
+
+MAX_LISTED = 20
+"""Maximum number of invalid rows that an error message lists; the others are only counted."""
+
+
+class InvalidRowError(ValueError):
+    """Row that violates its format or cannot be tokenized.
+
+    Attributes:
+        reason: short category, under which the statistics count the row.
+        path: keys and indices that lead from the row to the invalid part.
+        by_policy: the row is valid, but an option excludes it.
+    """
+
+    def __init__(self, reason: str, message: str, path: Sequence[str | int] = (), *, by_policy: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.path = tuple(path)
+        self.by_policy = by_policy
+
+
+class DataError(ValueError):
+    """Invalid rows of a dataset: `problems` holds all of them, the message lists the first few and their number."""
+
+    def __init__(self, problems: Sequence[InvalidRow]) -> None:
+        self.problems = tuple(problems)
+        listed = "\n".join(f"  {problem}" for problem in self.problems[:MAX_LISTED])
+        rest = len(self.problems) - MAX_LISTED
+        more = f"\n  ... and {rest} more" if rest > 0 else ""
+        count = f"{len(self.problems)} invalid row" + ("s" if len(self.problems) != 1 else "")
+        remedy = 'Fix them, or set "bad_rows": "drop" to skip them (they are counted).'
+        if any(problem.fatal for problem in self.problems):
+            remedy = (
+                'Fix them; "bad_rows": "drop" cannot skip a syntax error in a JSON array: all rows after it would be '
+                "lost. In a file with one JSON object per line, only the invalid line is skipped."
+            )
+        super().__init__(f"{count}:\n{listed}{more}\n{remedy}")

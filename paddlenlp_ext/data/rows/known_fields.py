@@ -1,0 +1,346 @@
+"""Known fields of rows and messages, and their effects. `docs/make_data.py` writes them to docs/data.md as a table.
+
+    RowFormat       fields that a format reads
+    TEXTS           fields that make a row of another format invalid, because their text would be lost
+    LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
+    REFUSALS        fields that make a row invalid, because they ask for something unsupported or are in the wrong place
+    METADATA        fields that are ignored
+
+Other fields are ignored too, and named in the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.rows.checked_values import FieldPath
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+
+NOT_SUPPORTED = "not supported"
+NO_TARGET = "no target token"
+
+
+TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
+"""Fields with questions or answers, which make a row of a format that does not read them invalid."""
+KWARGS = ("enable_thinking", "reasoning_effort", "documents")
+"""Fields of a row that are variables of the chat template, as in `chat_template_kwargs`."""
+TOOLS = ("tools", "functions")
+"""Fields of a row with the specifications of tools; `functions` is their older form."""
+CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
+"""Fields that rows of every conversation format may have."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an answer with the thought before its content."""
+CALLS = ("tool_calls", "function_call")
+"""Fields of an answer with the calls of tools; `function_call` is their older form, of one call."""
+MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
+"""Fields that messages of every format may have, besides role and content."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Fields of one format of rows.
+
+    Attributes:
+        name: name of the format in error messages and in docs/data.md.
+        required: fields of the row that select the format; each entry lists alternatives.
+        optional: other fields of the row that are read.
+        message: fields of its messages that are read.
+        lost: fields that make the row invalid unless they are read.
+    """
+
+    name: str
+    required: tuple[tuple[str, ...], ...]
+    optional: tuple[str, ...] = CONTEXT
+    message: tuple[str, ...] = ()
+    lost: tuple[str, ...] = TEXTS
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """All fields of a row that are read."""
+        return tuple(name for names in self.required for name in names) + self.optional
+
+    def missing(self, row: dict[str, Any]) -> list[str]:
+        """Return the required fields that a row lacks."""
+        return [names[0] for names in self.required if not any(name in row for name in names)]
+
+
+SRC_TGT = RowFormat("src, tgt", (("src",), ("tgt",)))
+QUERY = RowFormat("query, response", (("query",), ("response",)), ("history", *CONTEXT), lost=(*TEXTS, "prompt"))
+PROMPT = RowFormat("prompt, completion", (("prompt",), ("completion",)), message=("role", "content", *MESSAGE))
+MESSAGES = RowFormat("messages", (("messages",),), message=("role", "content", *MESSAGE))
+SHAREGPT = RowFormat("sharegpt", (("conversations",),), message=("from", "value", *MESSAGE))
+ALPACA = RowFormat("alpaca", (("instruction", "input"), ("output",)), ("history", *CONTEXT))
+ADVERTISE_GEN = RowFormat("AdvertiseGen", (("content",), ("summary",)))
+TEXT = RowFormat("plain text", (("src", "text"),), optional=())
+CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVERTISE_GEN)
+PART = ("type", "text", "value")
+"""Fields of a content part, which is an item of a message's `content`."""
+LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
+"""Fields of an answer or a row that decide whether its tokens count in the loss."""
+EMPTY = (None, "", [], {})
+"""Values that make a field equal to an absent one."""
+NOTHING = (*EMPTY, "[]", False)
+"""Values of a field that ask for nothing."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Fields of a row or a message that make the row invalid if they are set.
+
+    Attributes:
+        names: names of the fields.
+        problem: what is wrong with a row that sets the field, as the end of a sentence about the field.
+        remedy: what to do about it.
+        accepted: values that do not set the field.
+    """
+
+    names: tuple[str, ...]
+    problem: str
+    remedy: str = "remove the field or the row"
+    accepted: tuple[Any, ...] = NOTHING
+
+
+RATINGS = Refusal(
+    ("label", "kto_tag"),
+    "is not true, and a bad answer cannot be trained on",
+    "remove the row, or the field if it does not rate the answer",
+    accepted=(*EMPTY, True),
+)
+REFUSALS = (
+    RATINGS,
+    Refusal(
+        (
+            "chosen",
+            "rejected",
+            "chosen_response",
+            "rejected_response",
+            "chosen_messages",
+            "rejected_messages",
+            "preferred_output",
+            "non_preferred_output",
+            "sort",
+            "completions",
+        ),
+        "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
+        "write the better answer as the answer, and remove the field",
+    ),
+    Refusal((*TOOLS, "chat_template_kwargs", *KWARGS), "is read in a conversation's row only", "move it there"),
+    Refusal((*CALLS, "tool_call_id"), "is read in a message only", "write the row as messages"),
+    Refusal(REASONING, "is read in an answer among messages only", "write the row as messages, or remove the field"),
+    Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
+    Refusal(
+        ("images", "image", "videos", "video", "audios", "audio", "objects"),
+        "is not supported: only text can be trained on",
+    ),
+    Refusal(("refusal",), "is not supported yet", "write the refusal as the answer, and remove the field"),
+    Refusal(("system_prompt", "system_message"), "is not read", "rename the field to system"),
+    Refusal(("is_system",), "is not read", "write the system prompt, the first item of src, as the field system"),
+    Refusal(
+        ("conversation", "segments"),
+        "is not read",
+        'write {"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]}',
+    ),
+    Refusal(("input_ids", "labels"), "holds tokens or labels, which are not read", "write the row as text"),
+    Refusal(
+        ("mask", "masked", "loss_mask", "train_on_turn", "train_detail", "training_detail"),
+        "is not supported yet",
+        "remove the field, or set the weight of each answer to 0 or 1",
+    ),
+)
+METADATA = (
+    "id", "idx", "index", "uuid", "hash", "prompt_id", "question_id", "conversation_id",
+    "source", "dataset", "dataset_name", "url", "title", "author", "license", "model", "split",
+    "category", "task", "task_type", "type", "topic", "domain", "tags", "lang", "language", "difficulty",
+    "score", "rating", "channel", "date", "timestamp", "created", "num_turns", "num_tokens", "meta", "metadata",
+)  # fmt: skip
+"""Fields that describe a row and do not change its tokens."""
+
+MISPLACED = REFUSALS[2:5]
+"""Refusals of fields that are read in rows or messages, where they are somewhere else."""
+_REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
+_KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
+
+
+def check_refusals(
+    fields: dict[str, Any], path: FieldPath = (), read: Container[str] = (), turn_labels: bool = False
+) -> None:
+    """Check that no field of a row, message or part asks for something unsupported.
+
+    Args:
+        fields: the row, message or part.
+        path: its path.
+        read: fields that are read there.
+        turn_labels: accept a list in `label`, which then has a loss weight for each turn instead of a rating.
+
+    Raises:
+        InvalidRowError: a field of `REFUSALS` is set.
+    """
+    for name, value in fields.items():
+        refusal = None if name in read else _REFUSAL_OF.get(name)
+        if turn_labels and name == "label" and isinstance(value, list):
+            continue
+        if refusal is not None and value not in refusal.accepted:
+            raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))
+
+
+def check_row_weights(row: dict[str, Any]) -> None:
+    """Check that a row's loss weights are 1.
+
+    Raises:
+        InvalidRowError: a weight is not 1.
+    """
+    for name, is_target in loss_weights(row).items():
+        if not is_target:
+            raise InvalidRowError(NO_TARGET, f"{name} excludes every answer from the loss; remove the row", (name,))
+
+
+def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
+    """Check that a row has no questions or answers in fields that its format does not read.
+
+    Raises:
+        InvalidRowError: such a field is set and would be lost.
+    """
+    for name in row_format.lost:
+        if name not in row_format.fields and row.get(name) not in NOTHING:
+            message = f"{name} is not read in a row of the format {row_format.name}; remove it"
+            raise InvalidRowError(NOT_SUPPORTED, message, (name,))
+
+
+def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool]:
+    """Return the loss weights of a row or message: name -> True for 1, False for 0.
+
+    Raises:
+        InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
+    """
+    weights: dict[str, bool] = {}
+    for name in LOSS_WEIGHTS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            message = f"{name} is {json.dumps(value)[:40]}, neither 1 (target) nor 0 (context); change or remove it"
+            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
+        weights[name] = bool(value)
+        if len(set(weights.values())) > 1:
+            message = f"{' and '.join(weights)} contradict each other; keep one"
+            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
+    return weights
+
+
+def context_turns(labels: Any, count: int) -> frozenset[int]:
+    """Return the turns that are context, from `label` of a row with `tgt`: one loss weight for each turn.
+
+    Args:
+        labels: value of the field.
+        count: number of turns.
+
+    Raises:
+        InvalidRowError: another number of weights, or a weight that is neither 0 nor 1.
+    """
+    if not isinstance(labels, list) or not labels:
+        return frozenset()
+    if len(labels) != count:
+        message = f"label has {len(labels)} items for {count} turns; write 1 (target) or 0 (context) for each"
+        raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
+    for index, label in enumerate(labels):
+        if label not in (0, 1):
+            message = f"label[{index}] is {json.dumps(label)[:40]}, neither 1 (target) nor 0 (context); change it"
+            raise InvalidRowError(NOT_SUPPORTED, message, ("label", index))
+    return frozenset(index for index, label in enumerate(labels) if not label)
+
+
+def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
+    """Check that a content part has no loss weights.
+
+    Raises:
+        InvalidRowError: the part has one.
+    """
+    for name in LOSS_WEIGHTS:
+        if part.get(name) is not None:
+            raise InvalidRowError(
+                NOT_SUPPORTED, f"{name} of a part is not supported; set it on the message", (*path, name)
+            )
+
+
+def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row without loss weights and ratings of answers, which prediction does not need."""
+    ignored = {*LOSS_WEIGHTS, *RATINGS.names}
+
+    def strip(fields: Any) -> Any:
+        return {name: fields[name] for name in fields if name not in ignored} if isinstance(fields, dict) else fields
+
+    stripped = strip(row)
+    for name in ("messages", "conversations", "prompt", "completion"):
+        if isinstance(stripped.get(name), list):
+            stripped[name] = [strip(message) for message in stripped[name]]
+    return stripped
+
+
+def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
+    """Yield each field of a row that is neither read nor metadata, messages' fields as `messages[].name`."""
+    if not isinstance(row, dict):
+        return
+    for row_format in (TEXT,) if autoregressive else CONVERSATION_FORMATS:
+        if row_format.missing(row):
+            continue
+        if row_format is TEXT and "src" in row:
+            yield from _unknown(row, ("src",))
+        else:
+            lists = [key for (key,) in row_format.required] if row_format.message else []
+            yield from unknown_in(row, row_format, lists)
+
+
+def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
+    """Yield the unknown fields of a row of a format, and those of the messages in its fields `lists`."""
+    yield from _unknown(row, row_format.fields)
+    for key in lists:
+        if key in row_format.fields:
+            yield from _unknown_in_list(row.get(key), f"{key}[]", row_format.message)
+
+
+def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:
+    """Yield the unknown fields of messages or of content parts, once for each name."""
+    found: dict[str, None] = {}
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            found |= dict.fromkeys(f"{label}.{name}" for name in _unknown(item, read))
+            found |= dict.fromkeys(_unknown_in_list(item.get("content"), f"{label}.content[]", PART))
+    yield from found
+
+
+def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
+    return (name for name, value in fields.items() if name not in _KNOWN and name not in read and value not in EMPTY)
+
+
+def markdown_table() -> str:
+    """Return the table of docs/data.md: known fields and their effects."""
+    lines = ["| fields | in | effect |", "|---|---|---|"]
+
+    def add(names: tuple[str, ...], holder: str, effect: str) -> None:
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {holder} | {effect} |")
+
+    for row_format in CONVERSATION_FORMATS:
+        add(row_format.fields, f"row: {row_format.name}", "read")
+    add(TEXT.fields, f"row: {TEXT.name}", "read: the first one present")
+    for row_format in (MESSAGES, SHAREGPT, PROMPT):
+        add(row_format.message, f"message: {row_format.name}", "read")
+    add(PART, "part of `content`", 'read: `text` or `value`, if `type` is "text"; other types are invalid')
+    add(LOSS_WEIGHTS, "answer", "1: target; 0: context, which does not count in the loss; other values are invalid")
+    add(LOSS_WEIGHTS, "other message", "0: no effect; other values are invalid, because only answers can be targets")
+    add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
+    add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
+    add(("label",), f"row: {SRC_TGT.name}", "a list: the weight of each turn, 1 or 0; other values as below")
+    for refusal in REFUSALS:
+        condition = "set and not true" if refusal is RATINGS else "set"
+        place = "row, message, part" if refusal not in MISPLACED else "where it is not read"
+        add(refusal.names, place, f"invalid if {condition}: {refusal.remedy}")
+    add(TEXTS, "row of another conversation format", "invalid if set: remove the field")
+    add(("prompt",), f"row: {QUERY.name}", "invalid if set: remove the field")
+    add(METADATA, "row, message, part", "ignored")
+    lines.append(
+        "| others that are not empty | row, message, part | ignored, and named in the log, once for each file |"
+    )
+    return "\n".join(lines) + "\n"

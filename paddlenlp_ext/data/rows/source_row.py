@@ -1,0 +1,48 @@
+"""Rows as readers yield them, valid or invalid, with their location in the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.utils.json_reader import Location, locate
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """Row of a data file: its JSON value, and the source text of that value, in which `location_of` finds parts."""
+
+    location: Location
+    value: Any
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class InvalidRow:
+    """Row that does not become training data.
+
+    Attributes:
+        location: file, line and column of the error.
+        reason: short category, under which the statistics count the row.
+        message: the error and its remedy.
+        by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
+        fatal: the rest of the file cannot be read, so skipping only this row is impossible.
+        num_target_tokens: target tokens that the row would have had; 0 if it was not tokenized.
+    """
+
+    location: Location
+    reason: str
+    message: str
+    by_policy: bool = False
+    fatal: bool = False
+    num_target_tokens: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.location}: {self.reason}: {self.message}"
+
+
+def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
+    """Return the location of the part of a row at `path`."""
+    if not row.text:
+        return row.location
+    return row.location.after(row.text[: locate(row.text, path)])

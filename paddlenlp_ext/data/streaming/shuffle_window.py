@@ -1,0 +1,107 @@
+"""Optimizer steps of a stream.
+
+Each window is shuffled and packed by itself, as an epoch of a stored dataset is, and its packs are divided into steps.
+A step may begin in one window and end in the next; the last one of an epoch may have fewer micro-batches. Every rank
+reads the full stream and collates its own micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paddlenlp_ext.data.packing import Pack, PackingPlan, attention_cost
+from paddlenlp_ext.data.step_batch import StepBatch
+from paddlenlp_ext.data.streaming.token_stream import TokenStream, Window
+from paddlenlp_ext.utils.random import seed_of
+
+
+class StreamOrder:
+    """Optimizer steps of a run over a stream, with the interface of `DataOrder`.
+
+    Args:
+        stream: the rows.
+        micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
+        batch_size: packs of a micro-batch.
+        packing, capacity, seed: as for `PackingPlan`.
+        max_steps: optimizer steps of the run.
+
+    Attributes:
+        total_steps: optimizer steps of the run.
+
+    Raises:
+        ValueError: `max_steps` is not set.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        micro_batches_per_step: int,
+        *,
+        batch_size: int,
+        packing: str,
+        capacity: int | None,
+        seed: int,
+        max_steps: int,
+    ) -> None:
+        if max_steps < 1:
+            raise ValueError("lazy: the rows of a stream are not counted in advance; set max_steps")
+        self.total_steps = max_steps
+        self._stream, self._batch_size, self._seed = stream, batch_size, seed
+        self._packing, self._capacity = packing, capacity
+        self._packs_per_step = batch_size * micro_batches_per_step
+
+    def step_batches(
+        self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
+    ) -> Iterator[StepBatch]:
+        """Yield the global batches, epoch after epoch without end.
+
+        Args:
+            epoch: epoch to begin with, if `cursor` is None.
+            index: number of the first step in its epoch.
+            cursor: `next_cursor` of the step before; None: the start of the epoch.
+        """
+        begin = dict(cursor or {"window": None, "pack": 0, "lead": 0})
+        first_pack, lead = begin["pack"], begin["lead"]
+        pending: list[Pack] = []
+        for window in self._stream.windows(epoch, begin["window"]):
+            if not pending:
+                self._stream.release_before(window)
+            packs = self._packs(window, lead)
+            for number in range(first_pack, len(packs)):
+                pending.append(packs[number])
+                is_last = window.is_last and number + 1 == len(packs)
+                if len(pending) < self._packs_per_step and not is_last:
+                    continue
+                done = (number + 1) / len(packs)
+                yield StepBatch(
+                    window.epoch,
+                    index,
+                    *self._micro_batches(pending),
+                    end_fraction=1.0 if is_last else window.begin + (window.end - window.begin) * done,
+                    is_last=is_last,
+                    next_cursor={"window": window.start, "pack": number + 1, "lead": lead},
+                )
+                index, pending = 0 if is_last else index + 1, []
+                self._stream.release_before(window)
+            first_pack, lead = 0, -len(pending) % self._packs_per_step
+
+    def _packs(self, window: Window, lead: int) -> list[Pack]:
+        """Return the packs of a window, of rows by their number in the epoch; the first `lead` ones complete a step."""
+        plan = PackingPlan(
+            window.arrays.lengths,
+            batch_size=self._batch_size,
+            packing=self._packing,
+            capacity=self._capacity,
+            seed=seed_of(self._seed, window.epoch, window.number),
+            packs_per_step=self._packs_per_step,
+            lead=lead,
+        )
+        return [[window.first_row + row for row in pack] for pack in plan.packs(0)]
+
+    def _micro_batches(self, packs: list[Pack]) -> tuple[tuple[list[Pack], ...], tuple[int, ...]]:
+        """Return packs as micro-batches, and the cost of attention of each."""
+        size = self._batch_size
+        members = tuple(packs[start : start + size] for start in range(0, len(packs), size))
+        costs = (attention_cost([self._stream[row].length for pack in each for row in pack]) for each in members)
+        return members, tuple(costs)

@@ -1,0 +1,224 @@
+"""Stream of rows (`lazy`): they are read and tokenized during training, in constant memory.
+
+    source 0 --> blocks --> encoded blocks --+
+    source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       mixture: which source is next
+                                                  rows of a window are shuffled and packed together
+
+A window holds `shuffle_buffer_size` rows, or fewer if they are long. It is a function of the files and of the cursor at
+its start, which checkpoints save: a resumed run reads the same windows. An epoch ends, and with it a window, when every
+source has been read to its end once more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.mixture import next_source
+from paddlenlp_ext.data.rows.errors import MAX_LISTED, DataError
+from paddlenlp_ext.data.streaming.source_cursor import Source, SourceCursor
+from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.row_encoder import EncodedBlock, RowEncoder
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.workers import BlockEncoder
+from paddlenlp_ext.utils.logging import get_logger
+
+WINDOW_TOKENS = 1 << 24
+"""Tokens with which a window ends, whatever its number of rows; they take 80 MB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Consecutive rows of a stream.
+
+    Attributes:
+        arrays: the rows, in the order of reading.
+        start: cursor of the window, plain values for JSON.
+        epoch, number: epoch of the rows, and number of the window in it.
+        first_row: number of the first row in its epoch.
+        begin, end: fractions of the epoch that have been read before and after the window.
+        is_last: the window is the last of its epoch.
+    """
+
+    arrays: TokenArrays
+    start: dict[str, Any]
+    epoch: int
+    number: int
+    first_row: int
+    begin: float
+    end: float
+    is_last: bool
+
+
+class TokenStream:
+    """Rows of one or more sources, of which only the current windows are in memory.
+
+    Args:
+        sources: the datasets of the mixture.
+        encoder: encoder of the rows; its files are those of all sources.
+        bad_rows: "error" or "drop".
+        max_lost_targets: fraction of target tokens, and of rows, that may be lost; checked when statistics are logged.
+        num_workers: processes that encode rows in the background; 0: this process, when rows are needed.
+        window_rows: rows of a window.
+        identity: facts that determine the rows, under names for users; a resumed run must match them.
+
+    Attributes:
+        stats: numbers of rows and tokens that have been read.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        encoder: RowEncoder,
+        *,
+        bad_rows: str = "error",
+        max_lost_targets: float = 1.0,
+        num_workers: int = 0,
+        window_rows: int = 8192,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.stats = DataStats()
+        self.identity = dict(identity or {})
+        self._sources = list(sources)
+        self._weights = [source.weight for source in sources]
+        self._files = encoder.files
+        self._bad_rows, self._window_rows, self._max_lost_targets = bad_rows, window_rows, max_lost_targets
+        self._workers = BlockEncoder(encoder, num_workers, in_background=True)
+        self._held: list[Window] = []
+        self._tokens_drawn = [0] * len(self._sources)
+
+    def __getitem__(self, index: int) -> EncodedRow:
+        window = self._window_of(index)
+        return window.arrays.row(index - window.first_row, int(index))
+
+    def source(self, index: int) -> tuple[str, int]:
+        """Return the file and the line of row `index` of the current epoch; its window must still be held."""
+        window = self._window_of(index)
+        file, line, _ = window.arrays.locations[index - window.first_row]
+        return self._files[file], int(line)
+
+    def head(self, count: int) -> list[EncodedRow]:
+        """Return the first rows of the first window, at most `count`."""
+        window = next(self.windows())
+        return [self[index] for index in range(min(count, len(window.arrays)))]
+
+    def release_before(self, window: Window) -> None:
+        """Drop the windows before this one."""
+        self._held = self._held[self._held.index(window) :]
+
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything that determines the rows, under names for users; longer values as a hash."""
+        return {
+            name: value if isinstance(value, int | str) else _digest(value) for name, value in self.identity.items()
+        }
+
+    def windows(self, epoch: int = 0, cursor: Mapping[str, Any] | None = None) -> Iterator[Window]:
+        """Yield windows without end, and hold them for `__getitem__` until `release_before`.
+
+        Args:
+            epoch: epoch to begin with, if `cursor` is None.
+            cursor: `start` of the first window; None: the start of the epoch.
+
+        Raises:
+            DataError: a row is invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+            ValueError: a file is damaged, a source has no valid row, or more than `max_lost_targets` is lost.
+        """
+        self._held, self.stats, self._tokens_drawn = [], DataStats(), [0] * len(self._sources)
+        begin = dict(cursor or {})
+        epoch = begin.get("epoch", epoch)
+        places = begin.get("places") or [{"passes": epoch} for _ in self._sources]
+        drawn = list(begin.get("drawn") or [0] * len(self._sources))
+        first_row, number = begin.get("first_row", 0), begin.get("number", 0)
+        readings = [
+            SourceCursor(source, self._workers.encode, self._account, place)
+            for source, place in zip(self._sources, places, strict=True)
+        ]
+        while True:
+            start = {
+                "epoch": epoch,
+                "places": [reading.place() for reading in readings],
+                "drawn": list(drawn),
+                "first_row": first_row,
+                "number": number,
+            }
+            before = self._progress(readings, epoch)
+            arrays, is_last = self._read_window(readings, drawn, epoch)
+            after = 1.0 if is_last else self._progress(readings, epoch)
+            window = Window(arrays, start, epoch, number, first_row, before, after, is_last)
+            self._held.append(window)
+            self._log_progress(window, drawn)
+            yield window
+            first_row, number = first_row + len(arrays), number + 1
+            if is_last:
+                epoch, first_row, number = epoch + 1, 0, 0
+
+    def _read_window(self, readings: list[SourceCursor], drawn: list[int], epoch: int) -> tuple[TokenArrays, bool]:
+        """Return the rows of the next window, and whether it is the last of the epoch; count them in `drawn`."""
+        rows: list[tuple[TokenArrays, int]] = []
+        num_tokens, is_last = 0, False
+        while len(rows) < self._window_rows and num_tokens < WINDOW_TOKENS and not is_last:
+            source = next_source(drawn, self._weights)
+            arrays, index = readings[source].take()
+            rows.append((arrays, index))
+            drawn[source] += 1
+            length = int(arrays.offsets[index + 1] - arrays.offsets[index])
+            num_tokens += length
+            self._tokens_drawn[source] += length
+            is_last = all(reading.passes > epoch for reading in readings)
+        return TokenArrays.gather(rows), is_last
+
+    def _account(self, encoded: EncodedBlock) -> None:
+        """Count the rows of a block, and name the invalid ones.
+
+        Raises:
+            DataError: a row is invalid and `bad_rows` is "error", or a row is fatal.
+        """
+        refused = [row for row in encoded.invalid if row.fatal or self._bad_rows == "error"]
+        if refused:
+            raise DataError(refused)
+        num_listed = len(self.stats.examples)
+        self.stats.add(encoded.stats)
+        for problem in self.stats.examples[num_listed:MAX_LISTED]:
+            get_logger().warning("dropped: %s", problem)
+
+    def _log_progress(self, window: Window, drawn: Sequence[int]) -> None:
+        """Log statistics after 1, 2, 4, 8, ... windows and at the end of an epoch."""
+        count = window.number + 1
+        if count & (count - 1) and not window.is_last:
+            return
+        title = f"train rows read so far (epoch {window.epoch + window.end:.2f})"
+        get_logger().info("%s", self.stats.table(title))
+        check_losses(self.stats, self._max_lost_targets)
+        if len(self._sources) > 1:
+            total, tokens = sum(drawn), max(1, sum(self._tokens_drawn))
+            for source, rows, own in zip(self._sources, drawn, self._tokens_drawn, strict=True):
+                shares = (100 * rows / total, 100 * own / tokens, 100 * source.weight)
+                get_logger().info(
+                    "mix: %s: %.2f%% of the rows, %.2f%% of the tokens, weight %.2f%%", source.name, *shares
+                )
+        if window.is_last:
+            for line in self.stats.describe_unknown_fields():
+                get_logger().info("%s", line)
+
+    def _window_of(self, index: int) -> Window:
+        for window in reversed(self._held):
+            if window.first_row <= index < window.first_row + len(window.arrays):
+                return window
+        raise IndexError(f"row {index} is not in the windows that are held")
+
+    @staticmethod
+    def _progress(readings: Sequence[SourceCursor], epoch: int) -> float:
+        return min(1.0, max(0.0, min(reading.passes + reading.fraction for reading in readings) - epoch))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,293 @@
+"""Chat templates in Jinja, and the exact span of every answer in the rendered text.
+
+A template that marks the assistant's text with `{% generation %}` decides itself what is learned. Without marks,
+answers are not searched for in the text, because an answer may also occur in the question. Their spans are differences
+of renderings:
+
+- An answer begins where the prompt ends: the rendering of the messages before it, with the generation prompt, as a
+  server renders it.
+- It ends where the rendering of the messages up to it ends, at the last special token (`<|im_end|>`, but not the line
+  break after it).
+
+If the template writes an answer differently once later messages follow (Qwen3's drops earlier thoughts), the answer is
+a target only in an example of its own, which ends with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.templates.base import TemplateOptions
+from paddlenlp_ext.data.templates.jinja_probe import REMEDY, Probe
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedTurn
+
+
+class Renderings:
+    """Renderings of a conversation and of its beginnings, each computed once.
+
+    Args:
+        conversation: the messages.
+        renderer: renderer of the template.
+        kwargs: variables of the template.
+        options: options of the run, which decide what counts in the loss.
+        probe: texts that the template writes around contents for these variables.
+        special: pattern of special tokens.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        renderer: Renderer,
+        kwargs: Mapping[str, Any],
+        options: TemplateOptions,
+        probe: Probe,
+        special: re.Pattern[str],
+    ) -> None:
+        self.conversation = conversation
+        self.messages = conversation.messages
+        self.renderer, self.kwargs, self.options = renderer, kwargs, options
+        self.probe, self.special = probe, special
+        self.answers = [index for index, message in enumerate(self.messages) if message.is_answer]
+        self._texts: dict[tuple[int, bool], str] = {}
+        self._marks: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def text(self, count: int) -> str:
+        """Return the text of the first `count` messages."""
+        return self._render(count, False)
+
+    def prompt(self, count: int) -> str:
+        """Return the text of the first `count` messages, with the prompt of the next answer."""
+        return self._render(count, True)
+
+    def located(self, count: int) -> dict[int, tuple[int, int]]:
+        """Return the (start, end) of answers in the text of the first `count` messages, by their index.
+
+        Answers that the template writes differently in the text that ends with them are left out.
+        """
+        if self.renderer.is_marked:
+            spans = self._marked_spans(count)
+            text = self.text(count)
+            own = {index: (self.text(index + 1), *self._marked_spans(index + 1)[index]) for index in spans}
+            return {i: (s, e) for i, (s, e) in spans.items() if text[s:e] == own[i][0][own[i][1] : own[i][2]]}
+        spans = {index: self._span(index) for index in self.answers if index < count}
+        text = self.text(count)
+        return {
+            index: span
+            for index, span in spans.items()
+            if span is not None and text.startswith(self.text(index + 1)[: span[1]])
+        }
+
+    def _span(self, index: int) -> tuple[int, int] | None:
+        """Return (start, end) of the answer at `index` in the text that ends with it; None if it cannot be located."""
+        text = self.text(index + 1)
+        start = self._start(index, text)
+        return None if start is None else (start, self._end(text, start))
+
+    def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
+        """Return the spans that the template marks in the first `count` messages, with the end token after each."""
+        if count not in self._marks:
+            renderer = self.renderer
+            text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
+            answers = [index for index in self.answers if index < count]
+            if len(spans) > len(answers):  # such as a mark of the content and another one of the end token
+                spans = _join_adjacent(spans)
+            if len(spans) != len(answers):
+                problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
+                raise InvalidRowError(REFUSED, f"the template {problem}")
+            self._marks[count] = {
+                index: (start, self._with_end_token(text, end))
+                for index, (start, end) in zip(answers, spans, strict=True)
+            }
+        return self._marks[count]
+
+    def _with_end_token(self, text: str, end: int) -> int:
+        """Return the end of a marked span, after the end token if that follows outside the mark."""
+        token = self.special.match(text, end)
+        return end if token is None or token[0] not in self.probe.answer_end else token.end()
+
+    def answer_after_prompt(self, index: int) -> str | None:
+        """Return the text of the answer at `index` without the prompt, which the template writes differently before it.
+
+        The message before the answer is replaced by a label to locate the end of the prompt. None: it is not the same
+        in both texts.
+        """
+        if index == 0:
+            return None
+        label = "Zq0x"
+        asked = replace(self.messages[index - 1], content=label)
+        labelled = replace(self.conversation, messages=(*self.messages[: index - 1], asked, self.messages[index]))
+        render = self.renderer.text_of
+        prompt, full = render(labelled.until(index), self.kwargs, True), render(labelled, self.kwargs)
+        before, after = prompt.rpartition(label)[2], full.rpartition(label)[2]
+        if label not in prompt or label not in full or not after.startswith(before):
+            return None
+        answer = after.removeprefix(before)
+        return answer[: self._end(answer, 0)]
+
+    def _start(self, index: int, text: str) -> int | None:
+        if index == 0:
+            return self._start_of_greeting(text)
+        if text.startswith(prompt := self.prompt(index)):
+            return len(prompt)
+        before = self.text(index)
+        if text.startswith(before):
+            for header in self.probe.headers:
+                if text.startswith(header, len(before)):
+                    return len(before) + len(header)
+        return None
+
+    def _start_of_greeting(self, text: str) -> int | None:
+        """Return the start of an answer to nothing: it has no prompt, so its content is replaced to locate it."""
+        label = "Zq0x"
+        greeting = replace(self.messages[0], content=label, reasoning=None)
+        labelled = replace(self.conversation, messages=(greeting,))
+        before, found, _ = self.renderer.text_of(labelled, self.kwargs).partition(label)
+        return len(before) if found and text.startswith(before) else None
+
+    def _end(self, text: str, start: int) -> int:
+        tail, end = self.probe.answer_tail, self.probe.answer_end
+        if text.endswith(tail):
+            return len(text) - len(tail) + len(end)
+        ends = [match.end() for match in self.special.finditer(text, start)]
+        return ends[-1] if ends and not text[ends[-1] :].strip() else len(text)
+
+    def _render(self, count: int, for_generation: bool) -> str:
+        key = (count, for_generation)
+        if key not in self._texts:
+            part = self.conversation.until(count)
+            self._texts[key] = self.renderer.text_of(part, self.kwargs, for_generation)
+        return self._texts[key]
+
+
+def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of which no one begins where another ends."""
+    joined: list[tuple[int, int]] = []
+    for start, end in spans:
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return joined
+
+
+def unfold(renderings: Renderings) -> list[Example]:
+    """Return examples such that each target reads as in the text that ends with it.
+
+    The first example is the full conversation. Targets that it writes differently are in examples that end with the
+    last of them.
+    """
+    remaining = {index for index in renderings.answers if renderings.messages[index].is_target}
+    examples: list[Example] = []
+    count = len(renderings.messages)
+    while remaining:
+        located = renderings.located(count)
+        learned = remaining & set(located)
+        last = max(remaining)
+        if learned:
+            examples.append(_example(renderings, count, located, learned))
+            remaining -= learned
+        elif count == last + 1:
+            examples.append(_spliced_example(renderings, last))
+            remaining.remove(last)
+        count = max(remaining, default=last) + 1
+    return examples[::-1]
+
+
+def _spliced_example(renderings: Renderings, index: int) -> Example:
+    """Return the example of an answer whose prompt the template writes differently once it is answered.
+
+    gpt-oss's template drops the thought of a call from the text of the final answer, but not from its prompt. The
+    example is the prompt, as a server renders it, and the answer.
+    """
+    answer = renderings.answer_after_prompt(index)
+    if answer is None:
+        number = renderings.answers.index(index) + 1
+        problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
+        raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", renderings.messages[index].path)
+    turn = _turn(renderings, index, renderings.prompt(index), "", answer)
+    return Example(renderings.conversation.until(index + 1).with_targets((index,)), (turn,))
+
+
+def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, int]], learned: set[int]) -> Example:
+    """Return the example of the first `count` messages, in which only the `learned` answers are targets."""
+    text = renderings.text(count)
+    turns: list[RenderedTurn] = []
+    previous_end = 0
+    for index, (start, end) in located.items():
+        header = ""
+        if renderings.renderer.is_marked and index and text.startswith(prompt := renderings.prompt(index)):
+            header = text[start : len(prompt)]
+        turn = _turn(renderings, index, text[previous_end:start], header, text[start + len(header) : end])
+        turns.append(turn if index in learned or not turn.is_target else replace(turn, is_target=False))
+        previous_end = end
+    return Example(renderings.conversation.until(count).with_targets(learned), tuple(turns))
+
+
+def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: str) -> RenderedTurn:
+    """Return the turn of the answer at `index`.
+
+    Args:
+        renderings: the conversation.
+        index: index of the answer.
+        prompt: text before the answer, from the end of the answer before it.
+        header: text of the generation prompt that the template marks as learned.
+        answer: text of the answer.
+    """
+    message, options = renderings.messages[index], renderings.options
+    thought = renderings.renderer.thought_of(message).strip()
+    match = renderings.probe.thought.match(answer)
+    found = match[1].strip() if match else None
+    if thought and message.is_target and (found == "" or renderings.probe.empty_thought.search(prompt + header)):
+        problem = "the chat template writes an empty thought before the thought of the row; set enable_thinking to true"
+        raise InvalidRowError(REFUSED, problem, message.path)
+    is_left_out = options.mask_reasoning if thought else not options.learn_empty_think
+    block = match[0] if match and found == thought and is_left_out and message.is_target else ""
+    if thought and options.mask_reasoning and message.is_target and not block:
+        problem = "mask_reasoning: the thought cannot be located in the text of the chat template"
+        raise InvalidRowError(REFUSED, problem, message.path)
+    head, content, tail = _split_prompt(renderings, index, prompt)
+    leads = []
+    if header:
+        # A thought that begins in the header is left out from there; an empty one may be all in the header.
+        begun = (renderings.probe.thought_start if block else renderings.probe.empty_thought).search(header)
+        start = begun.start() if begun and is_left_out else len(header)
+        leads = [Lead(header[:start], True, True), Lead(header[start:], False, True)]
+        leads = [lead for lead in leads if lead.text]
+    if block and not thought and not header:
+        if content is None:
+            head += block
+        else:
+            tail += block
+    elif block:
+        leads.append(Lead(block, False, not thought))
+    answer = answer[len(block) :]
+    return RenderedTurn(
+        head,
+        content,
+        tail,
+        answer,
+        tuple(leads),
+        is_target=message.is_target,
+        number=renderings.answers.index(index),
+        has_thought=bool(thought),
+        num_tool_calls=len(message.tool_calls),
+        has_empty_thought=bool(block) and not thought,
+    )
+
+
+def _split_prompt(renderings: Renderings, index: int, prompt: str) -> tuple[str, str | None, str]:
+    """Return head, content and tail of a prompt; the content is the message before the answer, None if rewritten."""
+    before: Message | None = renderings.messages[index - 1] if index else None
+    tail = None if before is None else renderings.probe.prompt_tails.get(before.role)
+    if before is None or tail is None:
+        return prompt, None, ""
+    for content in (before.content, before.content.strip()):
+        if prompt.endswith(content + tail):
+            start = len(prompt) - len(tail) - len(content)
+            return prompt[:start], content, tail
+    return prompt, None, ""

@@ -1,0 +1,99 @@
+"""Check that a Jinja template writes all of a conversation.
+
+A template decides itself which fields of a message it reads. A field that it ignores would be lost without a word, so
+a conversation with tools, tool calls, reasoning or system messages that are not in the text is rendered once more with
+a label in place of each of them: a label that is missing in the text names the part that the template does not write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+
+
+@dataclass(frozen=True)
+class _Label:
+    """Label in place of a part of a conversation.
+
+    Attributes:
+        text: the label.
+        what: the part, in words.
+        path: location of the part in the row.
+        answer: index of the message that has to write it when it is the last one; None: the full text has to.
+    """
+
+    text: str
+    what: str
+    path: tuple[str | int, ...]
+    answer: int | None
+
+
+def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
+    """Check that the template writes the tools, calls, results, thoughts and system messages of a conversation.
+
+    Thoughts and contents are checked in target answers only: templates drop earlier thoughts on purpose.
+
+    Raises:
+        InvalidRowError: it does not write one of them, or raises an error.
+    """
+    labels: list[_Label] = []
+    labelled = _label(conversation, labels)
+    if not labels:
+        return
+    ends = sorted({label.answer for label in labels if label.answer is not None})
+    texts = {end: renderer.text_of(labelled.until(end + 1), kwargs) for end in ends}
+    full = renderer.text_of(labelled, kwargs)
+    for label in labels:
+        if label.text not in (full if label.answer is None else texts[label.answer]):
+            remedy = "remove it, or use another chat template"
+            raise InvalidRowError(REFUSED, f"the chat template does not write {label.what}; {remedy}", label.path)
+
+
+def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
+    """Return a conversation with labels in place of its rare parts, and append the labels."""
+
+    def add(what: str, path: tuple[str | int, ...], answer: int | None = None) -> str:
+        labels.append(_Label(f"Zq{len(labels)}x", what, path, answer))
+        return labels[-1].text
+
+    tools = []
+    for tool in conversation.tools:
+        name = tool["function"]["name"]
+        tools.append({**tool, "function": {**tool["function"], "name": add(f"the tool {name}", ("tools",))}})
+    messages = list(conversation.messages)
+    for index, message in enumerate(messages):
+        if message.role in (TOOL, SYSTEM):
+            after = " after another message" if index else ""
+            what = "a result of a tool" if message.role == TOOL else f"a system message{after}"
+            messages[index] = replace(message, content=add(what, message.path))
+        elif message.is_answer:
+            messages[index] = _label_answer(message, index, add)
+    return replace(conversation, tools=tuple(tools), messages=tuple(messages))
+
+
+def _label_answer(message: Message, index: int, add: Callable[..., str]) -> Message:
+    inline, rest = split_thought(message.content)
+    if inline is None and message.reasoning is None and not message.tool_calls:
+        return message
+    changed = message
+    calls = [
+        replace(call, name=add(f"the call of {call.name}", message.path, index if message.is_target else None))
+        for call in message.tool_calls
+    ]
+    if message.is_target:
+        content = add("the content of an answer", message.path, index) if rest.strip() else ""
+        if (inline or message.reasoning or "").strip():
+            thought = add("the reasoning of an answer", message.path, index)
+            if message.reasoning is not None:
+                changed = replace(changed, reasoning=thought)
+            if inline is not None:
+                opening, closing = THOUGHT_TAGS
+                content = f"{opening}\n{thought}\n{closing}\n\n{content}"
+        changed = replace(changed, content=content)
+    return replace(changed, tool_calls=tuple(calls))

@@ -1,0 +1,179 @@
+"""Render conversations with a Jinja template."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+
+from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.templates.jinja_sandbox import bound_template, limited
+
+_FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
+"""Variables that fix the date, so that training, its resumption and prediction have the same prompts: that of Llama 3's
+template with its default value, and the same day for templates that read the clock."""
+_DATE_FORMATS = ("-d", "-m", *"aAbBdejmyYHIMSp")
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "conversation")
+"""Variables that `chat_template_kwargs` cannot set: the messages and arguments of the renderer."""
+
+Spans = list[tuple[int, int]]
+
+
+@contextmanager
+def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
+    """Limit the rendering of a template, and yield its name for transformers.
+
+    Any error of the template, which is a program, becomes an error of the row.
+    """
+    try:
+        with limited(sum(len(message.content) for message in conversation.messages)):
+            yield bound_template(source)
+    except Exception as error:
+        text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise InvalidRowError(REFUSED, f"the chat template raises: {text}") from error
+
+
+class Renderer:
+    """Source of a Jinja template, with the variables of its tokenizer.
+
+    Attributes:
+        text: the source.
+        is_marked: True if it marks the assistant's text with `{% generation %}`.
+        reasoning_key: field of a message from which it reads the thought; None if it reads none.
+    """
+
+    def __init__(self, text: str, tokenizer: Any) -> None:
+        self.text = text
+        self.is_marked = bool(_GENERATION_MARK.search(text))
+        found = set(_REASONING_KEY.findall(text))
+        keys = ("reasoning_content", "thinking", "reasoning")
+        self.reasoning_key = next((key for key in keys if key in found), None)
+        self._writes_tags = any(tag in text for tag in THOUGHT_TAGS)
+        self._tokenizer = tokenizer
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """Check that the template has the variables.
+
+        Raises:
+            ValueError: it does not mention one of them, or `strftime_now` is not a date.
+        """
+        self._source(kwargs)
+        for name in kwargs:
+            if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", self.text):
+                raise ValueError(f"the chat template has no variable {name!r}; remove it")
+
+    def _source(self, kwargs: Mapping[str, Any]) -> str:
+        """Return the template, with a macro in place of the function `strftime_now` if it calls that.
+
+        Raises:
+            ValueError: `strftime_now` in `kwargs` is not a date.
+        """
+        if "strftime_now" not in self.text:
+            return self.text
+        value = kwargs.get("strftime_now", _FIXED["strftime_now"])
+        try:
+            day = date.fromisoformat(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"strftime_now must be a date such as 2024-07-26, got {value!r}") from error
+        replaced = "".join(f" | replace('%{kind}', '{day.strftime('%' + kind)}')" for kind in _DATE_FORMATS)
+        return f"{{% macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro +%}}{self.text}"
+
+    def text_of(self, conversation: Conversation, kwargs: Mapping[str, Any], for_generation: bool = False) -> str:
+        """Return the text of a conversation, with the prompt of the next answer if it is for generation.
+
+        Raises:
+            InvalidRowError: the template raises an error, or exceeds the limits of sandbox.py.
+        """
+        messages = self.dictionaries(conversation)
+        with _bounded(self._source(kwargs), conversation) as name:
+            return self._tokenizer.apply_chat_template(
+                messages,
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                chat_template=name,
+                add_generation_prompt=for_generation,
+                tokenize=False,
+                **{**_FIXED, **kwargs},
+            )
+
+    def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
+        """Return the text of a conversation, and the (start, end) of each span that the template marks in it.
+
+        Raises:
+            InvalidRowError: as for `text_of`.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs}
+        messages = self.dictionaries(conversation)
+        with _bounded(self._source(kwargs), conversation) as name:
+            texts, marks = render_jinja_template(
+                [messages],
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                chat_template=name,
+                return_assistant_tokens_mask=True,
+                **variables,
+            )
+        return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
+
+    def thought_of(self, message: Message) -> str:
+        """Return the thought of an answer, from its field or from tags in its content; empty if it has none."""
+        if message.reasoning is not None:
+            return message.reasoning
+        return split_thought(message.content)[0] or ""
+
+    def dictionaries(self, conversation: Conversation) -> list[dict[str, Any]]:
+        """Return the messages as the template reads them.
+
+        Raises:
+            InvalidRowError: an answer has two thoughts, or one that the template cannot write.
+        """
+        return [self._dictionary(message) for message in conversation.messages]
+
+    def _dictionary(self, message: Message) -> dict[str, Any]:
+        written: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.is_answer:
+            written |= self._with_thought(message)
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {
+                    **({} if call.call_id is None else {"id": call.call_id}),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        for key, value in (("name", message.name), ("tool_call_id", message.call_id)):
+            if value is not None:
+                written[key] = value
+        return written
+
+    def _with_thought(self, message: Message) -> dict[str, Any]:
+        """Return the content of an answer with its thought where the template reads it, and never twice."""
+        inline, rest = split_thought(message.content)
+        if message.reasoning is not None and inline is not None and inline.strip() != message.reasoning.strip():
+            problem = "the answer has a thought in its content and another one as a field; keep one"
+            raise InvalidRowError(REFUSED, problem, message.path)
+        if self.reasoning_key is not None:
+            thought = message.reasoning if message.reasoning is not None else inline
+            return {"content": rest, self.reasoning_key: thought} if thought else {"content": rest}
+        if message.reasoning is None or inline is not None:
+            return {}
+        if not self._writes_tags:
+            problem = "the chat template does not write reasoning; write it into the answer, or remove it"
+            raise InvalidRowError(REFUSED, problem, message.path)
+        opening, closing = THOUGHT_TAGS
+        return {"content": f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"}
+
+
+def key_of(kwargs: Mapping[str, Any]) -> str:
+    """Return a text that identifies variables of a template."""
+    return json.dumps(dict(kwargs), sort_keys=True, default=str)

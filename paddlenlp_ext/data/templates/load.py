@@ -1,0 +1,76 @@
+"""Load the chat template that the key `chat_template` selects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
+from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.utils.json_reader import JsonError, Location, read_document
+
+_MAX_FILE_BYTES = 1 << 22
+FILE_NAMES = ("chat_template.jinja", "chat_template.json")
+
+
+def load_template(option: str | None, tokenizer: Any, options: TemplateOptions | None = None) -> ChatTemplate:
+    """Return the template that the key `chat_template` selects.
+
+    Args:
+        option: None for the template of the tokenizer (no template if it has none), "none" for no template, or a path:
+            a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
+            `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
+        tokenizer: a Hugging Face tokenizer.
+        options: variables of a Jinja template, and what is learned of thoughts.
+
+    Raises:
+        ValueError: the file is missing or holds no template, the tokenizer has no end token, the template has no
+            variable of `options.kwargs`, or it has no thoughts that `options.mask_reasoning` could leave out.
+    """
+    template = _load(option, tokenizer, options or TemplateOptions())
+    if options is not None and not template.writes_messages:
+        if options.kwargs:
+            raise ValueError("chat_template_kwargs: only a template in Jinja has variables; remove the key")
+        if options.mask_reasoning:
+            raise ValueError("mask_reasoning: only a template in Jinja has thoughts; remove the key")
+    return template
+
+
+def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
+    if option == "none" or (option is None and not tokenizer.chat_template):
+        return PlainTemplate(tokenizer)
+    from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
+    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
+
+    if option is None:
+        return JinjaTemplate(tokenizer.get_chat_template(), tokenizer, options)
+    path = _find(Path(option).expanduser())
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"{path}: a chat template has at most {_MAX_FILE_BYTES >> 20} MiB; choose another file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error}); save the file as UTF-8") from error
+    if path.suffix != ".json":
+        return JinjaTemplate(text, tokenizer, options)
+    try:
+        content = read_document(text)
+    except JsonError as error:
+        raise ValueError(f"{error.location(Location(str(path), 1, 1))}: {error}") from error
+    if is_paddlenlp_template(content):
+        return PaddleNLPTemplate(content, path, text, tokenizer)
+    if isinstance(content, dict) and isinstance(content.get("chat_template"), str):
+        return JinjaTemplate(content["chat_template"], tokenizer, options)
+    raise ValueError(
+        f'{path}: not a chat template; write {{"chat_template": "...Jinja..."}} or '
+        '{"system": ..., "conversation": ..., "query": ...}'
+    )
+
+
+def _find(path: Path) -> Path:
+    candidates = [path / name for name in FILE_NAMES] if path.is_dir() else [path]
+    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    if found is None:
+        looked_for = " or ".join(map(str, candidates))
+        raise ValueError(f'chat_template: no file {looked_for}; use the path of a file, "none" or null')
+    return found

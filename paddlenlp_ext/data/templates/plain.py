@@ -1,0 +1,53 @@
+"""Template without markers (`chat_template: none`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, Conversation, Message, turns_of
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import join_turns
+from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+from paddlenlp_ext.data.templates.text_encoder import TextEncoder
+
+
+class PlainTemplate(ChatTemplate):
+    """Template without markers: the tokenizer's prefix, then question, answer and end token of every turn.
+
+    The system prompt precedes the first question, followed by a line break. Questions and answers are
+    encoded separately.
+
+    Raises:
+        ValueError: the tokenizer has no end token.
+    """
+
+    pieces_continue = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token, so a model cannot learn to "
+                "stop; set eos_token in its tokenizer_config.json, or use a chat_template with an end token"
+            )
+        self.text = "none"
+        self.encoder = TextEncoder(tokenizer)
+        self.prefix_ids = tuple(self.encoder.prefix_ids)
+        self.answer_end_ids = (int(tokenizer.eos_token_id),)
+        self.stop_token_ids = self.answer_end_ids
+
+    def render(self, conversation: Conversation) -> list[Example]:
+        """Render as `ChatTemplate.render` describes."""
+        system = f"{conversation.system}\n" if conversation.system else ""
+        turns = [
+            RenderedTurn("" if number else system, question, "", answer.content, (), answer.is_target, number)
+            for number, (question, answer) in enumerate(turns_of(conversation, "chat_template: none"))
+        ]
+        return [Example(conversation, tuple(turns))]
+
+    def encode_prompt(self, conversation: Conversation) -> list[int]:
+        """Encode as `ChatTemplate.encode_prompt` describes."""
+        asked = replace(conversation, messages=(*conversation.messages, Message(ASSISTANT, "")))
+        (turns,) = self.encode_turns([example.turns for example in self.render(asked)])
+        before, _ = join_turns(turns[:-1])
+        return before + turns[-1].prompt

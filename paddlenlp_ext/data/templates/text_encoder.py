@@ -1,0 +1,102 @@
+"""Encode pieces of text with a tokenizer; find special tokens and the end of an answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Return a pattern that matches any special token of a tokenizer, longer ones first."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+
+
+def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
+    """Return the part of an answer's tail that belongs to the answer: up to and including the last special token.
+
+    A tail without a special token is returned in full, with a warning, because none of its tokens ends the answer.
+
+    Args:
+        tail: text that a template writes after an answer.
+        special: pattern of special tokens.
+    """
+    ends = [match.end() for match in special.finditer(tail)]
+    if ends:
+        return tail[: ends[-1]]
+    get_logger().warning("the chat template writes no special token after an answer: the model does not learn to stop")
+    return tail
+
+
+def stop_token_ids(end: str, special: re.Pattern[str], tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end generation: the special tokens in `end`, and the end token of the tokenizer."""
+    ids = [tokenizer.convert_tokens_to_ids(token) for token in special.findall(end)]
+    if tokenizer.eos_token_id is not None:
+        ids.append(int(tokenizer.eos_token_id))
+    return tuple(dict.fromkeys(ids))
+
+
+_ANCHOR = "\n"
+
+
+class TextEncoder:
+    """Encode pieces of a text, without adding special tokens.
+
+    Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode; a piece that continues
+    a text must not get one. With such a tokenizer, a continuing piece is encoded after a line break, whose ids are then
+    removed.
+
+    Attributes:
+        prefix_ids: special ids that the tokenizer puts before a text, such as a beginning-of-sequence token.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._anchor_ids = self._encode([_ANCHOR])[0]
+        alone, anchored = self._encode(["x", f"{_ANCHOR}x"])
+        self._adds_dummy_prefix = anchored != self._anchor_ids + alone
+        self.prefix_ids = self._ids_before_text()
+
+    def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
+        """Return the ids of every piece.
+
+        Args:
+            texts: the pieces.
+            continues: for each piece, True if it continues other text.
+
+        Raises:
+            ValueError: the tokenizer merges a piece with the line break before it.
+        """
+        if not self._adds_dummy_prefix:
+            return self._encode(texts)
+        anchored = [_ANCHOR + text if joined else text for text, joined in zip(texts, continues, strict=True)]
+        encoded = self._encode(anchored)
+        length = len(self._anchor_ids)
+        for index, joined in enumerate(continues):
+            if not joined:
+                continue
+            if encoded[index][:length] != self._anchor_ids:
+                raise ValueError(
+                    f"chat_template: the tokenizer cannot encode {texts[index][:40]!r} as the continuation of a text; "
+                    'use "none", or the fast version of the tokenizer'
+                )
+            encoded[index] = encoded[index][length:]
+        return encoded
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _ids_before_text(self) -> list[int]:
+        """Return the special ids that the tokenizer puts before a text."""
+        alone = self._encode(["x"])[0]
+        full = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
+        starts = range(len(full) - len(alone) + 1)
+        start = next((start for start in starts if full[start : start + len(alone)] == alone), 0)
+        return full[:start]

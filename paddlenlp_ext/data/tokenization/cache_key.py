@@ -1,0 +1,128 @@
+"""Key of a split in the token cache: a hash of everything that determines its tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.data.readers.base import Reader
+
+TOKENIZATION_VERSION = 4
+"""Part of the cache key: raise it with every change that produces other tokens from the same rows.
+
+`tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
+"""
+_PLAIN_KEYS = frozenset(
+    {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
+)
+"""Keys of rows that versions 1 to 4 read alike; files with only these keys keep their caches of version 1."""
+_V1_FILE = Path(__file__).parent / "tokenization_v1.json"
+"""Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
+
+Earlier releases hashed the source files themselves. Their last hashes are stored here, so that their caches stay valid.
+"""
+
+
+def cache_key(
+    *,
+    readers: Sequence[Reader],
+    tokenizer: str,
+    template_text: str,
+    options: Mapping[str, Any],
+    reads_more: bool = False,
+) -> str:
+    """Return a hash of everything that determines the tokens of a split.
+
+    Args:
+        readers: readers of the data files in reading order; their names and contents count.
+        tokenizer: the result of `tokenizer_fingerprint`.
+        template_text: `identity` of the chat template.
+        options: configuration values that change the tokens.
+        reads_more: earlier versions dropped rows that the template now writes, such as two questions in a row.
+    """
+    keys = [_PlainKeys() for _ in readers]
+    parts: dict[str, Any] = {
+        "files": [reader.fingerprint(seen.observe) for reader, seen in zip(readers, keys, strict=True)],
+        "tokenizer": tokenizer,
+        "template": template_text,
+        "options": dict(options),
+    }
+    # The fingerprints above have read the files.
+    is_plain = all(reader.is_json_text and seen.are_plain for reader, seen in zip(readers, keys, strict=True))
+    parts |= tokenization_facts(is_plain and not reads_more)
+    return _hash(json.dumps(parts, sort_keys=True).encode())
+
+
+def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
+    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries.
+
+    Args:
+        has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
+    """
+    libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
+    if has_plain_keys and TOKENIZATION_VERSION == 4:
+        first = json.loads(_V1_FILE.read_text(encoding="utf-8"))
+        return {"code": first["code"], "versions": [first["package"], *libraries]}
+    return {"code": TOKENIZATION_VERSION, "versions": libraries}
+
+
+_THOUGHT_END = re.compile(rb"<\\?/think>")
+
+
+class _PlainKeys:
+    """Scan JSON text, piece by piece, for keys that are not in `_PLAIN_KEYS`, and for thoughts in tags.
+
+    A quoted key in a text may count as a key as well. Empty thoughts in tags are no targets since version 4.
+
+    Attributes:
+        are_plain: whether neither was found so far.
+    """
+
+    def __init__(self) -> None:
+        self.are_plain = True
+        self._rest = b""
+
+    def observe(self, content: bytes) -> None:
+        """Scan the next piece of the text."""
+        if not self.are_plain:
+            return
+        text, end = self._rest + content, 0
+        if _THOUGHT_END.search(text):
+            self.are_plain = False
+            return
+        for match in re.finditer(rb'"([^"]*)"\s*:', text):
+            end = match.end()
+            if match[1] not in _PLAIN_KEYS:
+                self.are_plain = False
+                return
+        # A key may begin at one of the last two quotes and end in the next piece.
+        last = text.rfind(b'"', end)
+        before = text.rfind(b'"', end, max(last, end))
+        begins = [quote for quote in (before, last) if quote >= 0]
+        self._rest = text[begins[0] :] if begins else b""
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
+    special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+    parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        parts["backend"] = {name: value for name, value in state.items() if name not in ("padding", "truncation")}
+    else:
+        parts["vocabulary"] = tokenizer.get_vocab()
+        parts["added"] = {str(index): str(token) for index, token in tokenizer.added_tokens_decoder.items()}
+        # The merge scores of a SentencePiece model are only in its file.
+        model_file = getattr(tokenizer, "vocab_file", None)
+        parts["model"] = _hash(Path(model_file).read_bytes()) if model_file else None
+    return _hash(json.dumps(parts, sort_keys=True).encode())
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

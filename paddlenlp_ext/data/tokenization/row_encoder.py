@@ -1,0 +1,278 @@
+"""Encode rows: parse, render, tokenize and truncate them, many at a time, and count rows and tokens.
+
+A row whose earlier turns the template rewrites is unfolded into several examples, each of which is truncated by itself.
+An example that does not fit is left out, and its tokens count as truncated, as long as another example of the row fits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paddlenlp_ext.data.readers.base import Block, Cursor
+from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
+from paddlenlp_ext.data.rows.formats import parse_row, parse_text
+from paddlenlp_ext.data.rows.known_fields import NO_TARGET, unknown_fields
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.truncation import _ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
+
+CHUNK_ROWS = 1000
+"""Rows per call of the tokenizer, which encodes several texts in parallel."""
+
+
+def encode_rows(
+    rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False
+) -> Iterator[TokenizedRow | InvalidRow]:
+    """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails.
+
+    A row yields one `InvalidRow`, or its examples one after the other, numbered by `part` from 0.
+    With `autoregressive`, rows are plain text without a template.
+    """
+    encode_chunk = _encode_texts if autoregressive else _encode_conversations
+    iterator = iter(rows)
+    while chunk := list(islice(iterator, CHUNK_ROWS)):
+        yield from encode_chunk(chunk, template, limits)
+
+
+def _encode_conversations(
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
+) -> Iterator[TokenizedRow | InvalidRow]:
+    rendered = [_render(row, template) for row in chunk]
+    texts = [example.turns for examples in rendered if not isinstance(examples, InvalidRow) for example in examples]
+    encoded = iter(template.encode_turns(texts))
+    for row, examples in zip(chunk, rendered, strict=True):
+        if isinstance(examples, InvalidRow):
+            yield examples
+            continue
+        assert isinstance(row, SourceRow), "examples come from a valid row"
+        yield from _finish_row(row, [(example, next(encoded)) for example in examples], template, limits)
+
+
+def _render(row: SourceRow | InvalidRow, template: ChatTemplate) -> list[Example] | InvalidRow:
+    if isinstance(row, InvalidRow):
+        return row
+    try:
+        return template.render(parse_row(row.value))
+    except InvalidRowError as error:
+        return _invalid(row, error)
+
+
+def _finish_row(
+    row: SourceRow,
+    examples: Sequence[tuple[Example, list[EncodedTurn]]],
+    template: ChatTemplate,
+    limits: LengthLimits,
+) -> list[TokenizedRow | InvalidRow]:
+    """Return the examples of a row after truncation, or one `InvalidRow`."""
+    finished: list[TokenizedRow] = []
+    lost: list[tuple[InvalidRowError, int, int]] = []
+    for example, turns in examples:
+        try:
+            finished.append(_finish(row, example, turns, template, limits))
+        except InvalidRowError as error:
+            lost.append((error, sum(turn.length for turn in turns), _num_targets(turns)))
+    num_lost, num_lost_targets = (sum(counts) for counts in zip((0, 0), *(item[1:] for item in lost), strict=True))
+    if not finished or (lost and limits.truncation == "error"):
+        num_targets = num_lost_targets + sum(int(example.loss_mask.sum()) for example in finished)
+        return [replace(_invalid(row, lost[0][0]), num_target_tokens=num_targets)]
+    first = replace(
+        finished[0],
+        num_truncated_tokens=finished[0].num_truncated_tokens + num_lost,
+        num_truncated_target_tokens=finished[0].num_truncated_target_tokens + num_lost_targets,
+    )
+    return [replace(example, part=part) for part, example in enumerate([first, *finished[1:]])]
+
+
+def _finish(
+    row: SourceRow, example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
+) -> TokenizedRow:
+    truncated = truncate_turns(example, turns, template, limits)
+    target = _last_target(truncated.turns)
+    tokens, loss_mask = join_turns(truncated.turns)
+    targets = [turn.text for turn in truncated.turns if turn.text.is_target]
+    before = sum(turn.length for turn in truncated.turns[:target])
+    return replace(
+        _tokenized(
+            row,
+            tokens,
+            loss_mask,
+            before + truncated.turns[target].generation_start,
+            truncated.turns[target].text.number + truncated.num_removed_answers,
+            truncated.num_truncated_tokens,
+        ),
+        num_thoughts=sum(turn.has_thought for turn in targets),
+        num_tool_calls=sum(turn.num_tool_calls for turn in targets),
+        num_empty_thoughts=sum(turn.has_empty_thought for turn in targets),
+        num_truncated_target_tokens=_num_targets(turns) - sum(loss_mask) if truncated.num_truncated_tokens else 0,
+    )
+
+
+def _num_targets(turns: Sequence[EncodedTurn]) -> int:
+    return sum(sum(turn.loss_mask) for turn in turns)
+
+
+def _last_target(turns: Sequence[EncodedTurn]) -> int:
+    """Return the index of the last turn whose answer counts in the loss."""
+    for index in reversed(range(len(turns))):
+        if turns[index].text.is_target:
+            return index
+    raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
+
+
+def _encode_texts(
+    chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
+) -> Iterator[TokenizedRow | InvalidRow]:
+    """Tokenize plain text: each text is the answer to an empty prompt, which makes every token a target."""
+    read = [_read_text(row) for row in chunk]
+    texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
+    encoded = iter(template.encode_turns(texts))
+    for row, text in zip(chunk, read, strict=True):
+        if isinstance(text, InvalidRow):
+            yield text
+            continue
+        assert isinstance(row, SourceRow), "text comes from a valid row"
+        (turn,) = next(encoded)
+        try:
+            for part, tokens in enumerate(split_text(turn.prompt + turn.answer, limits)):
+                yield replace(_tokenized(row, tokens, [True] * len(tokens), 0, 0, 0), part=part)
+        except InvalidRowError as error:
+            yield replace(_invalid(row, error), num_target_tokens=turn.length)
+
+
+def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
+    if isinstance(row, InvalidRow):
+        return row
+    try:
+        return parse_text(row.value)
+    except InvalidRowError as error:
+        return _invalid(row, error)
+
+
+def _tokenized(
+    row: SourceRow,
+    tokens: list[int],
+    loss_mask: list[bool],
+    answer_start: int,
+    last_turn: int,
+    num_truncated_tokens: int,
+) -> TokenizedRow:
+    if not any(loss_mask[1:]):
+        message = f"the row of {len(tokens)} tokens has no target token after its first token; remove the row"
+        raise InvalidRowError(NO_TARGET, message)
+    target = np.array(loss_mask, dtype=bool)
+    target[0] = False
+    return TokenizedRow(
+        row.location, np.array(tokens, dtype=np.int32), target, answer_start, last_turn, num_truncated_tokens
+    )
+
+
+def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
+    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """Encoded rows of a block.
+
+    Attributes:
+        arrays: the valid rows.
+        stats: numbers of rows and tokens.
+        invalid: invalid rows, without those that an option excludes (`truncation: drop`).
+        end, fraction: as in `Block`.
+    """
+
+    arrays: TokenArrays
+    stats: DataStats
+    invalid: tuple[InvalidRow, ...]
+    end: Cursor
+    fraction: float
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """Encoder of blocks.
+
+    Attributes:
+        template: chat template that renders conversations.
+        limits: `src_length`, `max_length` and `truncation`.
+        autoregressive: rows are plain text; all of their tokens count in the loss.
+        files: names of the files; locations store indices into them.
+    """
+
+    template: ChatTemplate
+    limits: LengthLimits
+    autoregressive: bool
+    files: tuple[str, ...]
+    num_answers: ClassVar[int] = 2
+    """Second dimension of `TokenArrays.answers`."""
+
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
+        """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails."""
+        return encode_rows(rows, self.template, self.limits, self.autoregressive)
+
+    def unknown_fields(self, row: Any) -> Iterator[str]:
+        """Yield each field of a row that has no effect and is not metadata."""
+        return unknown_fields(row, self.autoregressive)
+
+    def __call__(self, block: Block) -> EncodedBlock:
+        """Encode the rows of a block, and count them."""
+        results, stats = self.encode_and_count(block.rows())
+        valid = [row for row in results if not isinstance(row, InvalidRow)]
+        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers)
+        invalid = tuple(row for row in results if isinstance(row, InvalidRow) and not row.by_policy)
+        return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
+
+    def encode_and_count(
+        self, rows: Iterable[SourceRow | InvalidRow]
+    ) -> tuple[list[TokenizedRow | InvalidRow], DataStats]:
+        """Return the results of `encode_rows`, and numbers of rows and tokens."""
+        unknown: dict[str, Counter[str]] = {}
+        results = list(self.encode_rows(self._count_unknown_fields(rows, unknown)))
+        valid = [row for row in results if not isinstance(row, InvalidRow)]
+        dropped = [row for row in results if isinstance(row, InvalidRow)]
+        starts = [index for index, example in enumerate(valid) if example.part == 0]
+        rows_read = [valid[start:end] for start, end in itertools.pairwise([*starts, len(valid)])]
+        several = [len(examples) for examples in rows_read if len(examples) > 1]
+        num_truncated = sum(any(example.num_truncated_tokens for example in examples) for examples in rows_read)
+        stats = DataStats(
+            num_read=len(rows_read) + len(dropped),
+            num_untruncated=len(rows_read) - num_truncated,
+            num_truncated=num_truncated,
+            num_tokens=sum(len(row.tokens) for row in valid),
+            num_target_tokens=sum(int(row.loss_mask.sum()) for row in valid),
+            num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
+            num_lost_target_tokens=sum(row.num_truncated_target_tokens for row in valid)
+            + sum(row.num_target_tokens for row in dropped),
+            num_unfolded=0 if self.autoregressive else len(several),
+            num_unfolded_examples=0 if self.autoregressive else sum(several),
+            num_split=len(several) if self.autoregressive else 0,
+            num_split_examples=sum(several) if self.autoregressive else 0,
+            num_thoughts=sum(row.num_thoughts for row in valid),
+            num_tool_calls=sum(row.num_tool_calls for row in valid),
+            num_empty_thoughts=sum(row.num_empty_thoughts for row in valid),
+            unknown_fields={file: dict(counts) for file, counts in unknown.items()},
+        )
+        stats.drop(dropped, MAX_LISTED)
+        return results, stats
+
+    def _count_unknown_fields(
+        self, rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
+    ) -> Iterator[SourceRow | InvalidRow]:
+        """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+        for row in rows:
+            if isinstance(row, SourceRow):
+                for name in self.unknown_fields(row.value):
+                    unknown.setdefault(str(row.location.file), Counter())[name] += 1
+            yield row

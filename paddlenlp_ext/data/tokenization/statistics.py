@@ -1,0 +1,151 @@
+"""Statistics of a tokenized split: rows, tokens, truncated and dropped rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from paddlenlp_ext.data.rows.errors import MAX_LISTED
+from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.utils.json_reader import Location
+
+_STORED_KEYS = {
+    "num_untruncated": "num_kept",
+    "num_target_tokens": "num_learned",
+    "num_truncated_tokens": "num_tokens_cut",
+}
+"""Attributes of `DataStats` whose keys in account.json have other names."""
+
+
+@dataclass
+class DataStats:
+    """Statistics of a tokenized split: rows read = untruncated rows + truncated rows + dropped rows.
+
+    Attributes:
+        num_read: rows in the data files, invalid ones included.
+        num_untruncated: rows of the dataset that were not truncated.
+        num_truncated: rows of the dataset that were truncated.
+        dropped: reason -> number of rows that are not in the dataset.
+        num_tokens: tokens in the dataset.
+        num_target_tokens: tokens in the dataset that count in the loss.
+        num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
+        num_lost_target_tokens: target tokens that truncation removed, and those of rows dropped because of their
+            length; None in the cache of an earlier version, which did not count them.
+        num_unfolded: rows that became several examples, because the template rewrites earlier turns.
+        num_unfolded_examples: examples of those rows.
+        num_split: plain texts that became several examples, because they are longer than `max_length`.
+        num_split_examples: examples of those texts.
+        num_thoughts: target answers with a thought.
+        num_tool_calls: calls of tools in target answers.
+        num_empty_thoughts: target answers after an empty thought, which is no target.
+        examples: the first dropped rows, for the log.
+        unknown_fields: file -> field -> number of rows with it, for fields that have no effect and are not metadata.
+    """
+
+    num_read: int = 0
+    num_untruncated: int = 0
+    num_truncated: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    num_tokens: int = 0
+    num_target_tokens: int = 0
+    num_truncated_tokens: int = 0
+    num_lost_target_tokens: int | None = 0
+    num_unfolded: int = 0
+    num_unfolded_examples: int = 0
+    num_split: int = 0
+    num_split_examples: int = 0
+    num_thoughts: int = 0
+    num_tool_calls: int = 0
+    num_empty_thoughts: int = 0
+    examples: tuple[InvalidRow, ...] = ()
+    unknown_fields: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of rows that are not in the dataset, over all reasons."""
+        return sum(self.dropped.values())
+
+    @property
+    def lost_target_share(self) -> float:
+        """Fraction of target tokens that truncation removed or that dropped rows had; 0 if it was not counted."""
+        lost = self.num_lost_target_tokens or 0
+        return lost / max(1, self.num_target_tokens + lost)
+
+    def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
+        """Count dropped rows, and store the first `max_examples` of all dropped rows as examples."""
+        self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
+        self.examples = (*self.examples, *problems)[:max_examples]
+
+    def add(self, other: DataStats) -> None:
+        """Add the counts of further rows, and their examples of dropped rows up to `MAX_LISTED`."""
+        lost = (self.num_lost_target_tokens, other.num_lost_target_tokens)
+        for name, value in vars(other).items():
+            if isinstance(value, int) and name != "num_lost_target_tokens":
+                setattr(self, name, getattr(self, name) + value)
+        self.num_lost_target_tokens = None if None in lost else sum(count or 0 for count in lost)
+        self.dropped = dict(Counter(self.dropped) + Counter(other.dropped))
+        self.examples = (*self.examples, *other.examples)[:MAX_LISTED]
+        for file, counts in other.unknown_fields.items():
+            self.unknown_fields[file] = dict(Counter(self.unknown_fields.get(file, {})) + Counter(counts))
+
+    def check(self) -> None:
+        """Assert that every row was counted exactly once."""
+        total = self.num_untruncated + self.num_truncated + self.num_dropped
+        assert self.num_read == total, f"{self.num_read} rows read, but {total} counted: {self}"
+
+    def table(self, title: str = "rows") -> str:
+        """Return the statistics as aligned text for the log."""
+        lines = [("read", self.num_read), ("kept in full", self.num_untruncated), ("truncated", self.num_truncated)]
+        lines += [(f"dropped: {reason}", count) for reason, count in sorted(self.dropped.items())]
+        lines += [("tokens", self.num_tokens), ("target tokens", self.num_target_tokens)]
+        others = (
+            ("tokens truncated", self.num_truncated_tokens),
+            ("target tokens lost", self.num_lost_target_tokens or 0),
+            ("rows unfolded", self.num_unfolded),
+            ("examples of unfolded rows", self.num_unfolded_examples),
+            ("texts split", self.num_split),
+            ("examples of split texts", self.num_split_examples),
+            ("target answers with a thought", self.num_thoughts),
+            ("target tool calls", self.num_tool_calls),
+            ("targets after an empty thought", self.num_empty_thoughts),
+        )
+        lines += [line for line in others if line[1]]
+        width = max(len(name) for name, _ in lines)
+        digits = max(len(f"{count:,}") for _, count in lines)
+        return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
+
+    def describe_unknown_fields(self) -> list[str]:
+        """Return a line for each file that has unknown fields, for the log."""
+        return [
+            f"{file}: fields without effect: {_list_counts(counts)}" for file, counts in self.unknown_fields.items()
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for account.json, under the keys that earlier versions wrote."""
+        values = asdict(self)
+        for name, key in _STORED_KEYS.items():
+            values[key] = values.pop(name)
+        for row in values["examples"]:
+            row["place"] = row.pop("location")
+            del row["num_target_tokens"]
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> DataStats:
+        """Return the statistics from the values that `to_json` returned."""
+        attributes = {key: name for name, key in _STORED_KEYS.items()}
+        values = {"num_lost_target_tokens": None, **values}
+        counts = {attributes.get(key, key): value for key, value in values.items() if key != "examples"}
+        examples = tuple(
+            InvalidRow(Location(**row["place"]), row["reason"], row["message"], row["by_policy"], row["fatal"])
+            for row in values["examples"]
+        )
+        return cls(**counts, examples=examples)
+
+
+def _list_counts(counts: dict[str, int]) -> str:
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    listed = [f"{name} ({counts[name]:,} row{'s' if counts[name] > 1 else ''})" for name in names[:MAX_LISTED]]
+    return ", ".join(listed) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -1,0 +1,181 @@
+"""Truncate tokenized conversations to `src_length` and `max_length`, and split plain text.
+
+`src_length` limits the prompt of every turn (for the first turn, the system prompt included); `max_length` limits the
+entire row. `truncation` selects what happens to a longer row:
+
+    right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
+            answer gets no end token, so the model does not learn a false end. Later turns are dropped.
+    left    The oldest turns are dropped until the others fit, then each prompt loses the beginning of its user
+            message. Answers are never truncated: a row whose answer does not fit is invalid.
+    drop    The row is dropped and counted.
+    error   The row is invalid.
+
+Plain text (`autoregressive`) is split into several examples instead. System prompts and the markers of the template are
+never truncated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.known_fields import NO_TARGET
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn
+from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
+
+TRUNCATIONS = ("right", "left", "drop", "error")
+TOO_LONG = "too long"
+NO_ROOM = "no room"
+_ONLY_CONTEXT = "truncation leaves only answers of weight 0; raise max_length or remove the row"
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """Limits of a row, in tokens, and what to do with a longer one: `src_length`, `max_length`, `truncation`."""
+
+    src_length: int
+    max_length: int
+    truncation: str
+
+    def __post_init__(self) -> None:
+        assert self.truncation in TRUNCATIONS, repr(self.truncation)
+
+
+@dataclass(frozen=True)
+class TruncatedTurns:
+    """Truncated example: its turns, and the numbers of removed tokens and of answers removed before the first turn."""
+
+    turns: list[EncodedTurn]
+    num_truncated_tokens: int
+    num_removed_answers: int = 0
+
+
+def truncate_turns(
+    example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
+) -> TruncatedTurns:
+    """Truncate an encoded example to the limits.
+
+    Args:
+        example: the example as text; truncation from the left renders it again without its oldest turns.
+        turns: encoded turns of the example.
+        template: chat template that rendered the turns.
+        limits: the limits, and what to do with a longer example.
+
+    Raises:
+        InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncating it.
+    """
+    total = sum(turn.length for turn in turns)
+    longest_prompt = max(len(turn.prompt) for turn in turns)
+    if total <= limits.max_length and longest_prompt <= limits.src_length:
+        return TruncatedTurns(turns, 0)
+    if limits.truncation in ("drop", "error"):
+        what = f"{total} tokens, max_length is {limits.max_length}"
+        if longest_prompt > limits.src_length:
+            what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
+        raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+    num_removed_answers = 0
+    if limits.truncation == "right":
+        remaining = _truncate_right(turns, template, limits)
+    else:
+        remaining, num_removed_answers = _truncate_left(example.conversation, turns, template, limits)
+    if not remaining:
+        message = f"the first prompt fills all {limits.max_length} tokens of max_length; lower src_length"
+        raise InvalidRowError(NO_TARGET, message)
+    return TruncatedTurns(remaining, total - sum(turn.length for turn in remaining), num_removed_answers)
+
+
+def split_text(tokens: list[int], limits: LengthLimits) -> list[list[int]]:
+    """Split plain text into examples of at most `max_length` tokens; `truncation` "drop" and "error" forbid it.
+
+    Each example begins with the last token of the one before it, where that token was only a label. So every token but
+    the last of the text is an input once, and every token but the first is a label once:
+
+        text           a b c d e f g       max_length 4
+        examples       a b c d             inputs a b c, labels b c d
+                             d e f g       inputs d e f, labels e f g
+
+    Raises:
+        InvalidRowError: the text is too long, and `truncation` does not allow splitting it.
+    """
+    if len(tokens) > limits.max_length and limits.truncation in ("drop", "error"):
+        message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
+        raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
+    step = limits.max_length - 1
+    return [tokens[start : start + limits.max_length] for start in range(0, max(len(tokens) - 1, 1), step)]
+
+
+def _truncate_right(turns: Sequence[EncodedTurn], template: ChatTemplate, limits: LengthLimits) -> list[EncodedTurn]:
+    remaining: list[EncodedTurn] = []
+    room = limits.max_length
+    for index, turn in enumerate(turns):
+        if len(turn.prompt) > limits.src_length:
+            prompt = _truncate_prompt(turn.text, index, template, limits.src_length, keep_beginning=True)
+            turn = replace(turn, prompt=prompt)
+        if room <= turn.length - len(turn.answer):
+            break
+        answer_room = room - (turn.length - len(turn.answer))
+        remaining.append(replace(turn, answer=turn.answer[:answer_room]))
+        room -= turn.length
+        if room <= 0:
+            break
+    return remaining
+
+
+def _truncate_left(
+    conversation: Conversation, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
+) -> tuple[list[EncodedTurn], int]:
+    """Return the remaining turns, and the number of answers removed before them."""
+    num_answers = len(conversation.answers)
+    while _shortest_length(turns, limits) > limits.max_length:
+        shorter = conversation.without_oldest_turn()
+        if shorter is None:
+            break
+        if not any(message.is_target for message in shorter.messages):
+            raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
+        conversation = shorter
+        (turns,) = template.encode_turns([template.render(conversation)[-1].turns])
+    caps = [limits.src_length] * len(turns)
+    if len(turns) == 1:
+        caps[0] = min(limits.src_length, limits.max_length - turns[0].length + len(turns[0].prompt))
+    remaining = [
+        turn
+        if len(turn.prompt) <= cap
+        else replace(turn, prompt=_truncate_prompt(turn.text, index, template, cap, keep_beginning=False))
+        for index, (turn, cap) in enumerate(zip(turns, caps, strict=True))
+    ]
+    if (length := sum(turn.length for turn in remaining)) > limits.max_length:
+        message = f"the last turn takes {length} of max_length's {limits.max_length} tokens; raise max_length"
+        raise InvalidRowError(NO_ROOM, message)
+    return remaining, num_answers - len(conversation.answers)
+
+
+def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
+    """Return the number of tokens after every prompt is truncated to `src_length`."""
+    return sum(min(len(turn.prompt), limits.src_length) + turn.length - len(turn.prompt) for turn in turns)
+
+
+def _truncate_prompt(
+    text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool
+) -> list[int]:
+    """Return the ids of a prompt, truncated to `cap` tokens by removing tokens of its user message."""
+    if text.content is None:
+        raise InvalidRowError(
+            NO_ROOM,
+            "the template rewrites the message before the answer, so it cannot be truncated; raise src_length",
+        )
+    continues = template.pieces_continue
+    pieces = [text.head, text.content, text.tail]
+    head, content, tail = template.encoder.encode(pieces, [continues and index > 0, continues, continues])
+    if index == 0:
+        head = template.add_prefix(head)
+    room = cap - len(head) - len(tail)
+    if room < 1:
+        fixed = len(head) + len(tail)
+        message = (
+            f"the system prompt and markers take {fixed} of a prompt's {cap} tokens; raise src_length or max_length"
+        )
+        raise InvalidRowError(NO_ROOM, message)
+    return head + (content[:room] if keep_beginning else content[-room:]) + tail

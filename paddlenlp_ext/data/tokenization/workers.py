@@ -1,0 +1,131 @@
+"""Encode blocks of rows, in this process or in several, always in the order of the blocks.
+
+           +--> worker 1 --+
+    blocks +--> worker 2 --+--> EncodedBlock, EncodedBlock, ...     in order, a few blocks ahead of the caller
+           +--> worker 3 --+
+
+A worker parses, renders, tokenizes and truncates the rows of a block. The result does not depend on the number of
+workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from paddlenlp_ext.data.readers.base import Block
+
+BYTES_PER_WORKER = 1 << 22
+"""Data for which it pays to start one more process, in bytes."""
+_BLOCKS_AHEAD = 16
+_PARENT_CHECK_SECONDS = 5.0
+
+
+def num_workers(requested: int | None, num_bytes: int) -> int:
+    """Return the number of processes that tokenize a dataset.
+
+    Args:
+        requested: `dataset_num_proc`; None: the processors that this process may use, fewer for little data.
+        num_bytes: size of the data files.
+    """
+    if requested is not None:
+        return requested
+    available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return min(available, 1 + num_bytes // BYTES_PER_WORKER)
+
+
+BlockResultT = TypeVar("BlockResultT")
+
+
+class BlockEncoder(Generic[BlockResultT]):
+    """Encode blocks in `num_processes` worker processes, or in this one if that is less than two.
+
+    Workers are forked when the object is created, so that it should be created before a device is initialized. A
+    context manager; `close` ends the workers.
+
+    Args:
+        encoder: function of a block, such as a `RowEncoder`.
+        num_processes: number of workers; with `in_background`, one worker is a process of its own too.
+        in_background: encode while the caller does other work.
+    """
+
+    def __init__(
+        self, encoder: Callable[[Block], BlockResultT], num_processes: int, in_background: bool = False
+    ) -> None:
+        self._encoder = encoder
+        self._executor: ProcessPoolExecutor | None = None
+        if num_processes > (0 if in_background else 1) and sys.platform == "linux":
+            context = multiprocessing.get_context("fork")
+            self._executor = ProcessPoolExecutor(num_processes, context, _begin_worker, (encoder, os.getpid()))
+            self._executor.submit(os.getpid).result()  # the first task starts all workers
+
+    def __enter__(self) -> BlockEncoder[BlockResultT]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
+
+    def encode(self, blocks: Iterable[Block]) -> Iterator[BlockResultT]:
+        """Yield the encoded blocks in order; workers are at most 16 blocks ahead of the caller.
+
+        Raises:
+            ValueError: a worker was killed.
+        """
+        if self._executor is None:
+            yield from map(self._encoder, blocks)
+            return
+        ahead: deque[Future[BlockResultT]] = deque()
+        try:
+            for block in blocks:
+                ahead.append(self._executor.submit(_encode_in_worker, block))
+                if len(ahead) >= _BLOCKS_AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                "a process that tokenizes was killed, perhaps for lack of memory; lower dataset_num_proc or "
+                "dataloader_num_workers"
+            ) from error
+
+
+_worker_encoder: Callable[[Block], Any] | None = None
+"""Encoder of this process if it is a worker; forked with it, as a tokenizer is slow to send."""
+
+
+def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
+    global _worker_encoder
+    _worker_encoder = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers use all processors already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent finishes its step first
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
+
+
+def _exit_with_parent(parent: int) -> None:
+    """End this worker when its parent is gone: a killed parent cannot end it."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+def _encode_in_worker(block: Block) -> Any:
+    assert _worker_encoder is not None, "this process is not a worker"
+    return _worker_encoder(block)
