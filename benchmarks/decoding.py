@@ -114,7 +114,7 @@ def run_ours(case: dict[str, Any]) -> dict[str, float]:
     from paddlenlp_ext import AutoModelForCausalLM, configure_runtime
 
     configure_runtime()
-    from paddlenlp_ext.quantization.options import QuantizationConfig
+    from paddlenlp_ext.quantization.config import QuantizationConfig
 
     algo = ALGOS[case["format"]]
     quantization = None if algo is None else QuantizationConfig(algo=algo)

@@ -29,8 +29,8 @@ configure_runtime()  # before Paddle is imported
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from tests.common.parallel import NUM_STEPS, Case, differences, launch, outcome, run_case, write_model

@@ -27,7 +27,7 @@ import paddle
 from benchmarks import ROOT
 from benchmarks.measure import environment
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data.dataset import load_dataset
@@ -37,7 +37,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.copy_model import copy_model
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
-from paddlenlp_ext.quantization.ptq.methods import METHODS, PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.quantize_matrix import METHODS, PostTrainingOptions
 from paddlenlp_ext.utils.process import run_command
 
 _BATCH = 8

@@ -30,8 +30,8 @@ from benchmarks.measure import environment, random_documents
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.quantization.model import quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.utils.process import run_command
 

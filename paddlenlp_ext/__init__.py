@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         VeraConfig,
         get_peft_model,
     )
-    from paddlenlp_ext.quantization.options import QuantizationConfig
+    from paddlenlp_ext.quantization.config import QuantizationConfig
     from paddlenlp_ext.trainer.finetune import FinetuneResult, dpo, finetune, load_config, reward
     from paddlenlp_ext.trainer.score import score
     from paddlenlp_ext.trainer.trainer import Trainer
@@ -174,7 +174,7 @@ EXPORTS = {
     "AutoPeftModelForSequenceClassification": "paddlenlp_ext.api",
     "AutoTokenizer": "paddlenlp_ext.checkpoint.tokenizer",
     "FinetuneResult": "paddlenlp_ext.trainer.finetune",
-    "QuantizationConfig": "paddlenlp_ext.quantization.options",
+    "QuantizationConfig": "paddlenlp_ext.quantization.config",
     "RunConfig": "paddlenlp_ext.config.run_config",
     "Trainer": "paddlenlp_ext.trainer.trainer",
     "configure_runtime": "paddlenlp_ext._runtime",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.data import dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification, load_for_task

@@ -61,7 +61,7 @@ def unpack_builtin(name: str) -> Path:
     model = BUILTIN_MODELS[name]
     folder = cache_root() / f"{name}-{model.sha256[:12]}-v{LAYOUT_VERSION}"
     if not folder.is_dir():
-        from paddlenlp_ext.checkpoint.gguf.convert import unpack_gguf
+        from paddlenlp_ext.checkpoint.gguf.convert_to_hf import unpack_gguf
 
         file = _find(name, model)
         get_logger().info("unpacking %s into %s (once)", name, folder)

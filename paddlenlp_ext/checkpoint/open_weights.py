@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paddlenlp_ext.checkpoint.float8 import FLOAT8_METHOD, open_float8
-from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
-from paddlenlp_ext.checkpoint.links import check_links
-from paddlenlp_ext.checkpoint.packed_layouts import read_layout
-from paddlenlp_ext.checkpoint.packed_weights import PackedWeights
+from paddlenlp_ext.checkpoint.gguf.read_weights import open_gguf_weights
+from paddlenlp_ext.checkpoint.quantized_formats.float8 import FLOAT8_METHOD, open_float8
+from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
+from paddlenlp_ext.checkpoint.quantized_formats.repack import PackedWeights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
+from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.utils.files import read_json_object
 

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.links import check_links
+from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.checkpoint.tokenizer_config import check_tokenizer_config
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class AutoTokenizer:
 
 
 def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
-    from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
+    from paddlenlp_ext.checkpoint.gguf.read_tokenizer import tokenizer_from_gguf
 
     return tokenizer_from_gguf(open_gguf(file))
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize, packed_size
+from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.sharding_spec import is_materialized
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.activations import (

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_ext.checkpoint.gguf.writer import OUTTYPES
+from paddlenlp_ext.checkpoint.gguf.write_file import OUTTYPES
 from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
@@ -61,7 +61,7 @@ def run_export(arguments: ExportGgufArguments) -> str:
         ValueError: see `find_model_and_adapter`, `merge_adapter` and `export_gguf`; or the file exists.
         ModuleNotFoundError: the gguf library is not installed.
     """
-    from paddlenlp_ext.checkpoint.gguf import require_gguf
+    from paddlenlp_ext.checkpoint.gguf.gguf_file import require_gguf
     from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.cli.device import choose_device_or_cpu
     from paddlenlp_ext.cli.predict import find_model_and_adapter
@@ -116,8 +116,8 @@ def modelfile_of(output: Path) -> Path:
 
 def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
     """Write a model folder or .gguf file without an adapter; `folders` may have the training run's template."""
-    from paddlenlp_ext.checkpoint.gguf.modelfile import modelfile
-    from paddlenlp_ext.checkpoint.model_config import read_generation_config
+    from paddlenlp_ext.checkpoint.config_json import read_generation_config
+    from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
     from paddlenlp_ext.cli.predict import choose_template
     from paddlenlp_ext.models.gguf_export import export_gguf, file_tensors
@@ -149,8 +149,8 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
         ValueError: there is no adapter, another type than f32 is requested, or the adapter changes the config of its
             base; see `export_gguf_adapter`.
     """
+    from paddlenlp_ext.checkpoint.config_json import read_model_config
     from paddlenlp_ext.checkpoint.hub import resolve_model
-    from paddlenlp_ext.checkpoint.model_config import read_model_config
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
     from paddlenlp_ext.models.gguf_export import architecture_for
     from paddlenlp_ext.peft.gguf import export_gguf_adapter
@@ -198,7 +198,7 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
     """Return the pieces of the template's text, without the token that every text begins with; None if it has none."""
-    from paddlenlp_ext.checkpoint.gguf.modelfile import chat_pieces
+    from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import chat_pieces
     from paddlenlp_ext.data.rows.conversation import Conversation
     from paddlenlp_ext.data.rows.errors import InvalidRowError
 

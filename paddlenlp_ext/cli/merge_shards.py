@@ -41,7 +41,7 @@ def merge_shards(argv: Sequence[str]) -> str:
         raise ValueError(
             "the shards are pickles (.pdparams); add --allow_pickle (objects other than arrays in them are refused)"
         )
-    from paddlenlp_ext.parallel.paddlenlp_shards import merge_saved_shards
+    from paddlenlp_ext.parallel.merge_paddlenlp_shards import merge_saved_shards
 
     report = merge_saved_shards(
         Path(arguments.model_name_or_path),

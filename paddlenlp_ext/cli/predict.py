@@ -28,8 +28,8 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
-from paddlenlp_ext.quantization.model import quantization_report, quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears
 from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS, PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.cli.device import choose_device_or_cpu
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.ptq import PTQConfig
@@ -17,9 +18,9 @@ from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.files import write_companions
 from paddlenlp_ext.peft.merge.merge_adapter import check_output
-from paddlenlp_ext.quantization.model import quantization_report
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
-from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
+from paddlenlp_ext.quantization.quantize_model import quantization_report
 from paddlenlp_ext.trainer.build import load_data
 from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.files import atomic_folder

@@ -18,8 +18,8 @@ from paddlenlp_ext.doctor.training import LIMITS, REFERENCE
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 
 AREA = "generation"
 FORMATS = {"dense": None, **{algo: algo for algo in ("nf4", "weight_only_int8", "weight_only_int4")}}

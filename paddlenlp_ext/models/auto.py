@@ -10,17 +10,17 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import read_generation_config
+from paddlenlp_ext.checkpoint.config_json import read_generation_config
+from paddlenlp_ext.checkpoint.load_weights import load_weights
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
 from paddlenlp_ext.ops.cpu.huge_pages import use_huge_pages
-from paddlenlp_ext.quantization.model import load_quantized
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import BeforeQuantizing
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import load_quantized
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing
 
 DTYPES = ("float32", "bfloat16", "float16")
 

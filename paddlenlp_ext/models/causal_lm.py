@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.load import load_weights
-from paddlenlp_ext.checkpoint.model_config import read_model_config, write_generation_config, write_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config, write_generation_config, write_model_config
+from paddlenlp_ext.checkpoint.load_weights import load_weights
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
 from paddlenlp_ext.generation.transformers_generate import generate_for
@@ -28,9 +28,9 @@ from paddlenlp_ext.ops.attention import DocumentParents
 from paddlenlp_ext.ops.attention.cache import KeyValueCache
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.soft_cap import soft_cap
-from paddlenlp_ext.quantization.hf_config import with_quantization
-from paddlenlp_ext.quantization.model import named_tensors
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.config_json import with_quantization
+from paddlenlp_ext.quantization.quantize_model import named_tensors
 
 
 class ShardedLMHead(Protocol):
@@ -222,8 +222,8 @@ class CausalLM(TrainableModel):
     ) -> None:
         """Write config.json, safetensors and, for a language model, generation_config.json, as transformers does.
 
-        A tied lm_head is left out, as in transformers, and fused layers are joined (checkpoint/fused.py). Quantized
-        weights stay quantized (layout: quantization/storage.py).
+        A tied lm_head is left out, as in transformers, and fused layers are joined (file_layouts/fused_projections.py).
+        Quantized weights stay quantized (quantization/checkpoint_tensors.py).
 
         Args:
             folder: created if absent.

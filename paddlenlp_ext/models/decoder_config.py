@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from paddlenlp_ext.checkpoint.config_values import check_config_values
-from paddlenlp_ext.checkpoint.file_layout import FileLayout
-from paddlenlp_ext.checkpoint.fused import FusedLayers, join_fused, split_fused
+from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import FileLayout
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
@@ -52,7 +52,7 @@ class DecoderConfig:
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rotary settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
-        fused_layers: layers that files store as one, with the sizes of their parts (checkpoint/fused.py).
+        fused_layers: layers that files store as one, with the sizes of their parts (file_layouts/fused_projections.py).
         file_layout: differences between the tensors of files and those in memory.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).

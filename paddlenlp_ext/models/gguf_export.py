@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.gguf import open_gguf, part_paths
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.config import config_from_gguf
-from paddlenlp_ext.checkpoint.gguf.latent import latent_metadata
-from paddlenlp_ext.checkpoint.gguf.rope import rope_metadata
-from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_tensors
-from paddlenlp_ext.checkpoint.gguf.tokenizer_metadata import check_tokenizer, tokenizer_metadata
-from paddlenlp_ext.checkpoint.gguf.weights import open_gguf_weights
-from paddlenlp_ext.checkpoint.gguf.writer import StoredTensor, write_gguf
-from paddlenlp_ext.checkpoint.load import check_tensors
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf, part_paths
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import latent_metadata
+from paddlenlp_ext.checkpoint.gguf.read_config import config_from_gguf
+from paddlenlp_ext.checkpoint.gguf.read_weights import open_gguf_weights
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.rope_scaling import rope_metadata
+from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.gguf.write_tokenizer import check_tokenizer, tokenizer_metadata
+from paddlenlp_ext.checkpoint.gguf.write_weights import stored_tensors
+from paddlenlp_ext.checkpoint.load_weights import check_tensors
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.rope import ROPE_TYPES, RopeSettings
-from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import full_shape
 from paddlenlp_ext.utils.files import atomic_file, flush
 
@@ -68,7 +68,7 @@ def export_gguf(
         tensors: its tensors as in Hugging Face's files (`DecoderConfig.to_files`).
         tokenizer: its tokenizer.
         end_tokens: ids that end an answer.
-        outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/writer.py).
+        outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/write_file.py).
         name: `general.name`.
 
     Raises:

@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
+from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections import ModelConfig
@@ -27,8 +27,8 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.long_context import context_overrides
 from paddlenlp_ext.models.moe_config import router_overrides
-from paddlenlp_ext.quantization.hf_config import from_quantization_config
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.config_json import from_quantization_config
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layout import FileLayout, StackedExperts
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import FileLayout, StackedExperts
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions

@@ -15,11 +15,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.load import check_tensors, read_into_parameters
-from paddlenlp_ext.checkpoint.model_config import write_model_config
-from paddlenlp_ext.checkpoint.packed_layouts import PackedLayout
-from paddlenlp_ext.checkpoint.packed_weights import pack_tensors
+from paddlenlp_ext.checkpoint.load_weights import check_tensors, read_into_parameters
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.repack import pack_tensors
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy, save_sharded
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.auto import build_skeleton
@@ -28,10 +28,10 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.paddle_compat import has_storage
-from paddlenlp_ext.quantization.model import quantizable_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.ptq.decoder_layer import quantize_decoder_layer
-from paddlenlp_ext.quantization.ptq.methods import ErrorTotals, PostTrainingOptions, naming
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.ptq.quantize_decoder_layer import quantize_decoder_layer
+from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, naming
+from paddlenlp_ext.quantization.quantize_model import quantizable_layers
 from paddlenlp_ext.utils.module_patterns import matching
 
 _ALWAYS_SKIPPED = ".shared_expert_gate"

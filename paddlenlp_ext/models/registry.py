@@ -37,7 +37,8 @@ class Family:
         activation_key: key of the activation of the feed-forward gate.
         complete: function from the contents of config.json to contents without the family's special cases; they are
             read, and never written.
-        fused_layers: layers that the family's files store as one -> their parts in the decoder (checkpoint/fused.py).
+        fused_layers: layers that the family's files store as one -> their parts in the decoder
+            (file_layouts/fused_projections.py).
     """
 
     architecture: str

@@ -9,7 +9,7 @@
 | up | down | feed-forward blocks, shared experts |
 
 A post-norm layer has no norm before its linear layers, and the norm before experts also feeds the router; neither takes
-scales. Up and down of experts are scaled per expert (quantization/ptq/decoder_layer.py).
+scales. Up and down of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, Pre
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.latent_attention import LatentAttention
-from paddlenlp_ext.quantization.ptq.feeds import Feed
+from paddlenlp_ext.quantization.ptq.awq_mappings import Feed
 
 _ATTENTION, _MLP = "self_attn", "mlp"
 

@@ -40,7 +40,7 @@ from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, 
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import own_tensors, set_own_tensor, shard_experts
 from paddlenlp_ext.peft.layers import AdapterLayer
-from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 _STACKS = (Experts, GroupedLinear, QuantizedGroupedLinear)

@@ -13,7 +13,7 @@ import paddle.distributed as dist
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards
-from paddlenlp_ext.parallel.gather import gather_shards, save_gathered
+from paddlenlp_ext.parallel.gather_weights import gather_shards, save_gathered
 from paddlenlp_ext.parallel.gloo import gloo_barrier
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.stages import is_counted_here, sum_shared_gradients

@@ -48,11 +48,11 @@ from paddlenlp_ext.parallel.shard_parameters import (
 )
 from paddlenlp_ext.parallel.vocab_parallel import VocabParallelEmbedding, VocabParallelHead
 from paddlenlp_ext.peft.layers import AdapterLayer
-from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.model import quantizable_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import block_size_of
-from paddlenlp_ext.quantization.slicing import sharded_block_size
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantizable_layers
+from paddlenlp_ext.quantization.quantize_weight import block_size_of
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
+from paddlenlp_ext.quantization.shard_weight import sharded_block_size
 from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, set_placement, shard_of
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.fused import FusedLayers, locate, part_name, part_rows
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, part_name, part_rows
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import SPLIT_FIELD
 from paddlenlp_ext.peft.inject import by_pattern

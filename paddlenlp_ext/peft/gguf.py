@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.fused import FusedLayers, locate, part_rows
-from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, part_rows
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
-from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_name, stored_values
-from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
-from paddlenlp_ext.checkpoint.gguf.writer import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
+from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
+from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor, write_gguf
+from paddlenlp_ext.checkpoint.gguf.write_weights import stored_name, stored_values
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.peft.factors import AdaptedModel, factors_of
 from paddlenlp_ext.utils.files import atomic_file, flush

@@ -18,7 +18,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.sharding_spec import Style
 
 

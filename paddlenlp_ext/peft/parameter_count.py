@@ -10,7 +10,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.quantization.model import quantized_layers
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.sharding_spec import full_shape
 
 

@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
 from paddlenlp_ext.peft.token_rows import ROWS
-from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear
+from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -13,8 +13,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
-from paddlenlp_ext.quantization.hf_config import options_to_dict
-from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
+from paddlenlp_ext.quantization.config import QuantizationConfig, describe_quantization
+from paddlenlp_ext.quantization.config_json import options_to_dict
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

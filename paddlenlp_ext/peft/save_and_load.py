@@ -32,8 +32,8 @@ from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.peft.replaced_parameters import is_replacement
 from paddlenlp_ext.peft.token_rows import TABLES
 from paddlenlp_ext.peft.torch_bin import read_torch_tensors
-from paddlenlp_ext.quantization.hf_config import from_quantization_config, options_from_dict
-from paddlenlp_ext.quantization.options import QuantizationConfig, describe_quantization
+from paddlenlp_ext.quantization.config import QuantizationConfig, describe_quantization
+from paddlenlp_ext.quantization.config_json import from_quantization_config, options_from_dict
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
 from paddlenlp_ext.utils.files import write_text
 

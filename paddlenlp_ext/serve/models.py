@@ -17,7 +17,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.adapter_groups import AdapterGroups
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
-from paddlenlp_ext.quantization.model import quantization_report
+from paddlenlp_ext.quantization.quantize_model import quantization_report
 from paddlenlp_ext.serve.arguments import ServeArguments
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger

@@ -15,7 +15,7 @@ import paddle
 from paddle import inference
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.checkpoint.model_config import read_generation_config
+from paddlenlp_ext.checkpoint.config_json import read_generation_config
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.rope import RotaryEmbeddings

@@ -29,7 +29,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards, check_experts
-from paddlenlp_ext.parallel.load import load_shards
+from paddlenlp_ext.parallel.load_weights import load_shards
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
@@ -42,7 +42,7 @@ from paddlenlp_ext.peft.fused import with_parts
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import quantization_report, quantize_linears, quantized_layers
+from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, build_forward_backward
 from paddlenlp_ext.trainer.objective import Objective

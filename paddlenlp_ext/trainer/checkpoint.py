@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.manifest import write_manifest
+from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel

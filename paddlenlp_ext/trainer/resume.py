@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.manifest import MANIFEST_FILE, find_damage
+from paddlenlp_ext.checkpoint.checksum_manifest import MANIFEST_FILE, find_damage
 from paddlenlp_ext.checkpoint.training_state import load_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.options import Option, options_of

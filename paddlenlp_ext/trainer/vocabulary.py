@@ -3,7 +3,7 @@
 | | change |
 | --- | --- |
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
-| embedding, lm_head | rows for all ids; new rows are the mean of the others (checkpoint/resized_vocabulary.py) |
+| embedding, lm_head | rows for all ids; new rows are the mean of the others (checkpoint/resized_embeddings.py) |
 | full training | all rows train |
 | adapter | the rows of new tokens train (`trainable_token_indices`), unless modules_to_save or targets train them |
 """

@@ -13,8 +13,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from paddlenlp_ext.checkpoint import hub
+from paddlenlp_ext.checkpoint.config_json import read_generation_config, read_model_config
 from paddlenlp_ext.checkpoint.hub import BUILTIN_MODELS, BuiltinModel, resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
@@ -100,7 +100,7 @@ def test_unpack_builtin_failure_leaves_nothing(carried, tmp_path, monkeypatch):
     def fail(*arguments):
         raise OSError("disk full")
 
-    monkeypatch.setattr("paddlenlp_ext.checkpoint.gguf.convert.write_generation_config", fail)
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.gguf.convert_to_hf.write_generation_config", fail)
     with pytest.raises(OSError, match="disk full"):
         resolve_model("tiny")
     assert list((tmp_path / "cache" / "paddlenlp_ext" / "models").iterdir()) == []

@@ -9,13 +9,13 @@ import pytest
 
 from paddlenlp_ext.cli.merge_shards import merge_shards
 from paddlenlp_ext.config.errors import ConfigError
-from paddlenlp_ext.parallel import paddlenlp_shards
+from paddlenlp_ext.parallel import merge_paddlenlp_shards as module
 
 
 def test_merge_shards_short_and_long_names_pass_the_same_arguments(monkeypatch):
     calls = []
     report = SimpleNamespace(output="out", num_tensors=5, num_joined=3)
-    monkeypatch.setattr(paddlenlp_shards, "merge_saved_shards", lambda *arguments: calls.append(arguments) or report)
+    monkeypatch.setattr(module, "merge_saved_shards", lambda *arguments: calls.append(arguments) or report)
     short = ["--model_name_or_path", "model", "--tp", "2", "--pp", "3", "--allow_pickle"]
     assert merge_shards(short) == "out: 5 tensors, 3 of them joined from shards"
     degrees = ["--tensor_parallel_degree", "2", "--pipeline_parallel_degree", "3", "--device", "gpu"]

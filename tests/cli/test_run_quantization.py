@@ -12,16 +12,16 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM, finetune, merge_adapter
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.cli import run_quantization as cli
 from paddlenlp_ext.cli.run_quantization import options_of_section, run_quantization
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.config.ptq import PTQConfig
 from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
-from paddlenlp_ext.quantization.model import quantized_layers
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
-from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from tests.common.models import write_tiny_data, write_tiny_model
 
 IDS = paddle.to_tensor([[5, 9, 3, 11]])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.fused import join_fused, split_fused
-from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
-from paddlenlp_ext.checkpoint.load import load_parameters
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused, split_fused
+from paddlenlp_ext.checkpoint.file_layouts.interleaved_experts import InterleavedExperts
+from paddlenlp_ext.checkpoint.load_weights import load_parameters
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.causal_lm import CausalLM

@@ -10,7 +10,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.api import AutoPeftModelForCausalLM, merge_adapter
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.cli.predict import load_model
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.gguf import open_gguf
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

@@ -12,7 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.merge import files, merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.process import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script

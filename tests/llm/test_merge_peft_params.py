@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

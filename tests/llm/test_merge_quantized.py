@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.cli.predict import load_model
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -19,9 +19,9 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.quantization.model import quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from paddlenlp_ext.utils.process import run_command
 from tests.common.adapters import default_config
 from tests.common.models import ODD_SIZES

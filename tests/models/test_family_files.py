@@ -9,7 +9,7 @@ import tokenize
 from pathlib import Path
 
 import paddlenlp_ext
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.registry import FAMILIES
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent

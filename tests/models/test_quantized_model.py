@@ -17,9 +17,9 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.model import dequantize_linears, quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import dequantize_linears, quantized_layers
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.golden import DATA
 
 CONFIG = {
@@ -234,8 +234,8 @@ from paddlenlp_ext import configure_runtime
 configure_runtime()  # before Paddle is imported
 
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.model import quantized_layers
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
 def peak():  # from /proc, as getrusage also counts memory of the parent process
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 small = QuantizationConfig(algo=sys.argv[2], double_quant=True)

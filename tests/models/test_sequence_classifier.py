@@ -11,7 +11,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.registry import FAMILIES
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.models import TINY_LLAMA
 from tests.common.training import assert_same_bits, weights
 from tests.golden import DATA

@@ -10,8 +10,8 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.common.models import TINY_LATENT, TINY_SIZES
 
 IDS = paddle.to_tensor(np.random.default_rng(0).integers(0, 61, (2, 20)))

@@ -10,8 +10,8 @@ from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear, lora_linear_cpp, lora_linear_reference
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

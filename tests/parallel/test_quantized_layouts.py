@@ -8,7 +8,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpu import bf16
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case
 

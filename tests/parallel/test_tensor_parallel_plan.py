@@ -9,7 +9,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.parallel.load import load_shards
+from paddlenlp_ext.parallel.load_weights import load_shards
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.stages import assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
@@ -20,8 +20,8 @@ from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.peft.replaced_parameters import base_parameters
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, placement_of, shard_of
 from tests.common.models import TINY_LLAMA
 from tests.models.tiny_model import make_model_with_sinks

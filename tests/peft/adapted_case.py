@@ -15,8 +15,8 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quantization.model import quantizable_layers, quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantizable_layers, quantize_linears
 from tests.common.adapters import default_config, logits_of, tiny_model, train
 
 TOLERANCE = 1e-5

@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.adapters import default_config, tiny_model
 from tests.generation.test_continuous_batching import Answer, run
 

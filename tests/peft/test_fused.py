@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint.fused import join_fused
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM

@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.gguf import open_gguf
-from paddlenlp_ext.checkpoint.gguf.stored_tensors import stored_tensors
-from paddlenlp_ext.checkpoint.gguf.weights import read_gguf_tensor
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
+from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
+from paddlenlp_ext.checkpoint.gguf.write_weights import stored_tensors
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.gguf_export import architecture_for
 from paddlenlp_ext.peft.gguf import export_gguf_adapter

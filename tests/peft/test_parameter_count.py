@@ -5,8 +5,8 @@ from __future__ import annotations
 from paddle import nn
 
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_experts
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.common.adapters import tiny_model
 
 

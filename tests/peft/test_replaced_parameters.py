@@ -28,8 +28,8 @@ from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
-from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
 from tests.common.marks import needs_cpp
 from tests.golden import DATA

@@ -9,8 +9,8 @@ import pytest
 
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.golden import DATA
 from tests.golden.cases.quant_cases import CASES, weight_of
 

@@ -10,11 +10,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.static_graph.export import compare, describe_program
 from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.static_graph.trace import save_program

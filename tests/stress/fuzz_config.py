@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.config_values import KEYS, ROPE_KEYS
-from paddlenlp_ext.checkpoint.model_config import read_generation_config, read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_generation_config, read_model_config
+from paddlenlp_ext.checkpoint.config_json_schema import KEYS, ROPE_KEYS
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource

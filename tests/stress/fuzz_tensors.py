@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from paddlenlp_ext.checkpoint.gguf import open_gguf
-from paddlenlp_ext.checkpoint.gguf.tokenizer import tokenizer_from_gguf
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config
+from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
+from paddlenlp_ext.checkpoint.gguf.read_tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from tests.stress.wrong_values import damage, mutate

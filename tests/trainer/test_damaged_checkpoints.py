@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.checkpoint.manifest import write_manifest
+from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
 from paddlenlp_ext.trainer.checkpoint import write_checkpoint
 from paddlenlp_ext.trainer.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.resume import checkpoint_damage, choose_checkpoint
@@ -131,7 +131,7 @@ def test_checkpoint_damage_names_an_unreadable_file_but_not_a_missing_permission
     def refuse(path):
         raise error
 
-    monkeypatch.setattr("paddlenlp_ext.checkpoint.manifest._digest", refuse)
+    monkeypatch.setattr("paddlenlp_ext.checkpoint.checksum_manifest._digest", refuse)
     error = OSError(errno.EIO, "Input/output error")
     assert "adapter_config.json: cannot be read (Input/output error)" in checkpoint_damage(run / "checkpoint-4")
     error = PermissionError(errno.EACCES, "Permission denied")

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.manifest import write_manifest
+from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
 from paddlenlp_ext.data.preference.collate import collate_preferences, mismatched_rows
 from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.models.causal_lm import CausalLM

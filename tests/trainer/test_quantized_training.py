@@ -18,8 +18,8 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
-from paddlenlp_ext.quantization.model import quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.trainer.build import build_model, build_trainer, load_data
 from tests.common.training import make_config
 

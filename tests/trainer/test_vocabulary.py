@@ -13,7 +13,7 @@ import pytest
 
 from paddlenlp_ext import finetune
 from paddlenlp_ext.api import AutoPeftModelForCausalLM, merge_adapter
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections import ModelConfig

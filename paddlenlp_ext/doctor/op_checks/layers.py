@@ -17,8 +17,8 @@ from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.ops.norm_linear import norm_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 
 EPSILON = 1e-6
 CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])

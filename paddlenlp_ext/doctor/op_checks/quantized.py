@@ -10,8 +10,8 @@ from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.quantized.grouped_linear import grouped_input_gradient_op, quantized_grouped_linear
 from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 
 OUTPUTS, WIDTH = 64, 128
 NF4 = QuantizationConfig(algo="nf4", double_quant=True)

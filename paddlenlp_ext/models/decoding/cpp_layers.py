@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.quantized.cpu import packed_struct
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.paddle_compat import has_forward_hooks
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 _NO_WINDOW = 1 << 40  # more positions than a cache has

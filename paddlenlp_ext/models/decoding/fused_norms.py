@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.norm_linear import norm_linear, norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
 from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
 from paddlenlp_ext.paddle_compat import has_forward_hooks
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 _LINEARS: dict[type[nn.Layer], tuple[str, ...]] = {
     Attention: ("q_proj", "k_proj", "v_proj"),

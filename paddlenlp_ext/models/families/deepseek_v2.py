@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.experts import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
-from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, divide_latents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, JoinedLatents, divide_latents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.routers import RouterOptions

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.latent import latent_settings
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import latent_settings
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.deepseek_v2 import DEEPSEEK_GGUF, has_sigmoid_router
 from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
 from paddlenlp_ext.models.moe_config import sigmoid_router

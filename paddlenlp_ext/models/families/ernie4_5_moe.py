@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layout import StackedExperts
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.experts import ROUTED_EXPERTS, SHARED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, SHARED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import EXPERT_FILES, expert_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
 from paddlenlp_ext.nn.experts import ExpertShape

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import QK_NORMS, SANDWICH, Architecture, Key
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.gemma2 import gemma2_differences, gemma_settings
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type

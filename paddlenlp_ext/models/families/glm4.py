@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, has_bias
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.glm import GLM_DEFAULTS, GLM_FUSED_LAYERS, glm_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf import GgufFile
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, count, has_bias
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.experts import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.moe_config import routed_expert_differences, sigmoid_router
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf import GgufFile
+from paddlenlp_ext.checkpoint.file_layouts.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.interleaved import STACKED_EXPERTS, InterleavedGates, divide_gates
-from paddlenlp_ext.checkpoint.interleaved_experts import InterleavedExperts
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.interleaved_experts import STACKED_EXPERTS, InterleavedGates, divide_gates
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
 from paddlenlp_ext.nn.experts import ClampedGate, ExpertShape

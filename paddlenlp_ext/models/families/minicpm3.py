@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, Key
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.latent import LATENT_ATTENTION, JoinedLatents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, JoinedLatents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.latent_attention_config import complete_latent, latent_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
-from paddlenlp_ext.checkpoint.gguf.architectures import ARCHITECTURES
-from paddlenlp_ext.checkpoint.gguf.experts import ROUTED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences, sparse_by_step
 from paddlenlp_ext.models.registry import (
     DECODER_TENSOR_PLAN,

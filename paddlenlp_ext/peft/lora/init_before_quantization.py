@@ -25,8 +25,8 @@ from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
 from paddlenlp_ext.peft.replaced_parameters import excluded_targets
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
-from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.quantize import QuantizeDequantize
+from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.module_patterns import matches
 
 SVD_CHOICES = ("fast", "exact")

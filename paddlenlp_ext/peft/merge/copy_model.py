@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.peft.merge.files import write_companions
 from paddlenlp_ext.peft.merge.merge_adapter import check_output
-from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder
 
 

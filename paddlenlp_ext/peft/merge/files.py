@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
-from paddlenlp_ext.checkpoint.model_config import (
+from paddlenlp_ext.checkpoint.config_json import (
     read_generation_config,
     read_model_config,
     write_generation_config,
     write_model_config,
 )
+from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -33,9 +33,9 @@ from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, requi
 from paddlenlp_ext.peft.replaced_parameters import TIED_COPIES
 from paddlenlp_ext.peft.save_and_load import AdapterFiles
 from paddlenlp_ext.peft.token_rows import EMBEDDING, TrainableTokens, tokens_by_table
-from paddlenlp_ext.quantization.grouped_linear import QuantizedGroupedLinear
-from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import write_text
 
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")

@@ -25,10 +25,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.resized_vocabulary import with_vocab_size
+from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, TASK_KEYS, ClassifierWeights
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.merge.files import (
@@ -41,10 +41,10 @@ from paddlenlp_ext.peft.merge.files import (
 from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
-from paddlenlp_ext.quantization.hf_config import from_quantization_config
-from paddlenlp_ext.quantization.model import matrices_by_layer
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.weight_source import QuantizedWeights
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.config_json import from_quantization_config
+from paddlenlp_ext.quantization.quantize_model import matrices_by_layer
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder, check_writable
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger

@@ -36,8 +36,8 @@ from paddlenlp_ext.peft.lora.init_before_quantization import (
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quantization.linear import QuantizedLinear
-from paddlenlp_ext.quantization.quantize import QuantizeDequantize
+from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 
 @PEFT_METHODS.register("loftq")

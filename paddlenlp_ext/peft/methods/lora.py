@@ -67,7 +67,7 @@ from paddlenlp_ext.peft.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear, 
 from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens, token_indices
-from paddlenlp_ext.quantization.grouped_linear import AnyGroupedLinear
+from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

@@ -29,9 +29,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.checkpoint.fused import split_fused
+from paddlenlp_ext.checkpoint.config_json import read_model_config
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.model_config import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
@@ -44,8 +44,8 @@ from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, LoRAWith
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.quantization.hf_config import from_quantization_config
-from paddlenlp_ext.quantization.linear import QuantizedLinear
+from paddlenlp_ext.quantization.config_json import from_quantization_config
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

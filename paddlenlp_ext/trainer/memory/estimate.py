@@ -25,7 +25,7 @@ from paddlenlp_ext.ops.linear_cross_entropy.triton import chunk_rows
 from paddlenlp_ext.parallel.collectives import BUCKET_BYTES
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.quantization.model import NOTHING_QUANTIZED, PackedSize
+from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.sharding_spec import is_materialized, is_on_stage, placement_of
 from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
 from paddlenlp_ext.trainer.memory.layout import ProcessShare

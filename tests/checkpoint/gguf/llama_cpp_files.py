@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from paddlenlp_ext.checkpoint.fused import join_fused
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM

@@ -50,7 +50,7 @@ from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.golden import set_golden_weights
 from tests.golden.cases.model_cases import CASES, make_inputs
 

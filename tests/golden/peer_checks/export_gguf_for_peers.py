@@ -25,7 +25,7 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
-from paddlenlp_ext.checkpoint.gguf.tokenizer_metadata import PROBE
+from paddlenlp_ext.checkpoint.gguf.write_tokenizer import PROBE
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export

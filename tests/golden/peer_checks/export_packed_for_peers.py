@@ -12,11 +12,11 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.checkpoint.packed_layouts import LAYOUTS
+from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
-from paddlenlp_ext.quantization.ptq.methods import PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
 from tests.generation.tiny_models import FAMILIES, SIZES
 
 CASES = (

@@ -20,11 +20,11 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
-from paddlenlp_ext.checkpoint.model_config import write_model_config
+from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.generation.prefill_and_decode import on_host, prefill, step
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.static_graph.export import describe_program
 from paddlenlp_ext.static_graph.trace import save_program
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model

@@ -17,8 +17,8 @@ from paddlenlp_ext.models.decoding import cpp_layers
 from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.quantization.model import quantize_linears, quantized_layers
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 pytestmark = pytest.mark.skipif(library.unavailable_reason() is not None, reason="needs the C++ library")

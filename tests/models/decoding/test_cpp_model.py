@@ -18,8 +18,8 @@ from paddlenlp_ext.ops.cpu import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 from tests.models.decoding.test_cpp_layers import OP_BY_OP
 

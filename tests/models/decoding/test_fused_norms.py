@@ -13,8 +13,8 @@ from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear.triton import norm_linear_triton
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 

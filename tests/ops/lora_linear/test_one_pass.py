@@ -14,8 +14,8 @@ from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.lora_linear import triton as module
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import run_both_ways
 from tests.ops.interpreter import Recorder, bfloat16_products, interpreted, skip_without_triton
 from tests.ops.norm_linear.test_triton import FORMATS, ROWS_OF_ANY_LENGTH

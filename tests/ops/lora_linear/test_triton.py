@@ -14,8 +14,8 @@ from paddlenlp_ext.ops.lora_linear import triton as module
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.ops.saved_tensors import with_recompute_function
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.ops.interpreter import Launch, Recorder, interpreted, skip_without_triton
 from tests.ops.test_lora_linear import SCALING, numbers, on_frozen_base, reference

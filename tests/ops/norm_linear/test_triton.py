@@ -13,8 +13,8 @@ from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear import triton as module
 from paddlenlp_ext.ops.norm_linear.triton import norm_linear_triton
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import assert_all_close, normal
 from tests.common.gpu import pretend_autocast
 from tests.ops.interpreter import Recorder, bfloat16_products, interpreted, skip_without_triton

@@ -11,8 +11,8 @@ from paddlenlp_ext.ops.quantized import grouped_linear as module
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_stack
 from paddlenlp_ext.ops.quantized.grouped_linear import quantized_grouped_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedStack, stack_weights
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 from tests.ops.quantized.test_linear import FORMATS

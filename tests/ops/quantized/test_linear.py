@@ -26,9 +26,9 @@ from paddlenlp_ext.ops.quantized.cpu import (
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_rows_numpy, dequantize_rows_reference
 from paddlenlp_ext.ops.quantized.linear import linear_op, quantized_linear
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
-from paddlenlp_ext.quantization.slicing import slice_weight
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
+from paddlenlp_ext.quantization.shard_weight import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp

@@ -18,8 +18,8 @@ from paddlenlp_ext.ops.quantized import triton_launch
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_op, dequantize_rows_gpu
 from paddlenlp_ext.ops.quantized.linear import linear_op, linear_triton
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import normal
 from tests.common.gpu import pretend_autocast
 from tests.common.scripts import script_environment

@@ -15,9 +15,9 @@ from paddlenlp_ext.ops.quantized.grouped_linear import quantized_grouped_linear
 from paddlenlp_ext.ops.quantized.linear import fits_kernel, quantized_linear
 from paddlenlp_ext.ops.quantized.triton_launch import supports_product
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight, stack_weights
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
-from paddlenlp_ext.quantization.slicing import slice_weight
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize
+from paddlenlp_ext.quantization.shard_weight import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp

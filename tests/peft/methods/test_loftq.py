@@ -19,9 +19,9 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.quantization.model import quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.adapters import logits_of, tiny_model, train
 from tests.golden import DATA
 from tests.golden.cases.quant_cases import LOFTQ_RANK, LOFTQ_STEPS, loftq_weight

@@ -13,8 +13,8 @@ from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig, gradient_factors
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import dequantize_linears, quantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import dequantize_linears, quantize_linears
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.model_config import read_model_config
+from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel

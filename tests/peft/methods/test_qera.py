@@ -15,9 +15,9 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.qera import QERAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.quantization.model import dequantize_linears
-from paddlenlp_ext.quantization.options import QuantizationConfig
-from paddlenlp_ext.quantization.quantize import quantize
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import dequantize_linears
+from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_model, train
 
 NF4, INT4 = QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int4")

@@ -1,0 +1,102 @@
+"""Read and write config.json and generation_config.json; for a GGUF file, derive both from its metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.checkpoint.config_json_schema import GENERATION_KEYS, check_config_values
+from paddlenlp_ext.checkpoint.symlinks import check_links
+from paddlenlp_ext.utils.files import read_json_object, write_text
+from paddlenlp_ext.utils.value_kinds import check_values
+
+
+def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the config of a model as the dict of a Hugging Face config.json.
+
+    Args:
+        path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
+
+    Raises:
+        ValueError: no config.json, a damaged one, one without `model_type` or with a value that is not allowed, or an
+            unknown GGUF architecture.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf" and path.is_file():
+        from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
+        from paddlenlp_ext.checkpoint.gguf.read_config import config_from_gguf
+
+        config = config_from_gguf(open_gguf(path))
+        check_config_values(config, str(path))
+        return config
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such directory")
+    if not (path / "config.json").is_file():
+        raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
+    check_links(path)
+    config = read_json_object(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is unknown; add it')
+    check_config_values(config, str(path))
+    return config
+
+
+def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any], dtype: str | None = None) -> None:
+    """Write config.json with sorted keys.
+
+    Args:
+        folder: created if absent.
+        config: contents of the file.
+        dtype: format of the weights, if it may differ from `config`. It is written once, under the key that `config`
+            uses: transformers 5 writes `dtype` and prefers it to the older `torch_dtype`.
+    """
+    if dtype is not None:
+        key = "dtype" if "dtype" in config else "torch_dtype"
+        config = {**{name: value for name, value in config.items() if name != "torch_dtype"}, key: dtype}
+    _write_json(Path(folder) / "config.json", config)
+
+
+def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+    """Write generation_config.json with sorted keys."""
+    if config.get("eos_token_id") == []:  # transformers reads the first entry of a list; null means no end token
+        config = {**config, "eos_token_id": None}
+    _write_json(Path(folder) / "generation_config.json", config)
+
+
+def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the end tokens and the sampling options of a model.
+
+    As in transformers, generation_config.json takes precedence over config.json, even with a null. For a GGUF file, its
+    metadata replaces both.
+
+    Args:
+        path: a Hugging Face folder or a .gguf file.
+
+    Returns:
+        The keys of generation_config.json, if the file exists, and always `eos_token_id` (a list, possibly empty),
+        `bos_token_id` and `pad_token_id` (an id or None).
+
+    Raises:
+        ValueError: a damaged file, or a value that is not allowed.
+    """
+    path = Path(path)
+    generation_file = path / "generation_config.json"
+    config = read_model_config(path)
+    generation = read_json_object(generation_file) if generation_file.is_file() else {}
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        generation.setdefault(key, config.get(key))
+    try:
+        check_values(generation, GENERATION_KEYS, "generation_config.json")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    eos = generation["eos_token_id"]
+    generation["eos_token_id"] = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return generation
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n")

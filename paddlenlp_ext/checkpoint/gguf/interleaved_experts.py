@@ -1,0 +1,95 @@
+"""Experts of gpt-oss in GGUF files, which store gate_proj and up_proj as separate tensors.
+
+in a GGUF file                                      as read
+ffn_gate_exps, ffn_up_exps [E, F, D]                mlp.experts.gate_up_proj [E, D, 2F], columns gate 0, up 0, ...
+ffn_gate_exps.bias, ffn_up_exps.bias [E, F]         mlp.experts.gate_up_proj_bias [E, 2F], likewise
+ffn_down_exps [E, D, F]                             mlp.experts.down_proj [E, F, D]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import split_layer
+from paddlenlp_ext.checkpoint.gguf.joined_tensors import JoinedTensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+STACKED_EXPERTS = {
+    f"ffn_{name}_exps.{kind}": f"mlp.experts.{name}_proj{ending}"
+    for name in ("gate", "up", "down")
+    for kind, ending in (("weight", ""), ("bias", "_bias"))
+}
+"""Names as read from a file by the names in a block."""
+_PARTS = {
+    "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
+    "mlp.experts.gate_up_proj_bias": ("mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias"),
+    "mlp.experts.down_proj": ("mlp.experts.down_proj",),
+}
+
+
+def divide_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+    """Return the inverse of `InterleavedGates`: gates and upper projections apart.
+
+    Args:
+        tensors: tensors under the names of Hugging Face's files.
+        config: config of the model (`DecoderConfig`), which is not needed.
+    """
+    divided: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        prefix, own = split_layer(name)
+        parts = _PARTS.get(own)
+        if parts is None:
+            divided[name] = tensor
+            continue
+        experts, *rows, columns = tensor.shape
+        shape = (experts, columns // len(parts), *rows)
+        for index, part in enumerate(parts):
+            read = partial(_read_part, tensor, index, len(parts))
+            divided[prefix + part] = LazyTensor(shape, tensor.dtype, read)
+    return divided
+
+
+def _read_part(joined: LazyTensor, index: int, count: int) -> np.ndarray:
+    """Return each `count`-th column from `index` on, as rows."""
+    values = joined.read()[..., index::count]
+    return np.swapaxes(values, 1, 2) if values.ndim == 3 else values
+
+
+class InterleavedGates(JoinedTensors):
+    """Tensors of a GGUF file with such experts, under the names and in the shapes of Hugging Face's files.
+
+    Raises:
+        ValueError: the gates or the upper projections of a layer are missing.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        joined = {part: name for name, parts in _PARTS.items() for part in parts}
+        parts: dict[str, list[str]] = {}
+        for name in source.names():
+            prefix, own = split_layer(name)
+            parts[prefix + joined.get(own, own)] = [prefix + part for part in _PARTS.get(joined.get(own, ""), (own,))]
+        super().__init__(source, parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        parts = self._parts[name]
+        shape = self._source.shape(parts[0])
+        if split_layer(name)[1] not in _PARTS:
+            return shape
+        experts, rows, *columns = shape
+        return (experts, *columns, rows * len(parts))
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        dtype = dtype or self.dtype(name)
+        parts = [self._source.read(part, dtype, shard) for part in self._parts[name]]
+        if split_layer(name)[1] not in _PARTS:
+            return parts[0]
+        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        experts, rows, *columns = parts[0].shape
+        values = np.stack(parts, axis=2).reshape(experts, rows * len(parts), *columns)
+        return np.ascontiguousarray(np.swapaxes(values, 1, 2)) if columns else values

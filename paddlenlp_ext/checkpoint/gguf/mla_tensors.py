@@ -1,0 +1,149 @@
+"""Latent attention in GGUF files, which store the matrices of keys and of values apart.
+
+in a GGUF file                               as read
+attn_k_b [N, L, U], attn_v_b [N, E, L]       self_attn.kv_b_proj [N * (U + E), L]
+attn_kv_b [N * (U + E), L], in older files   the same
+
+Shapes: N heads, L latent, U unrotated channels of a key, E channels of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import split_layer
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, count
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.joined_tensors import JoinedTensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+LATENT_ATTENTION = {
+    **{name: own for name, own in PRE_NORM.items() if name not in ("attn_k", "attn_v")},
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+"""Layer names by the names in a block."""
+_BOTH, _KEYS, _VALUES = (f"self_attn.{name}.weight" for name in ("kv_b_proj", "k_b_proj", "v_b_proj"))
+
+
+def latent_settings(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of config.json for the sizes of latent attention.
+
+    In files with matrices apart, `key_length` and `value_length` are those of the latents.
+
+    Raises:
+        ValueError: all channels of a key are rotated.
+    """
+    heads, rotated = count(file, "attention.head_count"), count(file, "rope.dimension_count")
+    keys = count(file, "attention.key_length_mla", count(file, "attention.key_length"))
+    values = count(file, "attention.value_length", count(file, "embedding_length") // heads)
+    if keys <= rotated:
+        raise ValueError(f"{file.path}: keys of {keys} channels, of which {rotated} are rotated; the file is damaged")
+    return {
+        "num_key_value_heads": heads,
+        "q_lora_rank": count(file, "attention.q_lora_rank", 0, minimum=0) or None,
+        "kv_lora_rank": count(file, "attention.kv_lora_rank"),
+        "qk_nope_head_dim": keys - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": count(file, "attention.value_length_mla", values),
+    }
+
+
+def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
+    """Return the inverse of `latent_settings`: keys without the architecture's prefix.
+
+    Args:
+        latent: sizes of the attention (`LatentShape`).
+        has_parts: whether the matrices of keys and of values are stored apart.
+    """
+    keys = latent.unrotated_dim + latent.rotated_dim
+    sizes = {"rope.dimension_count": latent.rotated_dim, "attention.kv_lora_rank": latent.kv_rank}
+    if latent.query_rank is not None:
+        sizes["attention.q_lora_rank"] = latent.query_rank
+    if not has_parts:
+        return {**sizes, "attention.key_length": keys, "attention.value_length": latent.value_dim}
+    return {
+        **sizes,
+        "attention.key_length": latent.kv_rank + latent.rotated_dim,
+        "attention.value_length": latent.kv_rank,
+        "attention.key_length_mla": keys,
+        "attention.value_length_mla": latent.value_dim,
+    }
+
+
+def divide_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+    """Return the inverse of `JoinedLatents`: the matrices of keys and of values apart.
+
+    Args:
+        tensors: tensors under the names of Hugging Face's files.
+        config: config of the model (`DecoderConfig`) with latent attention.
+    """
+    heads, unrotated = config.num_attention_heads, config.latent.unrotated_dim
+    divided: dict[str, LazyTensor] = {}
+    for name, tensor in tensors.items():
+        prefix, own = split_layer(name)
+        if own != _BOTH:
+            divided[name] = tensor
+            continue
+        rows, rank = tensor.shape
+        keys = (heads, rank, unrotated)
+        values = (heads, rows // heads - unrotated, rank)
+        divided[prefix + _KEYS] = LazyTensor(keys, tensor.dtype, partial(_read_keys, tensor, heads, unrotated))
+        divided[prefix + _VALUES] = LazyTensor(values, tensor.dtype, partial(_read_values, tensor, heads, unrotated))
+    return divided
+
+
+def _read_keys(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
+    """Return the matrices of keys, [N, L, U]."""
+    return np.swapaxes(both.read().reshape(heads, -1, both.shape[1])[:, :unrotated], 1, 2)
+
+
+def _read_values(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
+    """Return the matrices of values, [N, E, L]."""
+    return both.read().reshape(heads, -1, both.shape[1])[:, unrotated:]
+
+
+class JoinedLatents(JoinedTensors):
+    """Tensors of a GGUF file with latent attention, under the names and in the shapes of Hugging Face's files.
+
+    Raises:
+        ValueError: the matrix of a layer's keys or that of its values is missing.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        stored = source.names()
+        parts: dict[str, tuple[str, ...]] = {}
+        for name in stored:
+            prefix, own = split_layer(name)
+            if own not in (_KEYS, _VALUES):
+                parts[name] = (name,)
+            elif prefix + _BOTH not in stored:
+                parts[prefix + _BOTH] = (prefix + _KEYS, prefix + _VALUES)
+        super().__init__(source, parts)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shapes = [self._source.shape(part) for part in self._parts[name]]
+        if len(shapes) == 1:
+            return shapes[0]
+        (heads, rank, unrotated), (_, channels, _) = shapes
+        return heads * (unrotated + channels), rank
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        parts = self._parts[name]
+        if len(parts) == 1:
+            return self._source.read(name, dtype, shard)
+        keys_NLU, values_NEL = (self._source.read(part, dtype or self.dtype(name)) for part in parts)
+        values = np.concatenate([np.swapaxes(keys_NLU, 1, 2), values_NEL], axis=1).reshape(self.shape(name))
+        return values if shard is None else values[shard.index]

@@ -1,0 +1,50 @@
+"""Parts of the layouts of GGUF files with experts that several families have in common.
+
+Files stack the matrices of a layer's experts. They are read under the names of the single matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.checkpoint.gguf.architecture import Key, count, number
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+
+ROUTED_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+SHARED_EXPERTS = {
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+GROUPED_EXPERT_KEYS = {
+    "n_routed_experts": Key("expert_count"),
+    "num_experts_per_tok": Key("expert_used_count"),
+    "n_shared_experts": Key("expert_shared_count", default=0, minimum=0),
+    "moe_intermediate_size": Key("expert_feed_forward_length"),
+    "first_k_dense_replace": Key("leading_dense_block_count", minimum=0),
+    "n_group": Key("expert_group_count", default=1),
+    "topk_group": Key("expert_group_used_count", default=1),
+    "routed_scaling_factor": Key("expert_weights_scale", float, default=1.0),
+    "norm_topk_prob": Key("expert_weights_norm", bool, default=False),
+}
+"""Keys of routed and shared experts that are chosen within groups."""
+
+
+def plain_softmax(file: GgufFile) -> dict[str, Any]:
+    """Check that routers have softmax scores over all experts; return no keys.
+
+    Raises:
+        ValueError: a router of another kind.
+    """
+    groups, scale = count(file, "expert_group_count", 1, minimum=0), number(file, "expert_weights_scale", 1.0)
+    if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):
+        raise ValueError(
+            f"{file.path}: {file.architecture} whose router has other scores than softmax, groups of experts, or "
+            "scaled weights is not supported; use the model's folder"
+        )
+    return {}

@@ -1,0 +1,94 @@
+"""Convert the metadata of a GGUF file to the dict of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddlenlp_ext.checkpoint.gguf.architecture import count, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.registry import architecture_of, model_type_of, num_layers
+from paddlenlp_ext.checkpoint.gguf.rope_scaling import rope_scaling, rope_theta
+
+
+def config_from_gguf(file: GgufFile) -> dict[str, Any]:
+    """Return the config.json dict of a GGUF model.
+
+    Raises:
+        ValueError: an architecture, rotary scaling or head layout that the decoder does not support, or metadata that
+            are missing or of the wrong type.
+    """
+    architecture = architecture_of(file)
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        if isinstance(file.metadata.get(file.architecture_key(key)), list):
+            raise ValueError(
+                f"{file.path}: {file.architecture_key(key)} differs from layer to layer, which is not supported"
+            )
+    num_heads = count(file, "attention.head_count")
+    hidden_size = count(file, "embedding_length")
+    head_dim = _head_dim(file, hidden_size // num_heads)
+    window = file.get(file.architecture_key("attention.sliding_window"), int, 0)
+    if window and not architecture.has_window:
+        raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
+    if "token_embd.weight" not in file.tensors:
+        raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
+    stored_epsilon, epsilon = architecture.norm_epsilon
+    config = {
+        "architectures": [architecture.class_name],
+        "model_type": model_type_of(file),
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": count(file, "feed_forward_length"),
+        "num_hidden_layers": num_layers(file),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": count(file, "attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        epsilon: shortest_decimal(file.require(file.architecture_key(stored_epsilon), float)),
+        "max_position_embeddings": count(file, "context_length"),
+        "rope_theta": rope_theta(file),
+        "rope_scaling": rope_scaling(file, head_dim),
+        **_rotated_share(file, head_dim),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "torch_dtype": "float32",
+        **architecture.config_values(file),
+        **_token_ids(file),
+    }
+    if window:
+        config["sliding_window"] = window
+    return config
+
+
+def _head_dim(file: GgufFile, default: int) -> int:
+    if architecture_of(file).is_latent:  # that of the rotation, as in Hugging Face's configs
+        return count(file, "rope.dimension_count")
+    head_dim = count(file, "attention.key_length", default)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        value = count(file, key, head_dim)
+        if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
+            raise ValueError(
+                f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
+                "value heads of another size, and partial rotary embeddings of this architecture, are not supported"
+            )
+    return head_dim
+
+
+def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Return the config keys for the share of rotated channels and for LongRoPE's trained context."""
+    if not architecture_of(file).is_partly_rotated:
+        return {}
+    share = {"partial_rotary_factor": count(file, "rope.dimension_count", head_dim) / head_dim}
+    trained = file.get(file.architecture_key("rope.scaling.original_context_length"), int)
+    return share | ({} if trained is None else {"original_max_position_embeddings": trained})
+
+
+def _token_ids(file: GgufFile) -> dict[str, Any]:
+    """Return the ids of special tokens; both the end of text and the end of a turn end generation."""
+    stored = {
+        name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom", "padding")
+    }
+    ends = list(dict.fromkeys(stored[name] for name in ("eos", "eot", "eom") if stored[name] is not None))
+    return {
+        "bos_token_id": stored["bos"],
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+        "pad_token_id": stored["padding"],
+    }

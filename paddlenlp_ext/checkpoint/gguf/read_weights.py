@@ -1,0 +1,192 @@
+"""Read the tensors of a GGUF file, dequantized, under the names of Hugging Face's files."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile, GgufTensor, open_gguf
+from paddlenlp_ext.checkpoint.gguf.registry import architecture_of, num_layers
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_QUANTIZED = (
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
+)  # fmt: skip
+ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
+"""Factors of LongRoPE within and beyond the trained context."""
+TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Layer names in Hugging Face's models by the names of the tensors outside blocks."""
+_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
+
+
+class _Place(NamedTuple):
+    """Stored tensor, and for a matrix of an expert its index along the first axis."""
+
+    stored: str
+    expert: int | None
+
+
+class GgufWeights(WeightSource):
+    """Weights of one .gguf file, or of all parts of a split model.
+
+    Raises:
+        ValueError: a damaged file, an unknown architecture, or tensors that the architecture does not have.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.file = open_gguf(path)
+        self._architecture = architecture_of(self.file)
+        self._places = _places(self.file, self._architecture)
+
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._tensor(name).shape
+        if self._places[name].expert is not None:
+            return shape[1:]
+        return (1, *shape) if name.endswith(self._architecture.vectors) and len(shape) == 1 else shape
+
+    def dtype(self, name: str) -> str:
+        return _PLAIN.get(self._tensor(name).type, "float32")
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        if shard is not None and len(self.shape(name)) == 3:
+            assert shard.axis == 0, "stacked experts are sharded by experts"
+            experts = [
+                read_gguf_tensor(self.file, self._places[name].stored, e) for e in range(shard.start, shard.stop)
+            ]
+            return cast(np.stack(experts), self.dtype(name), dtype or self.dtype(name))
+        values = read_gguf_tensor(self.file, *self._places[name]).reshape(self.shape(name))
+        num_heads = self._permuted_heads(name)
+        if num_heads:
+            if len(values) % (2 * num_heads):
+                raise ValueError(
+                    f"{self.path}: {name} has {len(values)} rows for {num_heads} heads; the file is damaged"
+                )
+            values = unpermute_rows(values, num_heads)
+        stored = self.dtype(name)
+        if self._architecture.norm_offset and "norm" in name:
+            values, stored = cast(values, stored, "float32") - np.float32(self._architecture.norm_offset), "float32"
+        if shard is not None:  # after reading the full tensor: its quantization blocks may cross shard boundaries
+            values = values[shard.index]
+        return cast(values, stored, dtype or self.dtype(name))
+
+    def _tensor(self, name: str) -> GgufTensor:
+        return self.file.tensors[self._places[name].stored]
+
+    def _permuted_heads(self, name: str) -> int:
+        """Return the number of heads in the rows of a tensor, 0 if the rows are already in Hugging Face's order."""
+        is_query = ".q_proj." in name
+        if not self._architecture.permutes or not (is_query or ".k_proj." in name):
+            return 0
+        queries, keys = (self.file.architecture_key(f"attention.head_count{end}") for end in ("", "_kv"))
+        num_heads = self.file.require(queries, int)
+        return num_heads if is_query else self.file.get(keys, int, num_heads)
+
+
+def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
+    """Open the weights of a file, or of all parts of a split model, as Hugging Face's files have them.
+
+    Raises:
+        ValueError: see `GgufWeights`; or a tensor is missing.
+    """
+    source = GgufWeights(path)
+    return architecture_of(source.file).restore(source)
+
+
+def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:
+    """Read a tensor: float32, float16, bfloat16 bits (uint16), or float32 dequantized from blocks.
+
+    Args:
+        file: the model.
+        stored_name: name of the tensor.
+        expert: index along the first axis of the only part to read; None for the full tensor.
+
+    Raises:
+        ValueError: an unsupported quantization type, or a file that ends early.
+    """
+    import gguf
+
+    tensor = file.tensors[stored_name]
+    if tensor.type not in _PLAIN and tensor.type not in _QUANTIZED:
+        known = ", ".join([*_PLAIN, *_QUANTIZED])
+        raise ValueError(
+            f"{tensor.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
+        )
+    shape, start, num_bytes = tensor.shape, tensor.start, tensor.num_bytes
+    if expert is not None:  # blocks are runs of the last axis, so that the bytes of an expert are contiguous
+        num_bytes //= shape[0]
+        shape, start = shape[1:], start + expert * num_bytes
+    raw = np.fromfile(tensor.path, np.uint8, count=num_bytes, offset=start)
+    if raw.size != num_bytes:
+        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; fetch it again")
+    if tensor.type in _PLAIN:
+        return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(shape)
+    blocks = raw.reshape(*shape[:-1], -1)
+    return gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[tensor.type]).reshape(shape)
+
+
+def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Reorder rows from neighbouring rotary pairs to rotary halves, within each head.
+
+    Args:
+        values: [num_heads * head_dim, ...], weight or bias of a projection.
+        num_heads: number of query heads or of key heads.
+
+    Returns:
+        The same rows; row (head, half, i) is the former row (head, i, half).
+    """
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def permute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
+    """Return the inverse of `unpermute_rows`: row (head, i, half) is the former row (head, half, i)."""
+    half = values.shape[0] // num_heads // 2
+    return values.reshape(num_heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
+    """Map Hugging Face names to places in the file."""
+    found: dict[str, _Place] = {}
+    unknown = []
+    unread = count(file, "nextn_predict_layers", 0, minimum=0)
+    for stored in file.tensors:
+        if stored in _NOT_WEIGHTS:
+            continue
+        base, _, kind = stored.rpartition(".")
+        block = re.fullmatch(r"blk\.(\d+)\.(.+)", base)
+        if unread and block and int(block[1]) >= num_layers(file):
+            continue
+        own = _name_in_block(architecture, block[2], kind) if block else None
+        if block and own:
+            name = f"model.layers.{block[1]}.{own}"
+            experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
+            found |= {name.format(expert): _Place(stored, expert) for expert in experts}
+        elif base in TOP_LEVEL:
+            found[f"{TOP_LEVEL[base]}.{kind}"] = _Place(stored, None)
+        else:
+            unknown.append(stored)
+    if unknown:
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        raise ValueError(
+            f"{file.path}: tensors that a {file.architecture} model does not have: {', '.join(unknown[:8])}{more}"
+        )
+    return found
+
+
+def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
+    """Return the name in a layer of the stored tensor `base.kind` of a block; None if the architecture has none."""
+    if base in architecture.in_block:
+        return f"{architecture.in_block[base]}.{kind}"
+    return architecture.in_block.get(f"{base}.{kind}")

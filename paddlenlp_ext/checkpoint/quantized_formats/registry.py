@@ -1,0 +1,31 @@
+"""Registry of the packed integer formats by `quant_method` of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
+from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import CompressedTensorsLayout
+from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout, unsupported
+
+LAYOUTS: dict[str, type[PackedLayout]] = {
+    layout.method: layout for layout in (CompressedTensorsLayout, GPTQLayout, AWQLayout)
+}
+"""Formats that can be written, by `quant_method`."""
+
+
+def read_layout(config: Mapping[str, Any]) -> PackedLayout | None:
+    """Return the layout that a `quantization_config` describes; None for another quantization method.
+
+    Raises:
+        ValueError: a value has the wrong type, or the variant of the format is not supported.
+    """
+    method = config.get("quant_method")
+    if method not in LAYOUTS:
+        return None
+    layout = LAYOUTS[method].from_config(config)
+    if layout.bits not in (4, 8):
+        raise unsupported(method, f"weights of {layout.bits} bits")
+    return layout

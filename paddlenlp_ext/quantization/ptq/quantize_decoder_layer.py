@@ -1,0 +1,148 @@
+"""Post-training quantization of one decoder layer.
+
+    1. run the calibration batches through the layer in full precision, recording the inputs of its linear layers
+    2. AWQ: search the scales of each feed and move them into the producers
+    3. quantize each matrix, and replace the linear layers
+    4. experts: the same in groups of experts, so that the statistics of few experts are in memory at a time
+
+Shapes: G experts, P parts of an expert's matrix, O outputs, I inputs, F inner features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.experts import ClampedGate, Experts
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.submodules import layer_at, replace_layer
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight, stack_weights
+from paddlenlp_ext.quantization.ptq.awq import search_scales
+from paddlenlp_ext.quantization.ptq.awq_mappings import Feed, move_scales
+from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics, record_expert_inputs, record_inputs
+from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, naming, quantize_matrix
+from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
+
+_STATISTICS_BYTES = 1 << 30
+"""Memory for the second moments of the inputs of a group of experts."""
+
+
+@paddle.no_grad()
+def quantize_decoder_layer(
+    layer: nn.Layer,
+    names: Mapping[str, str],
+    feeds: Sequence[Feed],
+    run: Callable[[], None],
+    options: PostTrainingOptions,
+    errors: ErrorTotals,
+) -> None:
+    """Replace the linear layers of a decoder layer by quantized ones, those of experts included.
+
+    Args:
+        layer: the decoder layer.
+        names: name in the decoder layer of each layer to quantize -> its name in the model, for errors.
+        feeds: norms and linear layers that can take scales.
+        run: runs the calibration batches through the layer.
+        options: method and format.
+        errors: totals to which the errors of the matrices are added.
+
+    Raises:
+        ValueError: see `quantize_matrix`.
+    """
+    linears: dict[str, Any] = {name: each for name in names if isinstance(each := layer_at(layer, name), Linear)}
+    statistics: dict[str, InputStatistics] = {}
+    if options.needs_rows:
+        with record_inputs(linears) as statistics:
+            run()
+    if options.method == "awq":
+        for feed in feeds:
+            if set(feed.consumers) <= linears.keys():
+                with naming(names[feed.consumers[0]]):
+                    _scale_feed(layer, feed, statistics, options)
+    experts: dict[str, dict[str, str]] = {}
+    for name, in_model in names.items():
+        if name not in linears:
+            block, _, part = name.rpartition(".")
+            experts.setdefault(block, {})[part] = in_model
+    for block, parts in experts.items():
+        _quantize_experts(layer_at(layer, block), parts, run, options, errors)
+    for name, linear in linears.items():
+        weight = linear.weight_value().numpy()
+        packed = quantize_matrix(names[name], weight, statistics.get(name), options, errors)
+        replace_layer(layer, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
+
+
+def _scale_feed(
+    layer: nn.Layer, feed: Feed, statistics: dict[str, InputStatistics], options: PostTrainingOptions
+) -> None:
+    """Search the scales of a feed and move them; the statistics of the consumers become those of the scaled inputs."""
+    inputs = statistics[feed.consumers[0]]
+    consumers = [layer_at(layer, name) for name in feed.consumers]
+    channels = np.arange(consumers[0].in_features) if feed.channel_of_input is None else feed.channel_of_input
+    magnitudes = np.bincount(channels, inputs.magnitudes) / np.bincount(channels)
+    weight = np.concatenate([consumer.weight_value().numpy() for consumer in consumers])
+    scales = search_scales(weight, inputs.hessian, magnitudes.astype(np.float32), options.integers, channels)
+    move_scales(layer_at(layer, feed.producer), consumers, scales, channels)
+    scaled = inputs.divided(scales[channels])
+    statistics.update(dict.fromkeys(feed.consumers, scaled))
+
+
+def _quantize_experts(
+    experts: Experts,
+    names: Mapping[str, str],
+    run: Callable[[], None],
+    options: PostTrainingOptions,
+    errors: ErrorTotals,
+) -> None:
+    """Quantize layers of all experts: `gate_up_proj`, `down_proj` or both -> name in the model."""
+    stacks = {part: getattr(experts, part) for part in names}
+    assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
+    moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
+    num_experts, step = experts.num_local, max(1, _STATISTICS_BYTES // moments)
+    packed: dict[str, list[list[QuantizedWeight]]] = {part: [] for part in stacks}
+    for first in range(0, num_experts, step):
+        end = min(first + step, num_experts)
+        inputs: dict[str, list[InputStatistics]] = {}
+        if options.needs_rows:
+            with ExitStack() as recording:
+                for part, stack in stacks.items():
+                    inputs[part] = recording.enter_context(record_expert_inputs(stack, first, end))
+                run()
+        for expert in range(first, end):
+            matrices = {part: stack.weight[expert].astype("float32").numpy() for part, stack in stacks.items()}
+            own = {part: each[expert - first] for part, each in inputs.items()}
+            inner = own.get("down_proj")
+            can_scale = options.method == "awq" and len(stacks) == 2 and not isinstance(experts.gate, ClampedGate)
+            if can_scale and inner is not None and inner.rows:
+                with naming(f"{names['down_proj']}, expert {expert}"):
+                    own["down_proj"] = _scale_expert(matrices, inner, options)
+            for part, weight in matrices.items():
+                parts = np.split(weight, stacks[part].parts)
+                title = f"{names[part]}, expert {expert}"
+                packed[part].append([quantize_matrix(title, each, own.get(part), options, errors) for each in parts])
+    for part, stack in stacks.items():
+        setattr(experts, part, QuantizedGroupedLinear(stack_weights(packed[part]), stack.compute_dtype))
+
+
+def _scale_expert(
+    matrices: dict[str, np.ndarray], inputs: InputStatistics, options: PostTrainingOptions
+) -> InputStatistics:
+    """Move scales from the inputs of an expert's down to its up; return the statistics of the scaled inputs.
+
+    Experts with biases have clamped gates, through which scales cannot move.
+    """
+    down = matrices["down_proj"]
+    inner = down.shape[1]
+    scales = search_scales(down, inputs.hessian, inputs.magnitudes, options.integers, np.arange(inner))
+    matrices["down_proj"] = down * scales
+    matrices["gate_up_proj"] = np.concatenate(
+        [matrices["gate_up_proj"][:inner], matrices["gate_up_proj"][inner:] / scales[:, None]]
+    )
+    return inputs.divided(scales)

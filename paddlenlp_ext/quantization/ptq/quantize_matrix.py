@@ -1,0 +1,104 @@
+"""Methods of post-training quantization, and the quantization of one matrix by each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.quantization.ptq.awq import output_error, search_clipping
+from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
+from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+
+METHODS = ("rtn", "gptq", "awq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostTrainingOptions:
+    """Method and format of a post-training quantization.
+
+    Attributes:
+        method: rtn (round to nearest), gptq or awq.
+        integers: format of the weights.
+        act_order: GPTQ: round the columns with the largest inputs first.
+        damping: GPTQ: share of the mean of the Hessian's diagonal that is added to it.
+        clips: AWQ: clip the range of each group.
+        skipped: patterns of linear layers that stay in full precision.
+    """
+
+    method: str
+    integers: IntegerFormat
+    act_order: bool = False
+    damping: float = 0.01
+    clips: bool = True
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def needs_rows(self) -> bool:
+        """True if the method reads calibration rows."""
+        return self.method != "rtn"
+
+
+@contextmanager
+def naming(layer: str) -> Iterator[None]:
+    """Return a context in which errors begin with the name of a layer."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{layer}: {error}") from error
+
+
+class ErrorTotals:
+    """Squared errors of the outputs of all matrices, relative to the outputs, beside those of rounding to nearest."""
+
+    def __init__(self) -> None:
+        self.errors: list[tuple[float, float]] = []
+
+    def add(
+        self, weight_OI: np.ndarray, quantized_OI: np.ndarray, hessian_II: np.ndarray, options: IntegerFormat
+    ) -> None:
+        """Add a matrix [O, I]; `hessian_II` is the mean of x^T x."""
+        outputs = output_error(weight_OI, hessian_II)
+        if outputs > 0:
+            nearest = round_to_nearest(weight_OI, options).dequantized()
+            found = output_error(quantized_OI - weight_OI, hessian_II)
+            self.errors.append((found / outputs, output_error(nearest - weight_OI, hessian_II) / outputs))
+
+    def describe(self) -> str:
+        """Describe the mean relative errors."""
+        found, nearest = np.mean(self.errors, axis=0)
+        return f"mean relative squared error of the layers' outputs {found:.3g}, rounding to nearest {nearest:.3g}"
+
+
+def quantize_matrix(
+    name: str, weight_OI: np.ndarray, inputs: InputStatistics | None, options: PostTrainingOptions, errors: ErrorTotals
+) -> QuantizedWeight:
+    """Quantize a matrix; a method that reads inputs rounds a matrix without inputs to the nearest.
+
+    Args:
+        name: name of the layer, for errors.
+        weight_OI: the weight, float32.
+        inputs: statistics of its inputs; None if there are none.
+        options: method and format.
+        errors: totals to which the error of the matrix is added.
+
+    Raises:
+        ValueError: see `IntegerFormat` and `gptq`.
+    """
+    integers = options.integers
+    with naming(name):
+        if inputs is None or inputs.rows == 0 or options.method == "rtn":
+            return round_to_nearest(weight_OI, integers).packed(integers)
+        hessian_II = inputs.hessian
+        if options.method == "gptq":
+            factor = inputs.derived(lambda: InverseFactor.of(hessian_II, options.act_order, options.damping))
+            rounded = gptq(weight_OI, factor, integers)
+        else:
+            shrink_OG = search_clipping(weight_OI, hessian_II, integers) if options.clips else 1.0
+            rounded = round_to_nearest(weight_OI, integers, shrink_OG)
+    errors.add(weight_OI, rounded.dequantized(), hessian_II, integers)
+    return rounded.packed(integers)

@@ -1,0 +1,196 @@
+"""Quantize the linear layers of a model and those of its experts, while loading or afterwards, and dequantize them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.checkpoint.load_weights import check_tensors, read_into_parameters
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.submodules import replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.quantization.checkpoint_tensors import tensors_to_store
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, packed_bytes, quantize_layer, quantize_stack
+from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear, QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer, QuantizedLinear
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
+from paddlenlp_ext.sharding_spec import is_on_stage
+
+
+def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinear]:
+    """Return the layers that may be quantized: those of experts, and all linear layers except lm_head."""
+    head = model.head_weight()
+    layers = {name: each for name, each in model.named_sublayers() if isinstance(each, Linear | GroupedLinear)}
+    return {name: layer for name, layer in layers.items() if layer.weight is not head}
+
+
+def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
+    """Return the number of matrices of each layer that may be quantized or is quantized.
+
+    A linear layer has one; for a layer of experts, the number is that of a single expert.
+    """
+    layers = {**quantizable_layers(model), **quantized_layers(model)}
+    return {name: layer.parts if isinstance(layer, AnyGroupedLinear) else 1 for name, layer in layers.items()}
+
+
+def quantized_layers(model: nn.Layer) -> dict[str, QuantizedLayer]:
+    """Return the quantized layers by name, those of experts included."""
+    return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLayer)}
+
+
+def load_quantized(
+    model: TrainableModel,
+    source: WeightSource,
+    options: QuantizationConfig | None = None,
+    before: BeforeQuantizing | None = None,
+) -> None:
+    """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
+
+    Each layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLayer`. Only one
+    weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages stay
+    without values.
+
+    Args:
+        model: model whose parameter names are those of the file.
+        source: the stored tensors, in full precision or quantized.
+        options: quantization of tensors stored in full precision; None if they are not quantized further.
+        before: transform of each weight before it is quantized.
+
+    Raises:
+        ValueError: see `load_weights` and `QuantizedWeights`; nothing has been loaded.
+    """
+    weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
+    check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
+    for name, layer in quantizable_layers(model).items():
+        packed = weights.packed(name) if is_on_stage(layer.weight) else None
+        if packed is not None:
+            replace_layer(model, name, _quantized(layer, packed))
+    read_into_parameters(dict(model.named_parameters()), weights)
+
+
+def quantize_linears(
+    model: TrainableModel, options: QuantizationConfig, before: BeforeQuantizing | None = None
+) -> None:
+    """Quantize the linear layers of a loaded model, except lm_head but including experts, and freeze their biases.
+
+    `before` transforms each weight before it is quantized, except those of experts.
+
+    Raises:
+        ValueError: the model is already quantized, or a pattern of the options matches no layer.
+    """
+    if model.quantization is not None:
+        raise ValueError(f"the model is already quantized ({model.quantization.describe()}); load the original model")
+    layers = quantizable_layers(model)
+    for name, chosen in options.for_layers(layers).items():
+        layer = layers[name]
+        if not is_on_stage(layer.weight):
+            continue
+        if isinstance(layer, GroupedLinear):
+            read = partial(_float32_slice, layer.weight)
+            packed = quantize_stack(name, read, layer.weight_shape[0], layer.parts, chosen)
+        else:
+            packed = quantize_layer(name, layer.weight_value(), chosen, before)
+        replace_layer(model, name, _quantized(layer, packed))
+    model.quantization = options
+
+
+@paddle.no_grad()
+def _float32_slice(weight: paddle.Tensor, index: int) -> paddle.Tensor:
+    return weight[index].astype("float32")
+
+
+def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | QuantizedStack) -> QuantizedLayer:
+    """Return the layer with a packed weight in place of its own, for which it computes in the same precision."""
+    dtype = layer.weight.dtype
+    if isinstance(packed, QuantizedStack):
+        matrices = dataclasses.replace(packed.matrices, dtype=dtype)
+        return QuantizedGroupedLinear(QuantizedStack(matrices), layer.compute_dtype)
+    assert isinstance(layer, Linear), "layers of experts have stacks of weights"
+    return QuantizedLinear(dataclasses.replace(packed, dtype=dtype), layer.bias, layer.compute_dtype)
+
+
+@dataclass(frozen=True)
+class PackedSize:
+    """Number of quantized weights of a model and their size in bytes, scales included."""
+
+    num_weights: int = 0
+    num_bytes: int = 0
+
+    @property
+    def bits(self) -> float:
+        """Bits per weight."""
+        return 8 * self.num_bytes / self.num_weights
+
+
+NOTHING_QUANTIZED = PackedSize()
+
+
+def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
+    """Compute the size of the quantized layers of an unquantized model from their shapes.
+
+    Raises:
+        ValueError: see `quantize_linears`.
+    """
+    num_weights = num_bytes = 0
+    layers = quantizable_layers(model)
+    for name, chosen in options.for_layers(layers).items():
+        shape, matrices = _matrices(layers[name])
+        num_weights += matrices * math.prod(shape)
+        num_bytes += matrices * packed_bytes(shape, chosen)
+    return PackedSize(num_weights, num_bytes)
+
+
+def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
+    """Return the shape [out, in] of a layer's matrices that are quantized on their own, and their number."""
+    if isinstance(layer, Linear):
+        return (layer.out_features, layer.in_features), 1
+    groups, outputs, inputs = layer.weight_shape
+    return (outputs // layer.parts, inputs), groups * layer.parts
+
+
+def quantization_report(model: TrainableModel) -> str:
+    """Describe the quantized layers of a model and their size in one line, and the experts among them."""
+    layers = quantized_layers(model).values()
+    num_weights = sum(layer.num_weights for layer in layers)
+    size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
+    report = (
+        f"quantized: {len(layers)} layers, {num_weights:,} weights in {size.num_bytes / 1e6:,.1f} MB "
+        f"({size.bits:.2f} bits each): {model.quantization.describe()}"
+    )
+    in_experts = sum(layer.num_weights for layer in layers if isinstance(layer, QuantizedGroupedLinear))
+    if in_experts:
+        report += f"; {in_experts:,} of them in experts"
+    left = [layer.weight for layer in model.sublayers() if isinstance(layer, GroupedLinear)]
+    if not left:
+        return report
+    dtype = str(left[0].dtype).removeprefix("paddle.")
+    return f"{report}; not quantized: {sum(weight.size for weight in left):,} weights of experts, in {dtype}"
+
+
+def dequantize_linears(model: TrainableModel) -> None:
+    """Replace each quantized layer by an unquantized one with the dequantized weight."""
+    for name, layer in quantized_layers(model).items():
+        replace_layer(model, name, layer.dequantized())
+    model.quantization = None
+
+
+def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
+    """Yield (name, tensor) of a model to save: its parameters, and the tensors of its quantized weights.
+
+    `dtype` is the compute dtype that the files name for other programs.
+    """
+    yield from model.named_parameters()
+    for name, layer in quantized_layers(model).items():
+        for matrix, weight in layer.named_matrices(name):
+            yield from tensors_to_store(matrix, weight, dtype).items()

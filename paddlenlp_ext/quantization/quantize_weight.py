@@ -1,0 +1,200 @@
+"""Quantize weights to packed codes and scales.
+
+    nf4, fp4   code = the nearest level to w / max|block|              scale = max|block|
+    int8       code = round(w / scale)                                 scale = max|row| / 127
+    int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
+
+A block is a run of `block_size` weights in the flattened weight, row by row; the last one may be shorter. Codes, scales
+and rounding of nf4 and fp4 are those of bitsandbytes, of int8 and int4 those of Paddle's `weight_quantize`.
+
+Shapes: N = out * in weights; B = ceil(N / block) scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.quantization.config import QuantizationConfig
+
+QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
+"""Function that rounds a weight to the values of its quantized format."""
+BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
+"""Transform of a weight before quantization.
+
+Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize, which is the same
+object if nothing is subtracted.
+"""
+_CHUNK = 1 << 18
+"""Number of weights processed together; they fit a core's cache."""
+_MIN_SCALE = np.float32(1e-38)
+_MAX_CODE = {"weight_only_int8": 127, "weight_only_int4": 7}
+
+
+def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
+    """Quantize a weight [out, in] to the format of `options`, which name a single algo; computed on the CPU.
+
+    Raises:
+        ValueError: the weight has values that are not finite, or its row length is not a multiple of the group size.
+    """
+    assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
+    place = weight.place if isinstance(weight, paddle.Tensor) else None
+    values_OI = weight.astype("float32").numpy() if isinstance(weight, paddle.Tensor) else weight.astype(np.float32)
+    shape, algo = tuple(values_OI.shape), options.algo
+    block = block_size_of(options, shape[1])
+    values_N = np.ascontiguousarray(values_OI).reshape(-1)
+    if not np.isfinite(values_N).all():
+        raise ValueError(
+            f"a weight of shape {list(shape)} has values that are not finite and cannot be quantized; check the model"
+        )
+    codes, scales = _encoded(values_N, block, algo)
+    stored = {"codes": codes, **_stored_scales(scales, options)}
+    tensors: dict[str, Any] = {name: paddle.to_tensor(array, place=place) for name, array in stored.items()}
+    group = options.double_quant_block_size if options.double_quant else 0
+    return QuantizedWeight(algo, shape, block, group_size=group, **tensors)
+
+
+def quantize_layer(
+    name: str, weight: paddle.Tensor, options: QuantizationConfig, before: BeforeQuantizing | None = None
+) -> QuantizedWeight:
+    """Quantize the weight of the layer `name`, float32 [out, in], after the transform `before`.
+
+    Raises:
+        ValueError: see `quantize`.
+    """
+    prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
+    try:
+        return dataclasses.replace(quantize(prepared, options), is_residual=prepared is not weight)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def quantize_stack(
+    name: str, read: Callable[[int], paddle.Tensor], groups: int, parts: int, options: QuantizationConfig
+) -> QuantizedStack:
+    """Quantize the weight [G, O, I] of the layer `name`, each part [O / P, I] of each group on its own.
+
+    Only one group at a time is in memory in full precision.
+
+    Args:
+        name: name of the layer, for errors.
+        read: function from the index of a group to its weight, float32 [O, I].
+        groups: G.
+        parts: P.
+        options: format, with a single algo.
+
+    Raises:
+        ValueError: see `quantize`.
+    """
+    return stack_weights(
+        [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]
+    )
+
+
+def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
+    """Create the tensors of a quantized weight [out, in] without values, to be loaded."""
+    assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
+    num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
+    num_scales = -(-num_weights // block)
+    in_bytes = options.algo == "weight_only_int8"
+    codes = paddle.zeros([num_weights if in_bytes else -(-num_weights // 2)], "int8" if in_bytes else "uint8")
+    if not options.double_quant:
+        return QuantizedWeight(options.algo, tuple(shape), block, codes, paddle.zeros([num_scales]))
+    group = options.double_quant_block_size
+    scales, group_scales = paddle.zeros([num_scales], "uint8"), paddle.zeros([-(-num_scales // group)])
+    return QuantizedWeight(options.algo, tuple(shape), block, codes, scales, group_scales, paddle.zeros([1]), group)
+
+
+def packed_bytes(shape: tuple[int, int], options: QuantizationConfig) -> int:
+    """Return the size in bytes of a quantized weight [out, in], scales included."""
+    num_weights = shape[0] * shape[1]
+    num_codes = num_weights if options.algo == "weight_only_int8" else -(-num_weights // 2)
+    num_scales = -(-num_weights // block_size_of(options, shape[1]))
+    if not options.double_quant:
+        return num_codes + 4 * num_scales
+    return num_codes + num_scales + 4 * -(-num_scales // options.double_quant_block_size) + 4
+
+
+def block_size_of(options: QuantizationConfig, in_features: int) -> int:
+    """Return the number of consecutive weights that share a scale, for rows of `in_features` weights.
+
+    Raises:
+        ValueError: `group_size` does not divide the rows.
+    """
+    if options.algo not in _MAX_CODE:
+        return options.block_size
+    if options.algo == "weight_only_int8" or options.group_size is None:
+        return in_features
+    if in_features % options.group_size:
+        raise ValueError(
+            f"group_size={options.group_size} does not divide the {in_features} inputs of a layer; choose a divisor"
+        )
+    return options.group_size
+
+
+def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; computed in chunks of blocks."""
+    encode = _integers if algo in _MAX_CODE else _nearest_levels
+    step = block * max(1, _CHUNK // block)
+    parts = [encode(values_N[begin : begin + step], block, algo) for begin in range(0, len(values_N), step)]
+    codes_N, scales_B = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return (codes_N if algo == "weight_only_int8" else _packed(codes_N, algo)), scales_B
+
+
+def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of the nearest levels, uint8 [N], and the scales, float32 [B]."""
+    middles, order = boundaries(algo)
+    scaled_N, scales_B = _scaled(values_N, block)
+    below_N = np.zeros(len(scaled_N), np.uint8)
+    for middle in middles:
+        below_N += scaled_N > middle
+    return order[below_N], scales_B
+
+
+def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of integer formats, int8 [N] or for int4 uint8 [N], and the scales, float32 [B]."""
+    values_BK = values_N.reshape(-1, block)
+    scales_B = np.abs(values_BK).max(axis=1) / np.float32(_MAX_CODE[algo])
+    codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
+    return (codes if algo == "weight_only_int8" else (codes + 8).astype(np.uint8)), scales_B
+
+
+def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide the values by the largest magnitude of their block; return them and the magnitudes, float32 [B].
+
+    A short last block uses a division, and its scale is never 0, as in bitsandbytes.
+    """
+    num_full = len(values_N) // block
+    blocks, rest = values_N[: num_full * block].reshape(num_full, block), values_N[num_full * block :]
+    scales_B = np.abs(blocks).max(axis=1)
+    scaled = [(blocks * (1 / np.maximum(scales_B, _MIN_SCALE))[:, None]).reshape(-1)]
+    if len(rest):
+        last = np.maximum(np.abs(rest).max(keepdims=True), _MIN_SCALE)
+        scales_B = np.concatenate([scales_B, last])
+        scaled.append(rest / last)
+    return np.clip(np.concatenate(scaled), -1, 1), scales_B
+
+
+def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
+    """Pack two codes per byte, the first in the high half; an odd number is padded with the code of 0."""
+    if len(codes_N) % 2:
+        codes_N = np.append(codes_N, np.uint8(np.abs(levels(algo)).argmin()))
+    return (codes_N[::2] << 4) | codes_N[1::2]
+
+
+def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
+    """Return the scales in float32 or, with double quantization, their differences from the mean in 8 bits."""
+    if not options.double_quant:
+        return {"scales": scales_B}
+    offset = scales_B.mean(dtype=np.float64).astype(np.float32)
+    table = dynamic_levels()
+    scaled_B, group_scales = _scaled(scales_B - offset, options.double_quant_block_size)
+    codes = np.searchsorted((table[:-1] + table[1:]) / np.float32(2), scaled_B).astype(np.uint8)
+    return {"scales": codes, "group_scales": group_scales, "offset": offset.reshape(1)}

@@ -1,0 +1,78 @@
+"""Linear layers of the experts of a layer with frozen quantized weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import matrix_name
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.ops.quantized.dequantize import dequantize_stack
+from paddlenlp_ext.ops.quantized.grouped_linear import quantized_grouped_linear
+from paddlenlp_ext.ops.quantized.linear import quantized_linear
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
+
+
+class QuantizedGroupedLinear(QuantizedLayer):
+    """`GroupedLinear` with a packed weight [G, O, I], of which each part of each group is a matrix of its own.
+
+    The first axis of its buffers is that of the groups.
+
+    Args:
+        weight: packed weight.
+        compute_dtype: dtype of the activations, and of adapters on this layer.
+    """
+
+    def __init__(self, weight: QuantizedStack, compute_dtype: paddle.dtype = paddle.float32) -> None:
+        super().__init__(weight.matrices, weight.num_weights, compute_dtype)
+        self.parts = weight.parts
+
+    @property
+    def stored(self) -> QuantizedStack:
+        """Packed weight, which shares the layer's tensors."""
+        return QuantizedStack(self._packed())
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        """(G, O, I)."""
+        return self.stored.shape
+
+    @paddle.no_grad()
+    def weight_value(self) -> paddle.Tensor:
+        """Return the dequantized weight, float32 [G, O, I]; a new tensor at every call."""
+        return dequantize_stack(self.stored)
+
+    def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
+        """Yield each matrix of all groups, after the name of the linear layer that stands for it."""
+        stack = self.stored
+        for group, part in itertools.product(range(stack.shape[0]), range(stack.parts)):
+            yield matrix_name(name, group, part), stack.matrix(group, part)
+
+    def dequantized(self) -> GroupedLinear:
+        """Return an unquantized layer with the dequantized weight, in the compute dtype."""
+        groups, outputs, inputs = self.weight_shape
+        layer = GroupedLinear(groups, inputs, outputs, self.parts)
+        layer.to(dtype=self.compute_dtype)
+        layer.weight.set_value(self.weight_value().astype(self.compute_dtype))
+        return layer
+
+    def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
+        return quantized_grouped_linear(x_NI, self.stored, starts)
+
+    def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
+        """Return the parts of the outputs of rows that all belong to one group."""
+        stack = self.stored
+        return tuple(quantized_linear(x_NI, stack.matrix(group, part)) for part in range(stack.parts))
+
+    def extra_repr(self) -> str:
+        groups, outputs, inputs = self.weight_shape
+        return f"groups={groups}, inputs={inputs}, outputs={outputs}, parts={self.parts}, {self.algo}"
+
+
+AnyGroupedLinear = GroupedLinear | QuantizedGroupedLinear
+"""Linear layers of experts, quantized or not."""

@@ -1,0 +1,150 @@
+"""Layers with a frozen quantized weight, and the linear one among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
+from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.quantized.linear import quantized_linear
+from paddlenlp_ext.ops.quantized.weight import TENSORS, QuantizedStack, QuantizedWeight
+from paddlenlp_ext.paddle_compat import own_buffers
+from paddlenlp_ext.quantization.shard_weight import slice_weight
+from paddlenlp_ext.sharding_spec import Shard
+
+
+class QuantizedLayer(nn.Layer):
+    """Layer with a quantized weight, or a stack of them.
+
+    The packed weight is stored in the buffers `codes`, `scales` and, with double quantization, `group_scales` and
+    `offset`, so it moves, saves and loads with the layer.
+
+    Args:
+        weight: format and tensors of the weight.
+        num_weights: number of weights of the unsharded layer.
+        compute_dtype: dtype of the activations, and of adapters on this layer.
+    """
+
+    def __init__(self, weight: QuantizedWeight, num_weights: int, compute_dtype: paddle.dtype) -> None:
+        super().__init__()
+        self.num_weights, self.compute_dtype = num_weights, compute_dtype
+        self._set_packed(weight)
+
+    def _set_packed(self, weight: QuantizedWeight) -> None:
+        no_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
+        self._format = dataclasses.replace(weight, **no_tensors, kernel_cache={})
+        for name in TENSORS:
+            own_buffers(self).pop(name, None)
+            tensor = getattr(weight, name)
+            if tensor is not None:
+                self.register_buffer(name, tensor)
+
+    def _packed(self) -> QuantizedWeight:
+        """Return format and tensors; kernel caches of other codes than the present ones are dropped."""
+        tensors: dict[str, Any] = {name: getattr(self, name, None) for name in TENSORS}
+        cache = self._format.kernel_cache
+        if cache.setdefault("codes", tensors["codes"]) is not tensors["codes"]:
+            cache.clear()
+            cache["codes"] = tensors["codes"]
+        return dataclasses.replace(self._format, **tensors)
+
+    @property
+    def stored(self) -> QuantizedWeight | QuantizedStack:
+        """Packed weight, which shares the layer's tensors."""
+        raise NotImplementedError
+
+    @property
+    def algo(self) -> str:
+        """Format of the codes."""
+        return self._format.algo
+
+    @property
+    def is_residual(self) -> bool:
+        """True if an adapter's initialization (PiSSA, LoftQ) subtracted a part of the weight before quantization."""
+        return self._format.is_residual
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the packed weight in bytes."""
+        return self.stored.num_bytes
+
+    def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
+        """Yield each matrix of the layer `name`, after the name of the linear layer that stands for it."""
+        raise NotImplementedError
+
+    def dequantized(self) -> nn.Layer:
+        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
+        raise NotImplementedError
+
+
+class QuantizedLinear(QuantizedLayer):
+    """Linear layer `x @ weight^T + bias` with a packed weight [out_features, in_features].
+
+    Args:
+        weight: result of `quantization.quantize`.
+        bias: [out_features], or None.
+        compute_dtype: dtype of the activations, and of adapters on this layer.
+    """
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
+    ) -> None:
+        super().__init__(weight, weight.num_weights, compute_dtype)
+        self.out_features, self.in_features = weight.shape
+        self.bias = bias
+        if bias is not None:
+            bias.stop_gradient = True
+
+    @property
+    def stored(self) -> QuantizedWeight:
+        """Packed weight, which shares the layer's tensors."""
+        return self._packed()
+
+    def shard_weight(self, shard: Shard) -> None:
+        """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
+
+        Raises:
+            ValueError: see `slicing.sharded_block_size`.
+        """
+        weight = slice_weight(self.stored, shard)
+        self._set_packed(weight)
+        self.out_features, self.in_features = weight.shape
+
+    def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
+        """Yield the name of the layer, and the weight."""
+        yield name, self.stored
+
+    def dequantized(self) -> Linear:
+        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
+        linear = Linear(self.in_features, self.out_features)
+        linear.to(dtype=self.compute_dtype)
+        linear.weight.set_value(self.weight_value().astype(self.compute_dtype))
+        linear.bias = self.bias
+        return linear
+
+    @paddle.no_grad()
+    def weight_value(self) -> paddle.Tensor:
+        """Return the dequantized weight, float32 [out, in]; a new tensor at every call."""
+        return dequantize(self.stored)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., in_features] to [..., out_features]."""
+        return FrozenQuantized(self.stored, self.bias)(x)
+
+    def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., in_features] to [..., out_features] without adding the bias."""
+        return quantized_linear(x, self.stored)
+
+    def as_frozen_linear(self) -> FrozenLinear | None:
+        """Return the layer as an operand of a fused adapter op; None if the bias trains."""
+        is_frozen = self.bias is None or self.bias.stop_gradient
+        return FrozenQuantized(self.stored, self.bias) if is_frozen else None
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

@@ -1,0 +1,180 @@
+"""Weight source for models whose layers are stored quantized, or are quantized while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import SplitWeights, part_name, part_rows
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import locate_matrix, matrix_name
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.ops.quantized.dequantize import dequantize, dequantize_stack
+from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.quantization.checkpoint_tensors import (
+    is_auxiliary,
+    read_stored,
+    stored_dtype,
+    stored_layers,
+    stored_shape,
+)
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, quantize_layer, quantize_stack
+from paddlenlp_ext.quantization.shard_weight import slice_weight
+from paddlenlp_ext.sharding_spec import Shard
+
+
+class QuantizedWeights(WeightSource):
+    """Packed weights by layer; as a `WeightSource`, the dequantized weights under their ordinary names.
+
+    Args:
+        source: the tensors on disk, in full precision or in the layout of checkpoint_tensors.py. Quantized fused layers
+            of a `SplitWeights` are split into their parts.
+        options: quantization of weights stored in full precision; None leaves them in full precision.
+        layers: names of the layers to which `options` apply, with their numbers of matrices
+            (quantization/quantize_model.py, `matrices_by_layer`).
+        before: transform of each weight before it is quantized, except those of experts.
+
+    Raises:
+        ValueError: `options` for weights that are stored quantized, or a quantized fused layer of another size than its
+            parts.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        options: QuantizationConfig | None = None,
+        layers: Mapping[str, int] = MappingProxyType({}),
+        before: BeforeQuantizing | None = None,
+    ) -> None:
+        self.path, self._source, self._before = source.path, source, before
+        self._stored = stored_layers(source)
+        if self._stored and options is not None:
+            raise ValueError(
+                f"{source.path}: the weights are already quantized; remove weight_quantize_algo, or start from "
+                "the original model"
+            )
+        self._options = {} if options is None else options.for_layers(layers)
+        self._matrices = layers
+        self._stacks: dict[str, tuple[int, int]] = {}  # layer of experts -> number of experts, and matrices of each
+        for stack, expert, part in filter(None, map(locate_matrix, self._stored)):
+            experts, parts = self._stacks.get(stack, (0, 0))
+            self._stacks[stack] = max(experts, expert + 1), max(parts, part + 1)
+        self._parts: dict[str, tuple[str, slice]] = {}
+        if isinstance(source, SplitWeights):
+            for fused in [layer for layer in self._stored if layer.rpartition(".")[2] in source.layers]:
+                self._add_parts(fused, part_rows(fused, source.layers))
+
+    def _add_parts(self, fused: str, rows: Mapping[str, slice]) -> None:
+        """Add the parts of a layer that is stored quantized.
+
+        Raises:
+            ValueError: the layer has another size than its parts.
+        """
+        outputs, _ = stored_shape(fused, self._stored[fused], self._source)
+        expected = list(rows.values())[-1].stop
+        if outputs != expected:
+            raise ValueError(
+                f"{self.path}: {fused} has {outputs} outputs, but its parts ({', '.join(rows)}) have {expected} by "
+                "config.json; download the model again"
+            )
+        self._parts |= {part_name(fused, part): (fused, own) for part, own in rows.items()}
+
+    def packed(self, layer: str) -> QuantizedWeight | QuantizedStack | None:
+        """Return the quantized weight of a layer, or of a layer of experts; None if it stays in full precision.
+
+        Raises:
+            ValueError: the layer is part of a fused layer, and shares small blocks of scales with another part; or the
+                matrices of experts differ in number or format.
+        """
+        if layer in self._stacks:
+            return self._read_stack(layer)
+        if layer in self._stored:
+            return read_stored(layer, self._stored[layer], self._source)
+        if layer in self._parts:
+            fused, rows = self._parts[layer]
+            weight = read_stored(fused, self._stored[fused], self._source)
+            try:
+                return slice_weight(weight, Shard(0, rows.start, rows.stop, weight.shape[0]))
+            except ValueError as error:
+                raise ValueError(
+                    f"{self.path}: {fused} is stored quantized and cannot be split into its parts ({error}); start "
+                    "from the original model, or dequantize this one (llm/merge_lora_params.py --model_name_or_path "
+                    "MODEL --output_path COPY)"
+                ) from error
+        if layer not in self._options:
+            return None
+        name, chosen = f"{layer}.weight", self._options[layer]
+        if len(shape := self._source.shape(name)) == 3:
+            read = partial(self._read_expert, name, shape[0])
+            return quantize_stack(layer, read, shape[0], self._matrices[layer], chosen)
+        return quantize_layer(layer, paddle.to_tensor(self._source.read(name, "float32")), chosen, self._before)
+
+    def _read_expert(self, name: str, num_experts: int, expert: int) -> paddle.Tensor:
+        shard = Shard(0, expert, expert + 1, num_experts)
+        return paddle.to_tensor(self._source.read(name, "float32", shard)[0])
+
+    def _read_stack(self, layer: str) -> QuantizedStack:
+        """Return the stored matrices of a layer of experts.
+
+        Raises:
+            ValueError: they differ in number or format.
+        """
+        experts, parts = self._stacks[layer]
+        names = [[matrix_name(layer, expert, part) for part in range(parts)] for expert in range(experts)]
+        algo = self._stored[names[0][0]]
+        stored = [[read_stored(name, algo, self._source) for name in row] for row in names]
+        formats = {(each.shape, each.block_size, each.group_size) for row in stored for each in row}
+        if len(formats) > 1 or parts != self._matrices.get(layer, parts):
+            raise ValueError(
+                f"{self.path}: the quantized matrices of {layer} differ in number or format from those of a layer of "
+                "experts; start from the original model"
+            )
+        return stack_weights(stored)
+
+    # -- as a WeightSource --------------------------------------------------------------------------------------------
+    def names(self) -> list[str]:
+        names = [name for name in self._source.names() if not (self._stored and is_auxiliary(name))]
+        replaced = {fused for fused, _ in self._parts.values()}
+        replaced.update(layer for layer in self._stored if self._is_matrix(layer))
+        return [name for name in names if name.removesuffix(".weight") not in replaced] + [
+            f"{layer}.weight" for layer in (*self._parts, *self._stacks)
+        ]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name.removesuffix(".weight") in self._parts:
+            fused, rows = self._parts[name.removesuffix(".weight")]
+            return rows.stop - rows.start, stored_shape(fused, self._stored[fused], self._source)[1]
+        layer = self._stored_layer(name)
+        shape = stored_shape(layer, self._stored[layer], self._source) if layer else self._source.shape(name)
+        if name.removesuffix(".weight") in self._stacks:
+            experts, parts = self._stacks[name.removesuffix(".weight")]
+            return experts, parts * shape[0], shape[1]
+        return shape
+
+    def dtype(self, name: str) -> str:
+        layer = self._stored_layer(name)
+        return stored_dtype(layer, self._stored[layer], self._source) if layer else self._source.dtype(name)
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        packed = self.packed(name.removesuffix(".weight")) if name.endswith(".weight") else None
+        if packed is None:
+            return self._source.read(name, dtype, shard)
+        value = dequantize_stack(packed) if isinstance(packed, QuantizedStack) else dequantize(packed)
+        full = cast(value.numpy(), "float32", dtype or self.dtype(name))
+        return full if shard is None else full[shard.index]
+
+    def _is_matrix(self, layer: str) -> bool:
+        found = locate_matrix(layer)
+        return found is not None and found[0] in self._stacks
+
+    def _stored_layer(self, name: str) -> str | None:
+        """Return the layer that stores a weight quantized, for experts their first matrix; None if there is none."""
+        layer = name.removesuffix(".weight")
+        layer, _ = self._parts.get(layer, (layer, None))
+        layer = matrix_name(layer, 0, 0) if layer in self._stacks else layer
+        return layer if name.endswith(".weight") and layer in self._stored else None
