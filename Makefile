@@ -7,11 +7,14 @@ BIN := .venv/bin
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
 
+# In one process per core, at most four; the tests of a file run in one process, which shares their fixtures.
+IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not layouts"
+	$(BIN)/python -m pytest -m "not layouts" $(IN_PARALLEL)
 
 test-fast: .venv/installed-dev
-	$(BIN)/python -m pytest -m "not slow and not layouts"
+	$(BIN)/python -m pytest -m "not slow and not layouts" $(IN_PARALLEL)
 
 test-layouts: .venv/installed-dev
 	$(BIN)/python -m pytest -m layouts

@@ -43,8 +43,8 @@ setup(
         "triton": [TRITON],
         # Triton's interpreter runs the GPU kernels' tests on a CPU.
         "dev": [
-            *("pytest", "pytest-cov", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit", TRITON),
-            *("pyarrow", "zstandard", "starlette", "uvicorn"),
+            *("pytest", "pytest-cov", "pytest-xdist", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit"),
+            *("pyarrow", "zstandard", "starlette", "uvicorn", TRITON),
         ],
     },
 )

@@ -110,9 +110,11 @@ def test_preference_step_does_not_depend_on_the_micro_batches(tmp_path):
         trainer = make_trainer(tmp_path / str(number), rows, {"lora": True}, sft_loss_ratio=0.5, **keys)
         trainer.train()
         runs.append((trainer.state.log_history, weights(trainer.model)))
+    names = ("loss", "grad_norm", "rewards/margins", "rewards/accuracies", "logps/rejected", "nll_loss")
     for history, trained in runs[1:]:
         for entry, expected in zip(history, runs[0][0], strict=True):
-            for name in ("loss", "grad_norm", "rewards/margins", "rewards/accuracies", "logps/rejected", "nll_loss"):
+            # Before the first update the rewards are 0 but for rounding, whose sign decides the accuracy.
+            for name in names if entry["step"] > 1 else set(names) - {"rewards/accuracies"}:
                 assert entry[name] == pytest.approx(expected[name], rel=2e-5, abs=1e-6), name
         for name, value in runs[0][1].items():
             np.testing.assert_allclose(trained[name], value, rtol=0, atol=2e-5, err_msg=name)
