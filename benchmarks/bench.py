@@ -29,8 +29,8 @@ from benchmarks.cases import CASES, GSM8K_KEYS, MODEL_KEYS, PYTHONS, Case, Progr
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.utils.process import run_command
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.run_command import run_command
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 WORK = ROOT / "checkpoints" / "benchmarks"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import ROOT
 from benchmarks.measure import environment
 from benchmarks.training_runs import LAST, run_once
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 MODEL = "smollm2-135m-instruct"
 WEIGHTS = "--bf16 true --fp16_opt_level O2"

@@ -25,7 +25,7 @@ from benchmarks import ROOT
 from benchmarks.bench import run_module
 from benchmarks.measure import SMOLLM2_SHAPE
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 OURS = {"full": "", "lora": "--lora true --lora_rank 8", "float32": "", "bfloat16": "--bf16 true --fp16_opt_level O2"}
 """Keys of this project for each method and dtype."""

@@ -34,10 +34,10 @@ from benchmarks import ROOT
 from benchmarks.measure import environment
 from benchmarks.serving import running_server
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
-from paddlenlp_ext.cli.export_arguments import parse_arguments
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
 from paddlenlp_ext.cli.export_model import export_model
-from paddlenlp_ext.cli.merge import MergeArguments, run_merge
+from paddlenlp_ext.cli.export_model_arguments import parse_arguments
+from paddlenlp_ext.cli.merge_peft_params import MergeArguments, run_merge
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.generation.generate import generate

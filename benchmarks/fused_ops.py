@@ -43,7 +43,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
 from paddlenlp_ext.trainer.build import build_model
 from paddlenlp_ext.trainer.state import StepReport
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "norms": ("rms_norm", "add_rms_norm"),

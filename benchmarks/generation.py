@@ -17,7 +17,7 @@ configure_runtime()  # before Paddle is imported
 
 from benchmarks.measure import random_documents, report, time_steps
 from paddlenlp_ext import AutoModelForCausalLM
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 MODEL = "smollm2-135m-instruct"
 

@@ -31,7 +31,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build import build_model, load_data
 from paddlenlp_ext.trainer.forward_backward import loss_sum
 from paddlenlp_ext.trainer.train_step import autocast
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 BF16 = ["--bf16", "true"]
 

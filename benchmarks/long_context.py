@@ -34,7 +34,7 @@ from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.finetune import run_training
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 VARIANTS = {
     "plain rotary": "--strategy_name RotaryEmbedding",

@@ -26,7 +26,7 @@ from benchmarks.compare_losses import describe, draw, read_losses
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL, not_offered
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 LEARNING_RATE = "5e-4"
 KEYS = (

@@ -35,7 +35,7 @@ from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 _BF16_WEIGHTS = "--lora false --bf16 true --fp16_opt_level O2"
 _NF4 = "--lora true --weight_quantize_algo nf4 --weight_double_quant true"

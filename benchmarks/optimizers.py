@@ -18,7 +18,7 @@ from benchmarks import ROOT
 from benchmarks.compare_losses import draw, read_losses
 from benchmarks.measure import environment
 from benchmarks.training_runs import LAST, run_once
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 MODEL = "smollm2-135m-instruct"
 KEYS = (

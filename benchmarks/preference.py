@@ -31,7 +31,7 @@ from paddlenlp_ext.data.preference.types import EncodedPreference
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer import preference
 from paddlenlp_ext.trainer.build import RunData, build_trainer
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 KEYS = {
     "zero_padding": "true",

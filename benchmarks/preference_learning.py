@@ -25,7 +25,7 @@ from benchmarks import ROOT, STARTED_WITH
 from benchmarks.measure import environment
 from benchmarks.ours import MODEL
 from paddlenlp_ext.data.readers.inflection import FORMS, read_inflection
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 ENDINGS = {form.question: form.ending for forms in FORMS.values() for form in forms}
 KEYS = {

@@ -38,7 +38,7 @@ from paddlenlp_ext.models.post_training_quantization import quantize_after_train
 from paddlenlp_ext.peft.merge.copy_model import copy_model
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import METHODS, PostTrainingOptions
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 _BATCH = 8
 

@@ -24,7 +24,7 @@ from benchmarks.measure import SMOLLM2_SHAPE, random_documents, report, time_ste
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build import build_model
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import ROOT
 from benchmarks.measure import environment
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
     # name: label of the axis, its values, arguments that a value adds to the command

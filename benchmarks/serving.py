@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.measure import report
 from paddlenlp_ext import AutoModelForCausalLM, AutoTokenizer
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 SUBJECTS = ("the sea", "bread", "a bicycle", "the moon", "tea", "an old tree", "chess", "rain")
 TASKS = (

@@ -24,7 +24,7 @@ from llm import run_finetune
 from paddlenlp_ext.parallel.pipeline import runtime
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.utils.distributed_env import is_main_rank
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 class Busy:

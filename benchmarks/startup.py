@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.measure import report
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 _CONFIGURE = "from paddlenlp_ext import configure_runtime; configure_runtime()"
 IMPORTS = {

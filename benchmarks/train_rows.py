@@ -20,7 +20,7 @@ from benchmarks.ours import run_config
 from paddlenlp_ext.trainer.build import build_trainer, load_data
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.state import StepReport
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 class StepTimes(Callback):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:

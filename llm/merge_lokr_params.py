@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime
-from paddlenlp_ext.cli.merge import merge_arguments, run_merge
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.cli.merge_peft_params import merge_arguments, run_merge
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
     """Check that Paddle is installed, then import and run the program."""
     require_paddle()
-    from paddlenlp_ext.cli.run_dpo import run_dpo
+    from paddlenlp_ext.cli.run_finetune import run_finetune
+    from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
 
-    run_dpo(argv)
+    run_finetune(argv, PREFERENCE_SECTIONS, "run_dpo.py")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
-from paddlenlp_ext.cli.evaluation_arguments import parse_arguments
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.evaluation.arguments import parse_arguments
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
-from paddlenlp_ext.utils.extras import import_extra
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.optional_packages import import_extra
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
     """Register the model, then run the harness's own command line."""
     require_paddle()
-    from paddlenlp_ext.cli.lm_eval_model import register_lm_eval_model
+    from paddlenlp_ext.evaluation.lm_eval_harness import register_lm_eval_model
 
     register_lm_eval_model()
     sys.argv[1:] = argv

@@ -2,10 +2,10 @@
 
 Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
 
-    L9  serve                                      server of OpenAI's interface
-    L8  api, cli, doctor                           public functions; programs of llm/; self-check
+    L8  api, cli, doctor, serve                    public functions; programs of llm/; self-check;
+                                                   OpenAI-compatible server
     L7  evaluation                                 scores of models on tasks
-    L6  trainer                                    assembly of a run; training loop
+    L6  trainer, inference                         assembly of a run, training loop; loading a model with its adapter
     L5  parallel, static_graph                     data, tensor, sequence, pipeline and sharded parallelism; exported
                                                    programs
     L4  models, peft                               decoders and their families; adapter methods
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_ext import peft
 from paddlenlp_ext._runtime import check_paddle_release
-from paddlenlp_ext.utils.exports import lazy_exports
+from paddlenlp_ext.utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from paddlenlp_ext._runtime import configure_runtime
@@ -160,10 +160,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("quantization",),
     ("models", "peft"),
     ("parallel", "static_graph"),
-    ("trainer",),
+    ("trainer", "inference"),
     ("evaluation",),
-    ("api", "cli", "doctor"),
-    ("serve",),
+    ("api", "cli", "doctor", "serve"),
 )
 
 EXPORTS = {

@@ -29,8 +29,8 @@ from benchmarks.peft_methods.outcome import read_cost, read_outcome
 from benchmarks.peft_methods.table import write_outcomes
 from benchmarks.peft_methods.tasks import COST, INFLECTION, Task, gsm8k, tiny
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.utils.process import run_command
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.run_command import run_command
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 LAUNCHER = ROOT / "llm" / "run_finetune.py"
 

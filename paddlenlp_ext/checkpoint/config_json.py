@@ -11,7 +11,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.config_json_schema import GENERATION_KEYS, check_config_values
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.utils.files import read_json_object, write_text
-from paddlenlp_ext.utils.value_kinds import check_values
+from paddlenlp_ext.utils.json_schema import check_values
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paddlenlp_ext.utils.files import cache_folder
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking changes
 

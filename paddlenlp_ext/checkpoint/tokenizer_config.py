@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paddlenlp_ext.utils.files import read_json_object
-from paddlenlp_ext.utils.value_kinds import (
+from paddlenlp_ext.utils.json_schema import (
     FLAG,
     OBJECT,
     TEXT,

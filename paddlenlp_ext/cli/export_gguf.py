@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.checkpoint.gguf.write_file import OUTTYPES
-from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.utils.files import check_writable, write_text
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
@@ -63,8 +63,8 @@ def run_export(arguments: ExportGgufArguments) -> str:
     """
     from paddlenlp_ext.checkpoint.gguf.gguf_file import require_gguf
     from paddlenlp_ext.checkpoint.hub import resolve_model
-    from paddlenlp_ext.cli.device import choose_device_or_cpu
-    from paddlenlp_ext.cli.predict import find_model_and_adapter
+    from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
+    from paddlenlp_ext.inference.load_model import find_model_and_adapter
     from paddlenlp_ext.models.auto import load_for_task
     from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 
@@ -119,7 +119,7 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
     from paddlenlp_ext.checkpoint.config_json import read_generation_config
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-    from paddlenlp_ext.cli.predict import choose_template
+    from paddlenlp_ext.inference.chat_template import choose_template
     from paddlenlp_ext.models.gguf_export import export_gguf, file_tensors
 
     tokenizer = load_tokenizer(model)

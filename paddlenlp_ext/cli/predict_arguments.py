@@ -8,55 +8,20 @@ mistyped argument is reported at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.config.paddlenlp_compat import CompatKey
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.inference.arguments import NO_VALUE, QUANT_TYPES, ModelArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
 _NGRAMS = "inference_with_reference"  # PaddleNLP's name of drafts that are n-grams of prompt and answer
-NO_VALUE = ("None", "none", "")
-"""Words of PaddleNLP's command lines for an argument that is not set."""
-QUANT_TYPES = ("weight_only_int8", "weight_only_int4", *NO_VALUE)
-"""Values of `quant_type`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadArguments(OptionGroup):
-    """Arguments of programs that load a model, with or without an adapter."""
-
-    model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
-    lora_path: str | None = option(None, help="adapter folder, of any method")
-    device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
-    dtype: str | None = option(
-        None,
-        choices=("float32", "bfloat16", "float16"),
-        help="dtype of the weights; unset: float32 on the CPU, bfloat16 on a GPU",
-    )
-    use_flash_attention: bool = option(True, help="use fused attention kernels where available")
-
-    @property
-    def adapter_path(self) -> str | None:
-        """Folder of the adapter."""
-        return self.lora_path
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelArguments(LoadArguments):
-    """Arguments of programs that load a model and encode its prompts."""
-
-    chat_template: str | None = option(
-        None, help="Jinja or JSON file, or none; unset: that of the training run, else the tokenizer's own"
-    )
-    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

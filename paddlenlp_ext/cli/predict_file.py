@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.cli.incomplete_file import IncompleteFile
+from paddlenlp_ext.cli.predict_resume import IncompleteFile
 from paddlenlp_ext.generation.generate import Decoder, generate
 from paddlenlp_ext.utils.files import check_writable, sole_writer
 from paddlenlp_ext.utils.locks import check_no_active_run

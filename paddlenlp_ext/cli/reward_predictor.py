@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
+from typing import Any
 
-import paddle
-
-from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
-from paddlenlp_ext.cli.device import choose_device_or_cpu
-from paddlenlp_ext.cli.predict import choose_dtype, choose_template, find_model_and_adapter, find_source, has_tokenizer
-from paddlenlp_ext.cli.predict_arguments import ModelArguments
 from paddlenlp_ext.cli.predict_file import check_output_file
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.data.readers.dataset_files import read_rows
 from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.inference.arguments import ModelArguments
+from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_tokenizer, load_unmerged
 from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
 from paddlenlp_ext.models.sequence_classifier import is_classifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.score import score_rows
 from paddlenlp_ext.utils.files import write_text
 from paddlenlp_ext.utils.logging import get_logger
@@ -57,7 +54,7 @@ def reward_predictor(argv: Sequence[str]) -> None:
         raise ValueError(f"data_file: {arguments.data_file!r} is not a file; use one with a JSON object per line")
     rows = list(read_rows(data_file))
     base, adapter = find_model_and_adapter(arguments)
-    tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
+    tokenizer = load_tokenizer(base, adapter)
     template = choose_template(arguments, [adapter, base], tokenizer)
     model = load_reward_model(arguments, base, adapter)
     rewards = score_rows(model, template, rows, max_length=arguments.max_length, batch_size=arguments.batch_size)
@@ -70,19 +67,17 @@ def reward_predictor(argv: Sequence[str]) -> None:
 
 
 def load_reward_model(arguments: ModelArguments, base: str, adapter: str | None) -> TrainableModel:
-    """Load a reward model, or the adapter of one over its base.
+    """Load a reward model, or a base model with the adapter of a reward model.
 
     Raises:
         ValueError: the model has no score head.
     """
-    choose_device_or_cpu(arguments.device or "auto")
-    dtype = choose_dtype(arguments.dtype, paddle.get_device())
-    source, stored, options = find_source(base, adapter)
-    if stored is None and not is_classifier(source.config):
-        raise ValueError(
-            f"{base} is a language model, without a score head; pass a model or an adapter that llm/run_reward.py "
-            "trained"
-        )
-    options |= {"dtype": dtype, "use_flash_attention": arguments.use_flash_attention}
-    model = AutoModelForSequenceClassification.from_pretrained(source, **options)
-    return model if stored is None else PeftModel.from_files(model, stored)
+
+    def check(config: Mapping[str, Any]) -> None:
+        if adapter is None and not is_classifier(config):
+            raise ValueError(
+                f"{base} is a language model, without a score head; pass a model or an adapter that llm/run_reward.py "
+                "trained"
+            )
+
+    return load_unmerged(arguments, base, adapter, check, AutoModelForSequenceClassification)

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
-
-from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
-from paddlenlp_ext.cli.evaluation_arguments import ADAPTER, BASE, MERGED, EvaluationArguments
-from paddlenlp_ext.cli.predict import (
-    can_merge,
-    choose_template,
-    find_model_and_adapter,
-    find_source,
-    has_tokenizer,
-    load_unmerged,
-)
-from paddlenlp_ext.evaluation.figure import plot_scores
-from paddlenlp_ext.evaluation.options import TaskOptions
-from paddlenlp_ext.evaluation.prompting import PromptEncoder
+from paddlenlp_ext.evaluation.arguments import EvaluationArguments
+from paddlenlp_ext.evaluation.compare_models import find_candidates, measure, open_tasks
+from paddlenlp_ext.evaluation.plot_scores import plot_scores
 from paddlenlp_ext.evaluation.report import Evaluation, print_tables, write_report
-from paddlenlp_ext.evaluation.task import Measured, Task
-from paddlenlp_ext.evaluation.tasks import open_tasks
-from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.evaluation.task_options import TaskOptions
+from paddlenlp_ext.inference.load_model import find_model_and_adapter
 from paddlenlp_ext.utils.files import check_writable
 from paddlenlp_ext.utils.locks import check_no_active_run, run_lock
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.evaluation")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Model of a comparison: its name in the report, its base, its adapter, and whether the adapter is merged."""
-
-    label: str
-    base: str
-    adapter: str | None = None
-    is_merged: bool = False
 
 
 def run_evaluation(arguments: EvaluationArguments, options: Sequence[TaskOptions]) -> None:
@@ -73,101 +42,3 @@ def _run(arguments: EvaluationArguments, options: Sequence[TaskOptions], folder:
     plot_scores(lines, evaluation.models, folder / "scores.png")
     print_tables(evaluation, lines)
     logger.info("report written to %s", folder / "report.md")
-
-
-def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | None) -> list[Candidate]:
-    """Return the models to compare.
-
-    Raises:
-        ValueError: there is no adapter to compare with, its method does not merge, or two models have the same name.
-    """
-    found = []
-    for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
-        if name in (ADAPTER, MERGED) and adapter is None:
-            raise ValueError(f"--compare {name} needs an adapter; pass --lora_path ADAPTER")
-        if name == MERGED and not _has_mergeable_method(base, adapter):
-            raise ValueError(_unmergeable(adapter, "its method does not merge"))
-        if name in (BASE, ADAPTER, MERGED):
-            found.append(Candidate(name, base, None if name == BASE else adapter, name == MERGED))
-        else:
-            own = find_model_and_adapter(replace(arguments, model_name_or_path=name, lora_path=None))
-            found.append(Candidate(Path(name).name, *own))
-    labels = [each.label for each in found]
-    if len(set(labels)) < len(labels):
-        raise ValueError(f"--compare {','.join(labels)} names a model twice; rename one of the folders")
-    return found
-
-
-def _has_mergeable_method(base: str, adapter: str | None) -> bool:
-    _, stored, _ = find_source(base, adapter)
-    return stored is not None and stored.config.mergeable
-
-
-def _unmergeable(adapter: str | None, reason: str) -> str:
-    return f"--compare {MERGED}: {adapter} cannot be merged, because {reason}; remove {MERGED}"
-
-
-def measure(
-    candidate: Candidate, tasks: Sequence[Task], arguments: EvaluationArguments, folders: Sequence[str | None]
-) -> list[Measured]:
-    """Return the results of one model; it is loaded after the rows of all tasks are encoded, and released afterwards.
-
-    Args:
-        candidate: the model.
-        tasks: the tasks.
-        arguments: the command line.
-        folders: folders that may name the chat template of a training run; it asks all models the same prompts.
-    """
-    base, adapter = candidate.base, candidate.adapter
-    tokenizer = AutoTokenizer.from_pretrained(adapter if adapter and has_tokenizer(adapter) else base)
-    template = choose_template(arguments, folders, tokenizer)
-    encoder = PromptEncoder(tokenizer, template, context_of(base, adapter, arguments.max_length))
-    encoded = [task.encode(encoder) for task in tasks]
-    model = load_candidate(candidate, arguments)
-    model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
-    results = []
-    for task, rows in zip(tasks, encoded, strict=True):
-        with progress(f"{candidate.label}: {task.options.title}", task.num_parts(rows)) as advance:
-            results.append(task.measure(model, rows, encoder, arguments.batch_size, advance))
-    del model
-    gc.collect()
-    return results
-
-
-def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
-    """Return `max_length`, or the context of the model if that is shorter.
-
-    Raises:
-        ValueError: both are unknown.
-    """
-    source, _, _ = find_source(base, adapter)
-    has_context = source.config.get("max_position_embeddings") is not None
-    lengths = [max_length, DecoderConfig.from_dict(source.config).max_context if has_context else None]
-    known = [length for length in lengths if length is not None]
-    if not known:
-        raise ValueError(f"{base}: config.json has no max_position_embeddings; set max_length")
-    return min(known)
-
-
-def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
-    """Load a model of the comparison.
-
-    Raises:
-        ValueError: as for `load_unmerged`, or the adapter is to be merged into a quantized base.
-    """
-    model = load_unmerged(arguments, candidate.base, candidate.adapter)
-    if not candidate.is_merged:
-        return model
-    if not can_merge(model):
-        raise ValueError(_unmergeable(candidate.adapter, "the base is quantized"))
-    return model.merge_and_unload()
-
-
-@contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with the number of finished parts; show a bar on a terminal, and log the duration."""
-    started = time.perf_counter()
-    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task(escape(title), total=total)
-        yield lambda count: bar.advance(task, count)
-    logger.info("%s: %d parts in %.1f s", title, total, time.perf_counter() - started)

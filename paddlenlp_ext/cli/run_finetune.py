@@ -1,12 +1,13 @@
-"""Main program of llm/run_finetune.py: print rows, audit them, print the plan of a run, or train and evaluate."""
+"""Program of llm/run_finetune.py, run_dpo.py and run_reward.py: preview rows, audit them, do a dry run, or train."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import RunConfig, load_run_config
+from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.audit.audit_splits import TRAIN
 from paddlenlp_ext.data.audit.findings import ERROR
 from paddlenlp_ext.data.audit.lost_targets import check_losses
@@ -20,16 +21,20 @@ from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 
 
-def run_finetune(argv: Sequence[str]) -> None:
-    """Fine-tune: read the configuration from files and command line, and run it.
+def run_finetune(
+    argv: Sequence[str], sections: Mapping[str, type] = SECTIONS, program: str = "run_finetune.py"
+) -> None:
+    """Run a training program: read the configuration from files and command line, and run it.
 
     Args:
         argv: the command line without the program's name.
+        sections: sections of the configuration: `SECTIONS`, `PREFERENCE_SECTIONS` or `REWARD_SECTIONS`.
+        program: name of the program, for its help text.
 
     Raises:
         ValueError: invalid configuration, model, data or output_dir.
     """
-    run_program(load_run_config(argv, peft_methods()))
+    run_program(load_run_config(argv, peft_methods(), sections, program))
 
 
 def run_program(config: RunConfig) -> None:

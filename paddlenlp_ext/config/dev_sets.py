@@ -17,7 +17,7 @@ from pathlib import Path
 from paddlenlp_ext.config.metrics import METRICS
 from paddlenlp_ext.config.sections import DataConfig
 from paddlenlp_ext.config.train import TrainConfig
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
 """Other spelling of a metric -> its name."""

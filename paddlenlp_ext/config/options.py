@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.utils.json_reader import MAX_DIGITS, JsonError, read_value
-from paddlenlp_ext.utils.registry import nearest
+from paddlenlp_ext.utils.suggest import nearest
 
 _METADATA = "paddlenlp_ext.option"
 _SCALARS = (bool, int, float, str)

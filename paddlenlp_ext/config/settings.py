@@ -21,7 +21,7 @@ from paddlenlp_ext.utils.json_reader import (
     read_value,
     skip_space,
 )
-from paddlenlp_ext.utils.registry import nearest
+from paddlenlp_ext.utils.suggest import nearest
 
 _MIN_SIMILARITY = 0.75
 """Similarity of an unknown key to a suggestion; a typo in a key of four letters has this value."""

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.doctor.arguments import parse_arguments
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
     """Check the command line before the slow import of Paddle, then this installation."""
     arguments = parse_arguments(argv)
     require_paddle()
-    from paddlenlp_ext.doctor.program import run_doctor
+    from paddlenlp_ext.doctor.run_doctor import run_doctor
 
     sys.exit(run_doctor(arguments))
 

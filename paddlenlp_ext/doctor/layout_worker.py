@@ -11,7 +11,7 @@ from paddlenlp_ext._runtime import configure_runtime
 
 def main(folder: Path, device: str) -> None:
     """Train in each layout; the first process writes losses and gradient norms by name."""
-    from paddlenlp_ext.doctor.layouts import LAYOUTS
+    from paddlenlp_ext.doctor.layout_checks import LAYOUTS
     from paddlenlp_ext.doctor.targets import Target
     from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
     from paddlenlp_ext.utils.distributed_env import is_main_rank

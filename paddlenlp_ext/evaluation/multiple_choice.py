@@ -19,19 +19,19 @@ import numpy as np
 from paddlenlp_ext.data.prediction_prompts import Prompt, parse_file
 from paddlenlp_ext.data.rows.checked_values import read_list, read_member, read_object
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
-from paddlenlp_ext.evaluation.options import TaskOptions
-from paddlenlp_ext.evaluation.prompting import (
+from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
+from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
+from paddlenlp_ext.evaluation.row_scores import SHARE, Scores
+from paddlenlp_ext.evaluation.task import Measured, Task
+from paddlenlp_ext.evaluation.task_options import TaskOptions
+from paddlenlp_ext.evaluation.task_rows import (
     INVALID_ANSWER,
-    PromptEncoder,
     as_text,
     fill_from_row,
     prompt_text,
     read_answers,
     read_prompt,
 )
-from paddlenlp_ext.evaluation.scores import SHARE, Scores
-from paddlenlp_ext.evaluation.task import Measured, Task
 
 INVALID_CHOICES = "invalid choices"
 

@@ -33,11 +33,11 @@ from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.tokenization.row_encoder import encode_rows
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
-from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods, row_losses
-from paddlenlp_ext.evaluation.options import TaskOptions
-from paddlenlp_ext.evaluation.prompting import PromptEncoder
-from paddlenlp_ext.evaluation.scores import BITS, RATIO_EXP, Scores
+from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods, row_losses
+from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
+from paddlenlp_ext.evaluation.row_scores import BITS, RATIO_EXP, Scores
 from paddlenlp_ext.evaluation.task import Measured, Task
+from paddlenlp_ext.evaluation.task_options import TaskOptions
 
 EMPTY_TEXT = "empty text"
 

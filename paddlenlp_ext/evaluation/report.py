@@ -11,10 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paddlenlp_ext.evaluation.options import GENERATION
-from paddlenlp_ext.evaluation.scores import Scores
+from paddlenlp_ext.evaluation.row_scores import Scores
 from paddlenlp_ext.evaluation.statistics import Comparison, Interval
 from paddlenlp_ext.evaluation.task import Measured, Task
+from paddlenlp_ext.evaluation.task_options import GENERATION
 from paddlenlp_ext.utils.files import write_json, write_text
 
 _LONGEST_CELL = 400

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.evaluation.options import TaskOptions
-from paddlenlp_ext.evaluation.prompting import PromptEncoder
-from paddlenlp_ext.evaluation.scores import Scores
+from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
+from paddlenlp_ext.evaluation.row_scores import Scores
+from paddlenlp_ext.evaluation.task_options import TaskOptions
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import index
 
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 STRATEGIES = ("greedy_search", "sampling", "beam_search")
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.quantize_decoder_layer import quantize_decoder_layer
 from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, naming
 from paddlenlp_ext.quantization.quantize_model import quantizable_layers
-from paddlenlp_ext.utils.module_patterns import matching
+from paddlenlp_ext.utils.layer_name_patterns import matching
 
 _ALWAYS_SKIPPED = ".shared_expert_gate"
 """Linear layer with a single output."""

@@ -28,7 +28,7 @@ import paddle
 
 from paddlenlp_ext.paddle_compat import is_symbolic
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]

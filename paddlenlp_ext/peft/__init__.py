@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paddlenlp_ext.utils.exports import lazy_exports
+from paddlenlp_ext.utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from paddlenlp_ext.peft.config import PeftConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.utils.value_kinds import (
+from paddlenlp_ext.utils.json_schema import (
     FLAG,
     OBJECT,
     TEXT,

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from paddlenlp_ext.config.run_config import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 _WITHOUT_EFFECT = frozenset(
     {

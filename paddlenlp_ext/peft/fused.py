@@ -29,8 +29,8 @@ from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers,
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.config_files import SPLIT_FIELD
 from paddlenlp_ext.peft.inject import by_pattern
+from paddlenlp_ext.utils.layer_name_patterns import matches
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.module_patterns import matches
 
 logger = get_logger("paddlenlp_ext.peft")
 

@@ -24,8 +24,8 @@ from paddlenlp_ext.peft.replaced_parameters import (
 )
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TABLES, TrainableTokens, tokens_of_model
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
+from paddlenlp_ext.utils.layer_name_patterns import matches, matching
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.module_patterns import matches, matching
 
 logger = get_logger("paddlenlp_ext.peft")
 

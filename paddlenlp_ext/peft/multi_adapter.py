@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.replaced_parameters import DetachedAdapter, attach_adapter, detach_adapter
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 
 class AdaptedModel(Protocol):

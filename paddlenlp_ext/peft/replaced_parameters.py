@@ -33,7 +33,7 @@ from paddlenlp_ext.paddle_compat import has_storage, own_parameters
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, attach_adapters, detach_adapters
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, ROWS, TABLES, TrainableTokens
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 # Hugging Face PEFT stores the full weight of embedding and lm_head with an adapter if asked to, if the adapter changes
 # them, or if the vocabulary was resized (`save_embedding_layers`).

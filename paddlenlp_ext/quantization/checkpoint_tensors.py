@@ -35,7 +35,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
 from paddlenlp_ext.quantization.config import BLOCKWISE
-from paddlenlp_ext.utils.value_kinds import Kind, list_of, number, one_of, shown, whole
+from paddlenlp_ext.utils.json_schema import Kind, list_of, number, one_of, shown, whole
 
 _STATE = ".weight.quant_state.bitsandbytes__"
 _SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS
-from paddlenlp_ext.utils.module_patterns import matches, matching
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.layer_name_patterns import matches, matching
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 BLOCKWISE = BLOCKWISE_ALGORITHMS
 ALGOS = (*BLOCKWISE, "weight_only_int8", "weight_only_int4")

@@ -20,14 +20,13 @@ from starlette.types import ASGIApp
 
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.generation import continuous_batching
-from paddlenlp_ext.serve.access import AccessCheck
-from paddlenlp_ext.serve.answers import Answers
-from paddlenlp_ext.serve.choices import Choice, Event
+from paddlenlp_ext.serve.access_control import AccessCheck
+from paddlenlp_ext.serve.choice_deltas import Choice, Event
 from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, EventStream, until_disconnected
+from paddlenlp_ext.serve.engine_thread import Worker
 from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.serve.fields import Fields, parse_body
-from paddlenlp_ext.serve.models import ModelSet, ServedModel
-from paddlenlp_ext.serve.protocol import (
+from paddlenlp_ext.serve.request_fields import Fields, parse_body
+from paddlenlp_ext.serve.requests import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
@@ -42,8 +41,9 @@ from paddlenlp_ext.serve.responses import (
     error_response,
     model_entry,
 )
-from paddlenlp_ext.serve.tool_calls import call_text
-from paddlenlp_ext.serve.worker import Worker
+from paddlenlp_ext.serve.running_request import Answers
+from paddlenlp_ext.serve.served_models import ModelSet, ServedModel
+from paddlenlp_ext.serve.tool_call_parser import call_text
 
 _JSON_TYPE = "application/json"
 _CONTEXT_TOKENS = 8  # enough for any character and the space between tokens

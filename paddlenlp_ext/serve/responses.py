@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from paddlenlp_ext.generation.logprobs import TokenLogprob
-from paddlenlp_ext.serve.choices import Event
+from paddlenlp_ext.serve.choice_deltas import Event
 from paddlenlp_ext.serve.errors import ApiError
 
 _SENTENCEPIECE_SPACE = "\u2581"

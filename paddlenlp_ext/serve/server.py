@@ -6,8 +6,8 @@ import signal
 from functools import partial
 
 from paddlenlp_ext.serve.arguments import ServeArguments
-from paddlenlp_ext.utils.extras import import_extra
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.optional_packages import import_extra
 
 logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -26,8 +26,8 @@ def serve(arguments: ServeArguments) -> None:
     from paddlenlp_ext.generation.continuous_batching import Engine
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
-    from paddlenlp_ext.serve.models import load_models
-    from paddlenlp_ext.serve.worker import Worker
+    from paddlenlp_ext.serve.engine_thread import Worker
+    from paddlenlp_ext.serve.served_models import load_models
 
     config = uvicorn.Config(
         "",

@@ -38,7 +38,7 @@ from paddlenlp_ext.trainer.optimizer_state import Optimizer
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
 from paddlenlp_ext.trainer.process_group import ProcessGroup
 from paddlenlp_ext.trainer.state import StepReport
-from paddlenlp_ext.utils.random import seed_of
+from paddlenlp_ext.utils.seeds import seed_of
 
 EXPERT_IMBALANCE = "expert_imbalance"
 """Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""

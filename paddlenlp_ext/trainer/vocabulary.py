@@ -23,8 +23,8 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.replaced_parameters import covers
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, token_ids, tokens_by_table
+from paddlenlp_ext.utils.layer_name_patterns import matches
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.module_patterns import matches
 
 logger = get_logger("paddlenlp_ext.trainer")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
-from paddlenlp_ext.cli.run_dpo import run_dpo
+from paddlenlp_ext.cli.run_finetune import run_finetune
 from paddlenlp_ext.config import ConfigError
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
@@ -40,7 +40,8 @@ def run(run_folders: Path):
             "device": "cpu",
             **more,
         }
-        run_dpo([word for key, value in keys.items() for word in (f"--{key}", str(value))])
+        words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+        run_finetune(words, PREFERENCE_SECTIONS, "run_dpo.py")
         return run_folders / "out"
 
     return run_with

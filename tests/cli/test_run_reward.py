@@ -16,7 +16,8 @@ from paddlenlp_ext import (
     score,
 )
 from paddlenlp_ext.cli.reward_predictor import reward_predictor
-from paddlenlp_ext.cli.run_reward import run_reward
+from paddlenlp_ext.cli.run_finetune import run_finetune
+from paddlenlp_ext.config.run_config import REWARD_SECTIONS
 
 PAIRS = [{"prompt": f"{word} fig =", "chosen": f"fig {word}", "rejected": "lime lime plum"} for word in ("red", "blue")]
 
@@ -43,7 +44,8 @@ def run(run_folders: Path):
             "device": "cpu",
             **more,
         }
-        run_reward([word for key, value in keys.items() for word in (f"--{key}", str(value))])
+        words = [word for key, value in keys.items() for word in (f"--{key}", str(value))]
+        run_finetune(words, REWARD_SECTIONS, "run_reward.py")
         return run_folders / "out"
 
     return run_with

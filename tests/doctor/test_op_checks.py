@@ -16,8 +16,8 @@ from paddlenlp_ext.doctor.backends import choices
 from paddlenlp_ext.doctor.check import Check, Difference, run_checks
 from paddlenlp_ext.doctor.op_checks import op_checks
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
-from paddlenlp_ext.doctor.program import ordered_checks, run_doctor, run_with_progress
 from paddlenlp_ext.doctor.report import backend_section
+from paddlenlp_ext.doctor.run_doctor import ordered_checks, run_doctor, run_with_progress
 from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.ops.attention import attention_op
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere
@@ -98,7 +98,9 @@ def test_run_with_progress_starts_no_check_after_the_time():
 
 
 def test_ordered_checks_begin_with_the_gpu_in_bfloat16_and_layouts(monkeypatch):
-    monkeypatch.setattr("paddlenlp_ext.doctor.program.CHECKS", {area: one_check(area) for area in ("ops", "training")})
+    monkeypatch.setattr(
+        "paddlenlp_ext.doctor.run_doctor.CHECKS", {area: one_check(area) for area in ("ops", "training")}
+    )
     order = [(str(check.target), check.area) for check in ordered_checks([GPU_TARGETS[0], *CPU_TARGETS], AREAS)]
     assert order[:2] == [("gpu bfloat16", "ops"), ("gpu bfloat16", "training")]
     assert order[2:9] == [("cpu float32", "layouts")] * 7

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from paddlenlp_ext.doctor import generation
+from paddlenlp_ext.doctor import generation_checks
 from paddlenlp_ext.doctor.check import Check, run_checks
-from paddlenlp_ext.doctor.generation import measure_generation
-from paddlenlp_ext.doctor.layouts import layout_checks, layout_target
+from paddlenlp_ext.doctor.generation_checks import measure_generation
+from paddlenlp_ext.doctor.layout_checks import layout_checks, layout_target
 from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
-from paddlenlp_ext.doctor.training import LIMITS, measure_training, training_checks, training_runs
+from paddlenlp_ext.doctor.training_checks import LIMITS, measure_training, training_checks, training_runs
 from paddlenlp_ext.ops.dispatch import anywhere
 from paddlenlp_ext.ops.gates import swiglu_op
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -70,13 +70,13 @@ def offloads(checks: list[Check]) -> bool:
 
 def test_generation_of_tokens_that_are_not_the_best_differs(monkeypatch: pytest.MonkeyPatch):
     assert measure_generation("dense", FP32).relative <= LIMITS["float32"]
-    generate = generation.generate
+    generate = generation_checks.generate
 
     def another_last_token(model, prompts, **options):
         answers = generate(model, prompts, **options)
         return [*answers[:-1], [*answers[-1][:-1], (answers[-1][-1] + 1) % model.config.vocab_size]]
 
-    monkeypatch.setattr(generation, "generate", another_last_token)
+    monkeypatch.setattr(generation_checks, "generate", another_last_token)
     difference = measure_generation("dense", FP32)
     assert difference.relative > LIMITS["float32"]
     assert re.match(r"prompt 3, token 8 is \d+: logit [-\d.]+, the best [\d.]+$", difference.place)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from paddlenlp_ext.evaluation.scores import CORPUS, RATIO_EXP, SHARE, Scores
+from paddlenlp_ext.evaluation.row_scores import CORPUS, RATIO_EXP, SHARE, Scores
 from paddlenlp_ext.evaluation.statistics import (
     bootstrap_interval,
     compare_ratios,

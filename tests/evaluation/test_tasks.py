@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.evaluation.likelihood import Continuation, log_likelihoods
-from paddlenlp_ext.evaluation.options import TaskOptions
+from paddlenlp_ext.evaluation.compare_models import open_tasks
+from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.perplexity import rolling_windows
-from paddlenlp_ext.evaluation.prompting import PromptEncoder, split_pair
-from paddlenlp_ext.evaluation.tasks import open_tasks
+from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder, split_pair
+from paddlenlp_ext.evaluation.task_options import TaskOptions
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.evaluation.tiny_model import CONFIG, byte_tokenizer
 

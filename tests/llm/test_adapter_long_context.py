@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_ext.api import AutoPeftModelForCausalLM, merge_adapter
 from paddlenlp_ext.checkpoint.config_json import read_model_config
-from paddlenlp_ext.cli.predict import load_model
+from paddlenlp_ext.cli.predict import load_predictor
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -62,7 +62,7 @@ def test_adapter_with_a_strategy_reaches_prediction_and_merging(base, tmp_path, 
     assert fields["base_config_overrides"] == overrides
 
     arguments = parse_arguments(["--model_name_or_path", str(base), "--src_length", "40", "--max_length", "20"])
-    predicting = load_model(arguments, str(base), str(tmp_path / "adapter"))
+    predicting = load_predictor(arguments, str(base), str(tmp_path / "adapter"))
     np.testing.assert_allclose(logits(predicting), expected, atol=1e-5)
     np.testing.assert_array_equal(logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), expected)
 

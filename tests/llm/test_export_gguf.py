@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.utils.locks import run_lock
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
 from tests.common.processes import another_process
 from tests.common.scripts import LLM, load_script

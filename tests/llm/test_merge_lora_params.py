@@ -23,7 +23,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
 

@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.methods.mora import MoRAConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
 

@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
-from paddlenlp_ext.cli.predict import load_model
+from paddlenlp_ext.cli.predict import load_predictor
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.quantization.quantize_weight import quantize
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.common.adapters import default_config
 from tests.common.models import ODD_SIZES
 from tests.common.scripts import LLM, load_script
@@ -155,14 +155,14 @@ def test_merge_lora_params_over_stored_quantized_base_equals_trained_model(
 
 
 @pytest.mark.parametrize("method", ["lora", "pissa"])
-def test_load_model_quantizes_the_base_as_in_training(
+def test_load_predictor_quantizes_the_base_as_in_training(
     base: Path, tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
     expected = trained(base, tmp_path / "adapter", method)
     lengths = ["--src_length", "20", "--max_length", "4"]
     arguments = parse_arguments(["--model_name_or_path", str(base), "--lora_path", str(tmp_path / "adapter"), *lengths])
-    model = load_model(arguments, str(base), str(tmp_path / "adapter"))
+    model = load_predictor(arguments, str(base), str(tmp_path / "adapter"))
     assert len(quantized_layers(model)) == 14 and len(list(adapter_layers(model))) == 14
     assert np.array_equal(logits(model), expected)
     assert "quantized: 14 layers" in caplog.text

@@ -21,6 +21,7 @@ from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_promp
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.generation.token_chooser import TokenChooser
+from paddlenlp_ext.inference import device_and_dtype
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -147,7 +148,7 @@ def test_predictor_interrupted_run_with_other_model_is_refused_before_loading(ba
     draft = data_file.with_name(".output.json.incomplete")
     draft.write_text('{"src": "What is two and two?", "tgt": "4", "output": "kept"}\n')
     with pytest.raises(ValueError, match=r"other inputs \(max_new_tokens\)"):
-        monkeypatch.setattr(predict, "load_model", None)
+        monkeypatch.setattr(predict, "load_predictor", None)
         answers(base, data_file, "--max_length", "9")
     with pytest.raises(ValueError, match=r"other inputs \(data_file, template or src_length\)"):
         written = data_file.read_text()
@@ -280,7 +281,7 @@ def test_predictor_chat_names_a_truncated_conversation(base, monkeypatch, caplog
 
 @pytest.mark.parametrize(("reason", "dtype"), [(None, "bfloat16"), ("no AVX-512", "float32")])
 def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file, caplog, monkeypatch, reason, dtype):
-    monkeypatch.setattr(predict.bf16, "unavailable_reason", lambda: reason)
+    monkeypatch.setattr(device_and_dtype.bf16, "unavailable_reason", lambda: reason)
     monkeypatch.setattr(predict.logger.parent, "propagate", True)
     loaded = []
 

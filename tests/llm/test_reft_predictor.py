@@ -13,7 +13,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
-from paddlenlp_ext.cli.reft_arguments import predictor_arguments
+from paddlenlp_ext.cli.reft_predictor import predictor_arguments
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

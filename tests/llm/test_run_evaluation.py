@@ -10,6 +10,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer
 from paddlenlp_ext.cli import run_evaluation
+from paddlenlp_ext.evaluation import compare_models
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -133,7 +134,7 @@ def test_run_evaluation_into_the_folder_of_an_active_run_raises(folder, tmp_path
 def test_run_evaluation_of_impossible_comparisons_raises_before_it_loads_a_model(
     folder, tmp_path, arguments, message, monkeypatch
 ):
-    monkeypatch.setattr(run_evaluation, "load_unmerged", None)
+    monkeypatch.setattr(compare_models, "load_unmerged", None)
     written = [each.format(folder=folder) for each in arguments]
     with pytest.raises(ValueError, match=message):
         run(folder, "--tasks", folder / "loss.json", "--output_dir", tmp_path / "out", *written)

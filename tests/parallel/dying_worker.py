@@ -16,7 +16,7 @@ configure_runtime()  # before Paddle is imported
 from paddlenlp_ext.parallel import gloo
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.utils.distributed_env import rank
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.common.parallel import Case, run_case
 
 GLOO_TIMEOUT = 30.0

@@ -94,7 +94,7 @@ def test_launcher_stopped_by_a_signal_lets_its_processes_save(command, run_folde
 
 FAILING = """
 import time
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.distributed_env import rank
 
 def main(argv):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.serve.arguments import parse_arguments
-from paddlenlp_ext.serve.models import ModelSet, load_models
+from paddlenlp_ext.serve.served_models import ModelSet, load_models
 from tests.serve.tiny_server import write_models
 
 

@@ -15,8 +15,8 @@ from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.serve.app import Limits, make_app
-from paddlenlp_ext.serve.models import ModelSet
-from paddlenlp_ext.serve.worker import Worker
+from paddlenlp_ext.serve.engine_thread import Worker
+from paddlenlp_ext.serve.served_models import ModelSet
 from tests.common.models import TINY_LLAMA
 from tests.serve.asgi import running
 

@@ -35,7 +35,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.common.models import TINY_LLAMA
 from tests.data.tiny_tokenizers import CHATML, make_tokenizer
 

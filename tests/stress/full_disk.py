@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paddlenlp_ext.cli.merge import merge_arguments, run_merge
+from paddlenlp_ext.cli.merge_peft_params import merge_arguments, run_merge
 from paddlenlp_ext.trainer.callbacks import reports
 from paddlenlp_ext.trainer.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.resume import checkpoint_damage
-from paddlenlp_ext.utils.process import run_command
+from paddlenlp_ext.utils.run_command import run_command
 from tests.stress.kill_and_resume import COMMON, LORA, exit_code, finish, run_finetune, write_inputs
 
 

@@ -32,8 +32,8 @@ configure_runtime()
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401 (imported once, for all attempts)
 
-from paddlenlp_ext.cli.run_dpo import run_dpo
 from paddlenlp_ext.cli.run_finetune import run_finetune
+from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.trainer.callbacks import reports
 from tests.common.models import write_tiny_data, write_tiny_model
 
@@ -138,12 +138,12 @@ class Unbroken:
         }
         run_file = self.folder / "run.json"
         run_file.write_text(json.dumps(keys))
-        program = run_dpo if self.recipe == "preference" else run_finetune
+        sections = PREFERENCE_SECTIONS if self.recipe == "preference" else SECTIONS
         log = self.folder / f"{run.name}.log"
 
         def work() -> None:
             operations = watch(run, operation)
-            program([str(run_file)])
+            run_finetune([str(run_file)], sections)
             if count_in is not None:
                 with open(count_in, "a") as file:
                     file.write(f"{operations[0]}\n")

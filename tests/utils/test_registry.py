@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.utils.registry import Registry, did_you_mean, nearest
+from paddlenlp_ext.utils.registry import Registry
+from paddlenlp_ext.utils.suggest import did_you_mean, nearest
 
 
 def test_nearest_suggests_close_words():

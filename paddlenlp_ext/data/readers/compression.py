@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from paddlenlp_ext.utils.extras import import_extra
+from paddlenlp_ext.utils.optional_packages import import_extra
 
 _CHUNK = 1 << 17
 _COMPRESSED_CHUNK = 1 << 11

@@ -15,7 +15,7 @@ from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suf
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id, is_saved_dataset
 from paddlenlp_ext.data.readers.inflection import InflectionReader
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPLITS = ("train", "dev")
 ADVERTISE_GEN = "AdvertiseGen"

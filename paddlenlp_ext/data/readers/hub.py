@@ -10,8 +10,8 @@ from typing import Any
 
 from paddlenlp_ext.data.readers.base import BLOCK_ROWS, Block, Cursor, ParsedBlock, Reader
 from paddlenlp_ext.data.rows.source_row import SourceRow
-from paddlenlp_ext.utils.extras import import_extra
 from paddlenlp_ext.utils.json_reader import Location
+from paddlenlp_ext.utils.optional_packages import import_extra
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "test")}

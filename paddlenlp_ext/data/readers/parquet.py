@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from paddlenlp_ext.data.readers.base import BLOCK_ROWS, READERS, Block, Cursor, FileReader, ParsedBlock
 from paddlenlp_ext.data.rows.source_row import SourceRow
-from paddlenlp_ext.utils.extras import import_extra
 from paddlenlp_ext.utils.json_reader import Location
+from paddlenlp_ext.utils.optional_packages import import_extra
 
 
 @READERS.register(".parquet")

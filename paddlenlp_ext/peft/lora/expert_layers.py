@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
-from paddlenlp_ext.utils.registry import did_you_mean
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 _WEIGHTS = ("gate_up_proj", "down_proj")
 """Stacked weights of experts, in the order in which PEFT wraps them."""

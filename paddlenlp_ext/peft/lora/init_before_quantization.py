@@ -27,7 +27,7 @@ from paddlenlp_ext.peft.replaced_parameters import excluded_targets
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
-from paddlenlp_ext.utils.module_patterns import matches
+from paddlenlp_ext.utils.layer_name_patterns import matches
 
 SVD_CHOICES = ("fast", "exact")
 """Algorithms for leading singular triplets: random projection, or a full SVD."""

@@ -42,8 +42,8 @@ from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS, TARGETS_OF_TENS
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
+from paddlenlp_ext.utils.json_schema import check_values
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.value_kinds import check_values
 
 logger = get_logger("paddlenlp_ext.peft")
 

@@ -33,7 +33,7 @@ from paddlenlp_ext.peft.inject import (
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
-from paddlenlp_ext.utils.module_patterns import matches
+from paddlenlp_ext.utils.layer_name_patterns import matches
 
 FEEDFORWARD = ("down_proj",)
 TARGETS = ("k_proj", "v_proj", *FEEDFORWARD)

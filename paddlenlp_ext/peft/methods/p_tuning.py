@@ -45,7 +45,7 @@ from paddlenlp_ext.peft.methods.prompt_tuning import (
     shape_fields_read,
 )
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.random import seed_of
+from paddlenlp_ext.utils.seeds import seed_of
 
 ENCODERS = ("mlp", "lstm", "none")
 _PEFT_ENCODERS = {"MLP": "mlp", "LSTM": "lstm"}

@@ -20,7 +20,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from paddlenlp_ext.cli.lm_eval_model import NAME, register_lm_eval_model
+from paddlenlp_ext.evaluation.lm_eval_harness import NAME, register_lm_eval_model
 from tests.evaluation.tiny_model import MAX_LENGTH, write_model
 
 TOLERANCE = 1e-4

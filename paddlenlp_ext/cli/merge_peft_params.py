@@ -1,0 +1,115 @@
+"""Programs that merge an adapter into its base model: their common arguments, and the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, replace
+from typing import Literal, cast
+
+from paddlenlp_ext.config.command_line import parse_arguments
+from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.utils.logging import get_logger
+
+_COMPAT = (
+    CompatKey("low_gpu_mem", (False,), "tensors are always merged one at a time", bool, "no effect"),
+    CompatKey(
+        "safe_serialization",
+        (True,),
+        "weights are written as safetensors only, because a pickle can run code when it is read; leave the argument "
+        "out, Paddle and transformers read safetensors",
+        bool,
+        "not here",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeArguments(OptionGroup):
+    """Arguments of the merge commands."""
+
+    adapter_path: str | None = option(
+        None, help="adapter folder (written here, by PEFT or by PaddleNLP); unset: the base model is copied"
+    )
+    output_path: str = option(MISSING, help="folder of the merged model")
+    model_name_or_path: str | None = option(None, help="base model; unset: the one that the adapter names")
+    device: str = option("auto", help="auto, cpu, gpu, ...: where the logits are compared; gpu without a GPU: cpu")
+    dtype: str | None = option(
+        None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: the base's own"
+    )
+    merge_into: str = option(
+        "dequantized",
+        choices=("dequantized", "original"),
+        aliases=("merge_base",),
+        help="weights to merge into if the base is quantized: the ones trained against, or the original ones",
+    )
+    overwrite: bool = option(False, help="replace a model at the output path")
+    allow_pickle: bool = option(
+        False,
+        help="read .pdparams or adapter_model.bin if there are no safetensors; other objects than arrays are refused",
+    )
+
+
+def merge_arguments(
+    argv: Sequence[str], description: str | None, adapter_argument: str, output_aliases: Sequence[str] = ()
+) -> MergeArguments:
+    """Parse the command line of a merge command; Paddle is not imported.
+
+    Args:
+        argv: the command line.
+        description: first lines of the help text.
+        adapter_argument: name of the argument for the adapter's folder, such as "--lora_path".
+        output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
+
+    Raises:
+        ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
+        ValueError: neither an adapter nor a base model is named.
+    """
+    options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
+    options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
+    aliases = tuple(alias.removeprefix("--") for alias in output_aliases)
+    options["output_path"] = replace(options["output_path"], aliases=aliases)
+    usage = f"{adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{description or ''}"
+    values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
+    for note in notes:
+        get_logger().info("%s", note)
+    if values.get("adapter_path") is None and values.get("model_name_or_path") is None:
+        raise ValueError(f"nothing to merge: pass {adapter_argument} ADAPTER")
+    return MergeArguments(**values)
+
+
+def run_merge(arguments: MergeArguments) -> str:
+    """Merge and compare the logits, or copy the base if there is no adapter; return a line that describes the result.
+
+    Args:
+        arguments: result of `merge_arguments`.
+
+    Raises:
+        ValueError: see `choose_device_or_cpu` and `merge_adapter`; no partial output is left behind.
+    """
+    from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
+    from paddlenlp_ext.models.auto import load_for_task
+    from paddlenlp_ext.peft.merge.copy_model import copy_model
+    from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
+
+    choose_device_or_cpu(arguments.device)
+    if arguments.adapter_path is None:
+        assert arguments.model_name_or_path is not None, "checked by merge_arguments"
+        output = copy_model(
+            arguments.model_name_or_path, arguments.output_path, dtype=arguments.dtype, overwrite=arguments.overwrite
+        )
+        return f"{output}: copy of {arguments.model_name_or_path}; no adapter was named, so nothing was merged"
+    report = merge_adapter(
+        arguments.adapter_path,
+        arguments.output_path,
+        load_for_task,
+        base=arguments.model_name_or_path,
+        dtype=arguments.dtype,
+        overwrite=arguments.overwrite,
+        allow_pickle=arguments.allow_pickle,
+        merge_base=cast("Literal['dequantized', 'original']", arguments.merge_into),
+    )
+    return (
+        f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "
+        f"changes logits by up to {report.effect:.3g}; merged and unmerged differ by {report.difference:.3g}."
+    )

@@ -1,0 +1,86 @@
+"""Checks of parallel training: each layout on two processes, against one process.
+
+Layouts run on two GPUs over NCCL, or on the CPU over gloo where there are fewer. All of them run in a single launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paddle
+
+from paddlenlp_ext.doctor.check import Check, Difference
+from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
+from paddlenlp_ext.doctor.training_checks import LIMITS, difference_of_steps
+
+AREA = "layouts"
+PROCESSES = 2
+TIMEOUT_SECONDS = 300.0
+_PACKAGE = Path(__file__).parents[1]
+
+
+class Layout(NamedTuple):
+    """Keys of a layout on two processes, and the number of replicas, which have different micro-batches."""
+
+    keys: dict[str, Any]
+    replicas: int
+
+
+LAYOUTS = {
+    "data parallel": Layout({}, 2),
+    **{f"ZeRO {stage}": Layout({"sharding": f"stage{stage}", "sharding_parallel_degree": 2}, 2) for stage in (1, 2, 3)},
+    "tensor parallel": Layout({"tensor_parallel_degree": 2}, 1),
+    "tensor and sequence parallel": Layout({"tensor_parallel_degree": 2, "sequence_parallel": True}, 1),
+    "pipeline": Layout({"pipeline_parallel_degree": 2}, 1),
+}
+
+
+def layout_target() -> Target:
+    """Return the target of the layouts: GPUs if there are two, else the CPU."""
+    has_gpus = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() >= PROCESSES
+    return Target("gpu" if has_gpus else "cpu", "float32")
+
+
+def layout_checks(target: Target) -> list[Check]:
+    """Return a check of each layout."""
+    limit = LIMITS[target.dtype]
+    return [Check(AREA, name, target, limit, functools.partial(_measure, name, target)) for name in LAYOUTS]
+
+
+def _measure(name: str, target: Target) -> Difference:
+    # One process runs the micro-batches of all replicas in sequence.
+    alone = run_training({"gradient_accumulation_steps": LAYOUTS[name].replicas, **precision_keys(target)})
+    return difference_of_steps(launch(target)[name], alone)
+
+
+@functools.cache
+def launch(target: Target) -> dict[str, list[float]]:
+    """Train in all layouts on two processes; return losses and gradient norms by name.
+
+    Raises:
+        RuntimeError: a process failed; the message ends with the last line of its log.
+    """
+    devices = ["--devices", ",".join(map(str, range(PROCESSES)))]
+    where = devices if target.device == "gpu" else ["--nproc_per_node", str(PROCESSES), "--backend", "gloo"]
+    paths = os.pathsep.join(filter(None, [str(_PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+    threads = {} if target.device == "gpu" else {"MKL_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        worker = [str(Path(__file__).with_name("layout_worker.py")), folder, target.device]
+        command = [sys.executable, "-m", "paddle.distributed.launch", *where, "--log_dir", f"{folder}/log", *worker]
+        environment = {**os.environ, "PYTHONPATH": paths, **threads}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+        if done.returncode != 0:
+            logs = [log.read_text(errors="replace").split("\n") for log in Path(folder, "log").glob("workerlog.*")]
+            last = next((line for lines in logs for line in reversed(lines) if "Error" in line), "no message")
+            raise RuntimeError(f"the launched processes failed: {last}")
+        return json.loads(Path(folder, "results.json").read_text())

@@ -1,0 +1,101 @@
+"""Program of the doctor: run the checks with progress, print the report, and return the exit code."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments
+from paddlenlp_ext.doctor.backends import choices
+from paddlenlp_ext.doctor.check import Check, Result, run_checks
+from paddlenlp_ext.doctor.environment import describe_environment
+from paddlenlp_ext.doctor.generation_checks import generation_checks
+from paddlenlp_ext.doctor.layout_checks import layout_checks, layout_target
+from paddlenlp_ext.doctor.op_checks import op_checks
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES
+from paddlenlp_ext.doctor.report import backend_section, result_section, table, verdict
+from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, unavailable_reason
+from paddlenlp_ext.doctor.training_checks import training_checks
+from paddlenlp_ext.ops.dispatch import dispatched_ops
+
+CHECKS = {"ops": op_checks, "generation": generation_checks, "training": training_checks}
+
+
+def run_doctor(arguments: DoctorArguments) -> int:
+    """Print the report on standard output and progress on standard error; return 1 if a check failed, else 0."""
+    areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
+    absent = [target for target in every_target if unavailable_reason(target) is not None]
+    OP_CASES.names()  # imports the ops
+    print(f"# paddlenlp_ext doctor, {date.today()}\n")
+    print(table(["setting", "value"], describe_environment()), end="\n\n")
+    print("## Backends\n")
+    print(backend_section(choices(dispatched_ops(), every_target), absent), end="\n\n")
+    sys.stdout.flush()
+    present = [target for target in (*GPU_TARGETS, *CPU_TARGETS) if target not in absent]
+    results, skipped = run_with_progress(ordered_checks(present, areas), arguments.seconds)
+    print("## Checks\n")
+    print(verdict(results, len(skipped)), end="\n\n")
+    print(result_section(results))
+    if absent or skipped:
+        print("\n### Not run\n")
+        rows = [*not_run(absent, areas), *no_time(skipped, arguments.seconds)]
+        print(table(["target", "checks", "reason"], rows))
+    return int(not all(result.passed for result in results))
+
+
+def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
+    """Return the checks of the areas, target by target, with the layouts after the first target."""
+    groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
+    if "layouts" in areas:
+        groups.insert(1, layout_checks(layout_target()))
+    return sorted(itertools.chain(*groups), key=lambda check: check.is_late)
+
+
+def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, str]]:
+    """Return target, numbers of checks by area and the reason of checks that were left out to end in time."""
+    reason = f"{seconds:g} seconds were over; --seconds 0 runs all"
+    groups = Counter((str(check.target), check.area) for check in skipped)
+    return [(target, f"{count} {area}", reason) for (target, area), count in groups.items()]
+
+
+def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return target, numbers of checks by area and the reason of all checks that need another machine."""
+    rows = []
+    for target in absent:
+        counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]
+        rows.append((str(target), ", ".join(counts), str(unavailable_reason(target))))
+    if "layouts" in areas and layout_target().device == "cpu":
+        rows.append(("gpu float32", f"{len(layout_checks(layout_target()))} layouts", "needs two GPUs; ran on the CPU"))
+    return rows
+
+
+def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
+    """Run the checks; a terminal shows each of them, another stream a line for each area and target.
+
+    Args:
+        checks: the checks, the most important ones first.
+        seconds: time after which no check is started; 0: no limit.
+
+    Returns:
+        The results, and the checks that were not started.
+    """
+    results: list[Result] = []
+    started, is_terminal, group = time.monotonic(), sys.stderr.isatty(), None
+    for number, check in enumerate(checks, start=1):
+        if 0 < seconds < time.monotonic() - started:
+            break
+        if is_terminal:
+            line = f"[{number}/{len(checks)}] {check.area}, {check.target}: {check.name}"
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        elif group != (group := (check.area, check.target)):
+            print(f"{time.monotonic() - started:5.0f} s  {check.area}, {check.target}", file=sys.stderr, flush=True)
+        results += run_checks([check])
+    else:
+        number = len(checks) + 1
+    if is_terminal:
+        print("\r\033[K", end="", file=sys.stderr)
+    return results, list(checks[number - 1 :])

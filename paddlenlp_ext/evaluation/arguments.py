@@ -1,0 +1,58 @@
+"""Command line of llm/run_evaluation.py. Paddle is not imported, so a mistyped argument is reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
+from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.evaluation.task_options import TaskOptions, read_task
+from paddlenlp_ext.inference.arguments import ModelArguments
+from paddlenlp_ext.utils.distributed_env import require_single_process
+
+USAGE = (
+    "run_evaluation.py --model_name_or_path MODEL [--lora_path ADAPTER] --tasks TASK.json,... [--key value ...]\n"
+    "run_evaluation.py --model_name_or_path MODEL --task KIND --data_file ROWS [--key value ...]\n\n"
+    "Score a model, or compare it with its adapter, the merged model and other models."
+)
+BASE, ADAPTER, MERGED = "base", "adapter", "merged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationArguments(ModelArguments):
+    """Arguments of the program besides those of a single task."""
+
+    tasks: tuple[str, ...] = option((), help="task files, and general for the built-in questions")
+    compare: tuple[str, ...] = option(
+        (), help="base, adapter, merged, or other models; unset: base, and adapter if there is one"
+    )
+    output_dir: str = option("evaluation", help="folder for report.md, scores.png, results.json and rows.jsonl")
+    max_length: int = option(
+        4096, minimum=2, help="maximum tokens of a prompt and its answer, at most the model's context"
+    )
+    batch_size: int = option(8, minimum=1, help="rows that are computed together")
+    num_examples: int = option(3, minimum=0, help="answers side by side in the report")
+    seed: int = option(0, minimum=0, help="seed of the bootstrap")
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[TaskOptions]]:
+    """Parse the command line and read the task files.
+
+    Raises:
+        ConfigError: arguments or keys of a task file are unknown or invalid; the message lists all problems.
+        ValueError: there is no task, arguments contradict each other, or a launcher started several processes.
+    """
+    require_single_process("evaluation")
+    options = [*options_of(EvaluationArguments, "arguments"), *options_of(TaskOptions, "task")]
+    values, _ = parse_command_line(argv, options, USAGE)
+    own: dict[str, Any] = {
+        entry.name: values.pop(entry.name) for entry in fields(EvaluationArguments) if entry.name in values
+    }
+    arguments = EvaluationArguments(**own)
+    if arguments.tasks and values:
+        raise ValueError(f"--{next(iter(values))} belongs to a single task; write it in the files of --tasks")
+    if not arguments.tasks and not values:
+        raise ValueError("nothing to evaluate; pass --tasks FILE.json, or --task KIND --data_file ROWS")
+    return arguments, [read_task(path) for path in arguments.tasks] or [TaskOptions(**values)]

@@ -1,0 +1,161 @@
+"""Models that an evaluation compares: base, adapter and merged model; load them and measure them on all tasks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from paddlenlp_ext.evaluation.arguments import ADAPTER, BASE, MERGED, EvaluationArguments
+from paddlenlp_ext.evaluation.generation import Generation
+from paddlenlp_ext.evaluation.multiple_choice import MultipleChoice
+from paddlenlp_ext.evaluation.perplexity import Perplexity
+from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
+from paddlenlp_ext.evaluation.task import Measured, Task
+from paddlenlp_ext.evaluation.task_options import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, TaskOptions
+from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.load_model import (
+    can_merge,
+    context_length,
+    find_model_and_adapter,
+    find_source,
+    load_tokenizer,
+    load_unmerged,
+)
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.evaluation")
+
+KINDS: dict[str, type[Task]] = {
+    MULTIPLE_CHOICE: MultipleChoice,
+    GENERATION: Generation,
+    PERPLEXITY: Perplexity,
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Model of a comparison: its name in the report, its base, its adapter, and whether the adapter is merged."""
+
+    label: str
+    base: str
+    adapter: str | None = None
+    is_merged: bool = False
+
+
+def open_tasks(options: Sequence[TaskOptions]) -> list[Task]:
+    """Read the rows of tasks.
+
+    Raises:
+        ValueError: two tasks have the same name, or rows are invalid; the message lists the first ones of a file.
+    """
+    titles = [each.title for each in options]
+    twice = next((title for title in titles if titles.count(title) > 1), None)
+    if twice is not None:
+        raise ValueError(f"two tasks have the name {twice!r}; set name in one of them")
+    return [KINDS[each.task or ""](each) for each in options]
+
+
+def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | None) -> list[Candidate]:
+    """Return the models to compare.
+
+    Raises:
+        ValueError: there is no adapter to compare with, its method does not merge, or two models have the same name.
+    """
+    found = []
+    for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
+        if name in (ADAPTER, MERGED) and adapter is None:
+            raise ValueError(f"--compare {name} needs an adapter; pass --lora_path ADAPTER")
+        if name == MERGED and not _has_mergeable_method(base, adapter):
+            raise ValueError(_unmergeable(adapter, "its method does not merge"))
+        if name in (BASE, ADAPTER, MERGED):
+            found.append(Candidate(name, base, None if name == BASE else adapter, name == MERGED))
+        else:
+            own = find_model_and_adapter(replace(arguments, model_name_or_path=name, lora_path=None))
+            found.append(Candidate(Path(name).name, *own))
+    labels = [each.label for each in found]
+    if len(set(labels)) < len(labels):
+        raise ValueError(f"--compare {','.join(labels)} names a model twice; rename one of the folders")
+    return found
+
+
+def _has_mergeable_method(base: str, adapter: str | None) -> bool:
+    _, stored, _ = find_source(base, adapter)
+    return stored is not None and stored.config.mergeable
+
+
+def _unmergeable(adapter: str | None, reason: str) -> str:
+    return f"--compare {MERGED}: {adapter} cannot be merged, because {reason}; remove {MERGED}"
+
+
+def measure(
+    candidate: Candidate, tasks: Sequence[Task], arguments: EvaluationArguments, folders: Sequence[str | None]
+) -> list[Measured]:
+    """Return the results of one model; it is loaded after the rows of all tasks are encoded, and released afterwards.
+
+    Args:
+        candidate: the model.
+        tasks: the tasks.
+        arguments: the command line.
+        folders: folders that may name the chat template of a training run; it asks all models the same prompts.
+    """
+    base, adapter = candidate.base, candidate.adapter
+    tokenizer = load_tokenizer(base, adapter)
+    template = choose_template(arguments, folders, tokenizer)
+    encoder = PromptEncoder(tokenizer, template, context_of(base, adapter, arguments.max_length))
+    encoded = [task.encode(encoder) for task in tasks]
+    model = load_candidate(candidate, arguments)
+    model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
+    results = []
+    for task, rows in zip(tasks, encoded, strict=True):
+        with progress(f"{candidate.label}: {task.options.title}", task.num_parts(rows)) as advance:
+            results.append(task.measure(model, rows, encoder, arguments.batch_size, advance))
+    del model
+    gc.collect()
+    return results
+
+
+def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
+    """Return `max_length`, or the context of the model if that is shorter.
+
+    Raises:
+        ValueError: both are unknown.
+    """
+    source, _, _ = find_source(base, adapter)
+    known = [length for length in (max_length, context_length(source.config)) if length is not None]
+    if not known:
+        raise ValueError(f"{base}: config.json has no max_position_embeddings; set max_length")
+    return min(known)
+
+
+def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
+    """Load a model of the comparison.
+
+    Raises:
+        ValueError: as for `load_unmerged`, or the adapter is to be merged into a quantized base.
+    """
+    model = load_unmerged(arguments, candidate.base, candidate.adapter)
+    if not candidate.is_merged:
+        return model
+    if not can_merge(model):
+        raise ValueError(_unmergeable(candidate.adapter, "the base is quantized"))
+    return model.merge_and_unload()
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Yield a function to call with the number of finished parts; show a bar on a terminal, and log the duration."""
+    started = time.perf_counter()
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(escape(title), total=total)
+        yield lambda count: bar.advance(task, count)
+    logger.info("%s: %d parts in %.1f s", title, total, time.perf_counter() - started)

@@ -1,0 +1,80 @@
+"""Scores of generated answers: extraction, and comparison with the right answers of a row."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+
+from paddlenlp_ext.evaluation.row_scores import CORPUS, MEAN, SHARE, Scores
+from paddlenlp_ext.trainer.text_metrics import WordTokenizer, bleu4, is_exact_match, rouge_scores
+
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+
+
+def extract(text: str, pattern: str | None) -> str | None:
+    """Return the last match of a regular expression, or its first group; the text itself without a pattern."""
+    if pattern is None:
+        return text
+    matches = list(re.finditer(pattern, text))
+    if not matches:
+        return None
+    last = matches[-1]
+    return (last[1] or "") if last.re.groups else last[0]
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text, with or without thousands separators; None if there is no number."""
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def _contains(output: str, reference: str) -> bool:
+    return reference.strip().casefold() in output.casefold()
+
+
+def _same_number(output: str, reference: str) -> bool:
+    number = last_number(output)
+    return number is not None and number == last_number(reference)
+
+
+def f1(output: str, reference: str) -> float:
+    """Return the harmonic mean of precision and recall of the words, as in SQuAD (arXiv:1606.05250)."""
+    words, right = (Counter(WordTokenizer().tokenize(text)) for text in (output, reference))
+    shared = (words & right).total()
+    return 2 * shared / max(1, words.total() + right.total())
+
+
+_SHARES: Mapping[str, Callable[[str, str], bool]] = {
+    "exact_match": is_exact_match,
+    "contains": _contains,
+    "number": _same_number,
+}
+
+
+def score_answers(metric: str, outputs: Sequence[str | None], references: Sequence[Sequence[str]]) -> Scores:
+    """Return the scores of extracted answers under one metric; a row counts with its best reference.
+
+    BLEU compares with the first reference of each row.
+
+    Args:
+        metric: name of the metric.
+        outputs: extracted answers; None where nothing was extracted, which scores 0.
+        references: right answers of each row, at least one.
+
+    Raises:
+        ValueError: a library is not installed.
+    """
+    if metric == "bleu4":
+        value = bleu4([output or "" for output in outputs], [row[0] for row in references])
+        return Scores.of_rows(CORPUS, [value])
+    pairs = [(output, text) for output, row in zip(outputs, references, strict=True) for text in row]
+    if metric in _SHARES:
+        kind, values = SHARE, [output is not None and float(_SHARES[metric](output, text)) for output, text in pairs]
+    elif metric == "f1":
+        kind, values = MEAN, [f1(output or "", text) for output, text in pairs]
+    else:
+        kind, values = MEAN, rouge_scores([output or "" for output, _ in pairs], [text for _, text in pairs])[metric]
+    scored = iter(values)
+    return Scores.of_rows(kind, [max(next(scored) for _ in row) for row in references])

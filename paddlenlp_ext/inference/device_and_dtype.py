@@ -1,0 +1,39 @@
+"""Choose the device and the dtype of a model that is loaded for prediction, merging or export."""
+
+from __future__ import annotations
+
+from paddlenlp_ext._runtime import choose_device
+from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def choose_device_or_cpu(name: str) -> None:
+    """Run on the device of `--device`; without a GPU, warn and run on the CPU instead.
+
+    Raises:
+        ValueError: see `choose_device`.
+    """
+    if name.partition(":")[0] == "gpu" and not has_gpu():
+        get_logger().warning("--device %s: no GPU is available, running on the CPU", name)
+        name = "cpu"
+    choose_device(name)
+
+
+def choose_dtype(requested: str | None, device: str) -> str:
+    """Return the dtype of the weights: the requested one, else float32 on the CPU and bfloat16 elsewhere.
+
+    The CPU computes float16 models in bfloat16, or in float32 if it has no bfloat16 arithmetic, and logs a warning.
+
+    Raises:
+        ValueError: bfloat16 was requested, and this CPU cannot multiply in it.
+    """
+    if device != "cpu":
+        return requested or "bfloat16"
+    if requested == "float16":
+        dtype = "float32" if bf16.unavailable_reason() is not None else "bfloat16"
+        get_logger("paddlenlp_ext.predict").warning("--dtype float16 is not available on the CPU, using %s", dtype)
+        return dtype
+    if requested == "bfloat16" and bf16.unavailable_reason() is not None:
+        raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.unavailable_reason()}; use float32")
+    return requested or "float32"

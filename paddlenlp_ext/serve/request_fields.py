@@ -1,0 +1,124 @@
+"""Checked access to the fields of a request; null stands for an absent field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from paddlenlp_ext.data.rows.checked_values import type_name
+from paddlenlp_ext.serve.errors import ApiError, invalid
+from paddlenlp_ext.utils.json_reader import JsonError, Location, decode_utf8, read_value
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+
+def parse_body(data: bytes) -> Fields:
+    """Return the fields of a request.
+
+    Raises:
+        ApiError: the body is not a JSON object.
+    """
+    try:
+        text = decode_utf8(data)
+        start = len(text) - len(text.lstrip(" \t\r\n"))
+        value, end = read_value(text, start)
+    except JsonError as error:
+        where = error.location(Location(None, 1, 1))
+        raise ApiError(400, f"the body is not JSON: {where}: {error}", "invalid_json") from None
+    if text[end:].strip(" \t\r\n"):
+        raise ApiError(400, "the body is not JSON: there is text after the value", "invalid_json")
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is {type_name(value)}; send a JSON object", "invalid_json")
+    return Fields(value)
+
+
+class Fields:
+    """Fields of an object; every method raises `ApiError` with the field's name if its value cannot be used."""
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = {name: value for name, value in values.items() if value is not None}
+        self._path = path
+        self._read: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        """Return the value of any type; None if it is absent."""
+        self._read.add(name)
+        return self._values.get(name)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return true or false."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong_type(name, "true or false", value)
+        return value
+
+    def integer(self, name: str, minimum: int, maximum: int) -> int | None:
+        """Return a whole number from `minimum` to `maximum`, or None."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong_type(name, "a whole number", value)
+        if not minimum <= value <= maximum:
+            raise invalid(self._path + name, f"{value} is not a whole number from {minimum} to {maximum}")
+        return value
+
+    def number(self, name: str, default: float, minimum: float, maximum: float) -> float:
+        """Return a number from `minimum` to `maximum`."""
+        value = self.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong_type(name, "a number", value)
+        if not minimum <= value <= maximum:
+            raise invalid(self._path + name, f"{value} is not a number from {minimum:g} to {maximum:g}")
+        return float(value)
+
+    def text(self, name: str) -> str | None:
+        """Return a string, or None."""
+        value = self.get(name)
+        return None if value is None else checked_text(self._path + name, value)
+
+    def object(self, name: str) -> Fields | None:
+        """Return the fields of an object, or None."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong_type(name, "an object", value)
+        return Fields(value, f"{self._path}{name}.")
+
+    def require(self, name: str, accepted: Collection[Any], remedy: str) -> None:
+        """Check that a field that has no effect is absent or has one of the `accepted` values."""
+        value = self.get(name)
+        if value is not None and value not in accepted:
+            raise invalid(self._path + name, f"the server does not support this; {remedy}")
+
+    def check_all_read(self) -> None:
+        """Check that no field is unknown."""
+        for name in self._values:
+            if name not in self._read:
+                hint = did_you_mean(name, self._read)
+                raise invalid(self._path + name[:100], f"unknown field{hint.removesuffix('.')}")
+
+    def _wrong_type(self, name: str, expected: str, value: Any) -> ApiError:
+        return invalid(self._path + name, f"the value is {type_name(value)}; send {expected}")
+
+
+def checked_text(path: str, value: Any) -> str:
+    """Return a string that can be encoded.
+
+    Raises:
+        ApiError: the value is not a string, or has an unpaired surrogate.
+    """
+    if not isinstance(value, str):
+        raise invalid(path, f"the value is {type_name(value)}; send a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise invalid(path, "the text has an unpaired surrogate (\\ud800 to \\udfff)") from None
+    return value

@@ -1,0 +1,272 @@
+"""Requests of OpenAI's interface: /v1/chat/completions and /v1/completions.
+
+Fields beyond OpenAI's have the names of other servers: `top_k`, `repetition_penalty`, `chat_template_kwargs`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.prediction_prompts import parse_prompt
+from paddlenlp_ext.data.rows.checked_values import dotted, type_name
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.logits_processors import Adjustments
+from paddlenlp_ext.serve.errors import ApiError, invalid
+from paddlenlp_ext.serve.request_fields import Fields, checked_text
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 16
+_MAX_STOP_CHARS = 1000
+_MAX_SEED = 2**63 - 1
+_MAX_BIASES = 1024
+_GREEDY_BELOW = 1e-3  # the quotient of logits and temperature would overflow
+_DEFAULT_COMPLETION_TOKENS = 16
+_IDENTIFIERS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Fields that name the request for logs of OpenAI's service."""
+_UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("service_tier", ("auto", "default"), "remove the field"),
+    ("store", (False,), "remove the field"),
+    ("response_format", ({"type": "text"},), "describe the format in the prompt"),
+    ("modalities", (["text"],), "ask for text only"),
+    ("reasoning_effort", (), "set variables of the chat template in chat_template_kwargs"),
+    ("verbosity", (), "remove the field"),
+    ("audio", (), "remove the field"),
+    ("prediction", (), "remove the field"),
+    ("web_search_options", (), "remove the field"),
+    ("functions", ([],), "use tools"),
+    ("function_call", ("auto", "none"), "use tools"),
+    ("suffix", ("",), "write the text after the answer into the prompt"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """Fields that both endpoints share.
+
+    Attributes:
+        model: name of the model.
+        max_tokens: limit of new tokens; None: as many as the context allows.
+        decoding: options of the choice of tokens, without end tokens and without a limit.
+        adjustments: changes of single logits.
+        num_answers: number of answers for each prompt.
+        stops: texts at which an answer ends.
+        stream: send the answer in parts.
+        include_usage: send the numbers of tokens at the end of a stream.
+        num_top: number of most likely tokens with log-probabilities; None: no log-probabilities.
+        echo: return the prompt before the answer; never in a chat.
+    """
+
+    model: str
+    max_tokens: int | None
+    decoding: DecodingOptions
+    adjustments: Adjustments
+    num_answers: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    num_top: int | None
+    echo: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest(GenerationRequest):
+    """Request of an answer to a conversation.
+
+    Attributes:
+        max_calls: maximum number of calls of tools in an answer; None: no limit.
+    """
+
+    conversation: Conversation
+    max_calls: int | None
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """Names of the tools that the answer may call."""
+        return frozenset(tool["function"]["name"] for tool in self.conversation.tools)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionRequest(GenerationRequest):
+    """Request of continuations of prompts, each a text or token ids."""
+
+    prompts: tuple[str | list[int], ...]
+
+
+def parse_chat(fields: Fields) -> ChatRequest:
+    """Return the request of /v1/chat/completions.
+
+    Raises:
+        ApiError: a field is missing, unknown, not supported or has an invalid value.
+    """
+    with_logprobs = fields.flag("logprobs")
+    num_top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if num_top is not None and not with_logprobs:
+        raise invalid("top_logprobs", "it needs logprobs; set logprobs to true")
+    limits = [fields.integer(name, 1, 2**31) for name in ("max_tokens", "max_completion_tokens")]
+    if None not in limits and limits[0] != limits[1]:
+        raise invalid("max_tokens", "max_completion_tokens has another value; send one of the two")
+    max_tokens = limits[0] if limits[1] is None else limits[1]
+    conversation = _conversation(fields)
+    max_calls = None if fields.flag("parallel_tool_calls", default=True) else 1
+    common = _common(fields, max_tokens=max_tokens, num_top=(num_top or 0) if with_logprobs else None)
+    return ChatRequest(conversation=conversation, max_calls=max_calls, **common)
+
+
+def parse_completion(fields: Fields, max_prompts: int) -> CompletionRequest:
+    """Return the request of /v1/completions.
+
+    Raises:
+        ApiError: a field is missing, unknown, not supported or has an invalid value, or there are too many prompts.
+    """
+    prompts, echo = _prompts(fields.get("prompt")), fields.flag("echo")
+    if len(prompts) > max_prompts:
+        raise invalid("prompt", f"there are {len(prompts)} prompts; send at most {max_prompts}")
+    max_tokens = fields.integer("max_tokens", 0, 2**31)
+    if max_tokens == 0 and not echo:
+        raise invalid("max_tokens", "0 returns nothing without echo; set echo to true, or a limit of at least 1")
+    num_top, best_of = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS), fields.integer("best_of", 1, 128)
+    common = _common(
+        fields, max_tokens=_DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens, num_top=num_top
+    )
+    if best_of not in (None, common["num_answers"]):
+        raise invalid("best_of", "the server does not support this; leave it out, or set it to n")
+    return CompletionRequest(prompts=prompts, echo=echo, **common)
+
+
+def _common(fields: Fields, **own: Any) -> dict[str, Any]:
+    """Return the arguments of `GenerationRequest`, after all other fields were read."""
+    model = fields.text("model")
+    if model is None:
+        raise ApiError(422, "model: the field is missing; send the name of a model of /v1/models", "missing", "model")
+    for name in _IDENTIFIERS:
+        fields.get(name)
+    for name, accepted, remedy in _UNSUPPORTED:
+        fields.require(name, accepted, remedy)
+    stream = fields.flag("stream")
+    stream_options = fields.object("stream_options")
+    if stream_options is not None and not stream:
+        raise invalid("stream_options", "it needs a stream; set stream to true")
+    include_usage = stream_options is not None and stream_options.flag("include_usage")
+    if stream_options is not None:
+        stream_options.flag("include_obfuscation")
+        stream_options.check_all_read()
+    arguments = {
+        "model": model,
+        "decoding": _decoding(fields),
+        "adjustments": Adjustments(
+            fields.number("frequency_penalty", 0.0, -2, 2),
+            fields.number("presence_penalty", 0.0, -2, 2),
+            _biases(fields),
+        ),
+        "num_answers": fields.integer("n", 1, 128) or 1,
+        "stops": _stops(fields.get("stop")),
+        "stream": stream,
+        "include_usage": include_usage,
+        **own,
+    }
+    fields.check_all_read()
+    return arguments
+
+
+def _decoding(fields: Fields) -> DecodingOptions:
+    temperature, seed = fields.number("temperature", 1.0, 0, 2), fields.integer("seed", 0, _MAX_SEED)
+    is_greedy = temperature < _GREEDY_BELOW
+    return DecodingOptions(
+        max_new_tokens=1,
+        decode_strategy="greedy_search" if is_greedy else "sampling",
+        temperature=1.0 if is_greedy else temperature,
+        top_p=fields.number("top_p", 1.0, 0, 1),
+        top_k=fields.integer("top_k", 0, 2**31) or 0,
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
+        seed=secrets.randbelow(2**31) if seed is None else seed,
+    )
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else value if isinstance(value, list) else [value]
+    if len(stops) > MAX_STOPS:
+        raise invalid("stop", f"there are {len(stops)} texts; send at most {MAX_STOPS}")
+    for stop in stops:
+        if not checked_text("stop", stop) or len(stop) > _MAX_STOP_CHARS:
+            raise invalid("stop", f"a text has {len(stop)} characters; send texts of 1 to {_MAX_STOP_CHARS}")
+    return tuple(stops)
+
+
+def _biases(fields: Fields) -> dict[int, float]:
+    given = fields.get("logit_bias") or {}
+    if not isinstance(given, dict) or len(given) > _MAX_BIASES:
+        raise invalid("logit_bias", f"send an object from token ids to numbers, with at most {_MAX_BIASES} entries")
+    biases = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10):
+            raise invalid("logit_bias", f"the key {key[:40]!r} is not a token id")
+        biases[int(key)] = Fields({key: value}, "logit_bias.").number(key, 0.0, -100, 100)
+    return biases
+
+
+def _conversation(fields: Fields) -> Conversation:
+    """Return the conversation to answer: its last message is not an answer."""
+    messages, tools = fields.get("messages"), fields.get("tools") or []
+    if messages is None:
+        raise ApiError(422, "messages: the field is missing; send a list of messages", "missing", "messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
+        raise invalid("messages", "send a list of at least one object with role and content")
+    last = messages[-1].get("role")
+    kind = OPENAI_ROLES.get(last) if isinstance(last, str) else None
+    if kind in (ASSISTANT, SYSTEM):
+        raise invalid(
+            f"messages.{len(messages) - 1}", f"the last message has the role {last!r}; end with a user or tool"
+        )
+    choice = fields.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise invalid("tool_choice", "the server does not force calls of tools; send auto or none")
+    row: dict[str, Any] = {"messages": [{k: v for k, v in each.items() if v is not None} for each in messages]}
+    if not isinstance(tools, list):
+        raise invalid("tools", f"the value is {type_name(tools)}; send a list")
+    if tools and choice != "none":
+        row["tools"] = tools
+    if (variables := fields.get("chat_template_kwargs")) is not None:
+        row["chat_template_kwargs"] = variables
+    _check_texts(row, "")
+    try:
+        return parse_prompt(row).conversation
+    except InvalidRowError as error:
+        path = dotted(error.path) if error.path else "messages"
+        raise invalid(path, str(error)) from None
+
+
+def _check_texts(value: Any, path: str) -> None:
+    """Check every string inside `value`; the nesting is limited by the reader of JSON."""
+    if isinstance(value, str):
+        checked_text(path, value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            checked_text(path or "a key", key)
+            _check_texts(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            _check_texts(each, f"{path}.{index}")
+
+
+def _prompts(value: Any) -> tuple[str | list[int], ...]:
+    """Return the prompts of a text, a list of texts, token ids, or a list of lists of token ids."""
+    if value is None:
+        raise ApiError(422, "prompt: the field is missing; send a text or token ids", "missing", "prompt")
+    if isinstance(value, str):
+        return (checked_text("prompt", value),)
+    if not isinstance(value, list) or not value:
+        raise invalid("prompt", "send a text, token ids, or a list of at least one of these")
+    if all(type(each) is int for each in value):
+        return (value,)
+    for index, each in enumerate(value):
+        if isinstance(each, list):
+            if not each or not all(type(token) is int for token in each):
+                raise invalid(f"prompt.{index}", "send at least one token id, each a whole number")
+        else:
+            checked_text(f"prompt.{index}", each)
+    return tuple(value)

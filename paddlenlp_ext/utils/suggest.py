@@ -1,0 +1,23 @@
+"""Suggestions for mistyped names: the nearest known name, and `did you mean` in error messages."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word closest to `word`, or None if none is as similar as `cutoff` (1.0: equal).
+
+    A known word that ends in `word` after a prefix (`use_dora` for `dora`) is preferred to any other spelling.
+    """
+    known = list(known)
+    matches = [name for name in known if name.endswith(f"_{word.lower()}")]
+    matches = matches or difflib.get_close_matches(word.lower(), known, n=1, cutoff=cutoff)
+    return matches[0] if matches else None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error message about an unknown word: `; did you mean 'x'?`, or a full stop."""
+    match = nearest(word, known)
+    return f"; did you mean {match!r}?" if match else "."

@@ -1,0 +1,156 @@
+"""Calls of tools in the text of an answer: both forms, text that is no call, and the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paddlenlp_ext.serve.app import Limits, make_app
+from paddlenlp_ext.serve.tool_call_parser import BareText, HermesText, call_form
+from tests.golden import DATA
+from tests.serve.asgi import call
+
+TOOLS = ("add", "weather")
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+WEATHER = '<tool_call>{"arguments": {"city": "K\u00f6ln </tool_call>"}, "name": "weather"}</tool_call>'
+CALLED = [("add", {"a": 1, "b": [2]}), ("weather", {"city": "K\u00f6ln </tool_call>"})]
+
+
+def read(form, text: str, size: int, **options: Any) -> tuple[str, list[tuple[str, Any]]]:
+    """Return the text and the calls of an answer that arrives in parts of `size` characters."""
+    reader = form(TOOLS, **options)
+    shown = "".join(reader.add(text[index : index + size]) for index in range(0, len(text), size))
+    rest, calls = reader.finish()
+    assert len({each.id for each in calls}) == len(calls)
+    return shown + rest, [(each.name, json.loads(each.arguments)) for each in calls]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("form", "text", "expected"),
+    [
+        (HermesText, ADD, ("", CALLED[:1])),
+        (HermesText, f"I add <numbers>.\n{ADD}\n{WEATHER}\n", ("I add <numbers>.\n", CALLED)),
+        (HermesText, f"{WEATHER} done", (" done", CALLED[1:])),
+        (BareText, '\n{"name": "add", "parameters": {"a": 1, "b": [2]}}', ("", CALLED[:1])),
+        (BareText, '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}};', ("", [("add", {})] * 2)),
+    ],
+)
+def test_call_text_of_calls_returns_them_and_the_other_text(form, text, expected, size):
+    assert read(form, text, size) == expected
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HermesText, ""),
+        (HermesText, "a < b, <tool_ca"),
+        (HermesText, ADD[:-1]),
+        (HermesText, ADD.replace("}}", "}")),
+        (HermesText, ADD.replace("[2]", "1e999")),
+        (HermesText, ADD.replace("[2]", "[" * 1500 + "]" * 1500)),
+        (HermesText, ADD.replace("add", "remove")),
+        (HermesText, ADD.replace('{"a": 1, "b": [2]}', "1")),
+        (HermesText, f"{ADD}<tool_call>[]</tool_call>"),
+        (HermesText, '{"name": "add", "parameters": {}}'),
+        (BareText, " \n"),
+        (BareText, 'Call {"name": "add", "parameters": {}}'),
+        (BareText, '{"name": "add", "parameters": {}} is the call'),
+        (BareText, '{"name": "remove", "parameters": {}}'),
+        (BareText, '{"sum": 2}'),
+    ],
+)
+def test_call_text_without_complete_calls_of_the_tools_is_unchanged(form, text, size):
+    assert read(form, text, size) == (text, [])
+
+
+def test_call_text_holds_back_only_what_may_be_a_call():
+    hermes, bare = HermesText(TOOLS), BareText(TOOLS)
+    assert [hermes.add(part) for part in ("x <", "b <tool", "_call", ">{")] == ["x ", "<b ", "", ""]
+    assert [bare.add(part) for part in (" ", "no {", '"name"')] == ["", " no {", '"name"']
+
+
+def test_call_text_returns_at_most_the_limit_of_calls():
+    assert read(HermesText, ADD + WEATHER, 9, max_calls=1) == ("", CALLED[:1])
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("qwen2_5", HermesText),
+        ("qwen3", HermesText),
+        ("smollm3", HermesText),
+        ("llama3_2", BareText),
+        ("qwen3_5", None),  # tags around XML
+        ("gemma3", None),
+        ("gptoss", None),
+    ],
+)
+def test_call_form_is_that_of_the_template(name, form):
+    template = DATA / "chat_templates" / f"{name}.jinja"
+    assert call_form(template.read_text(encoding="utf-8")) is form
+
+
+class ScriptedWorker:
+    """Worker whose answers are all the same tokens."""
+
+    def __init__(self, tokens: Sequence[int], reason: str) -> None:
+        self.tokens, self.reason = tokens, reason
+
+    def submit(self, requests) -> None:
+        """Answer at once."""
+        for request in requests:
+            is_stopped = any(request.on_token(token, None) for token in self.tokens)
+            request.on_end("stop" if is_stopped else self.reason)
+
+
+def chat(models, text: str, reason: str = "stop", **body: Any) -> Any:
+    """Return the response to a request whose answer is `text`."""
+    tools = [{"type": "function", "function": {"name": name}} for name in body.pop("names", TOOLS)]
+    worker: Any = ScriptedWorker(models.by_name["base"].tokenizer(text)["input_ids"], reason)
+    full = {"model": "base", "messages": [{"role": "user", "content": "?"}], "max_tokens": 5, "tools": tools, **body}
+    reply = asyncio.run(call(make_app(models, worker, Limits()), "/v1/chat/completions", full))
+    assert reply.status == 200, reply.json
+    return reply
+
+
+def test_chat_with_calls_returns_them_in_full_and_in_streams(models):
+    answer = f"One moment.{ADD}"
+    choice = chat(models, answer).json["choices"][0]
+    (called,) = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "One moment.")
+    assert called["type"] == "function" and called["id"].startswith("call_")
+    assert (called["function"]["name"], json.loads(called["function"]["arguments"])) == CALLED[0]
+    parts = [event["choices"][0] for event in chat(models, answer, stream=True).events]
+    assert "".join(part["delta"].get("content", "") for part in parts) == "One moment."
+    (streamed,) = [each for part in parts for each in part["delta"].get("tool_calls", ())]
+    assert (streamed["index"], streamed["function"]) == (0, called["function"])
+    assert parts[-1]["delta"] == {} and parts[-1]["finish_reason"] == "tool_calls"
+    history = [{"role": "user", "content": "?"}, choice["message"]]
+    history.append({"role": "tool", "tool_call_id": called["id"], "content": "3"})
+    assert chat(models, "Three.", messages=history, names=["add"]).json["choices"][0]["message"]["content"] == "Three."
+
+
+def test_chat_with_calls_alone_has_no_content(models):
+    message = chat(models, ADD + WEATHER, parallel_tool_calls=False).json["choices"][0]["message"]
+    assert message["content"] is None and [each["function"]["name"] for each in message["tool_calls"]] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "body"),
+    [(ADD, "stop", {"names": ()}), (ADD, "stop", {"tool_choice": "none"}), (ADD[:-3], "length", {})],
+)
+def test_chat_without_tools_or_with_a_broken_call_returns_text(models, text, reason, body):
+    choice = chat(models, text, reason, **body).json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (text, reason)
+    assert "tool_calls" not in choice["message"]
+
+
+def test_chat_with_a_stop_text_inside_a_call_returns_the_text_before_it(models):
+    choice = chat(models, ADD, stop="</tool").json["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (ADD.partition("</tool")[0], "stop")
