@@ -12,6 +12,8 @@ Shapes: B batch, S sequence, D hidden.
 
 from __future__ import annotations
 
+from typing import Any
+
 import paddle
 from paddle import nn
 
@@ -21,6 +23,9 @@ from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 
+NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
+"""Norms before and after attention, before and after feed-forward; `DecodeLayer` in api.h has the same fields."""
+
 
 class DecoderLayer(nn.Layer):
     """Base of the decoder layers: attention and feed-forward, each added to the residual stream.
@@ -28,10 +33,12 @@ class DecoderLayer(nn.Layer):
     Attributes:
         hidden_size: D.
         residual_multiplier: factor of what attention and feed-forward add.
+        norm_names: role of each norm, one of `NORM_ROLES` -> attribute that holds it.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__()
+        self.norm_names: dict[str, str] = {}
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
         self.self_attn = config.attention(layer_index)
         self.mlp = config.feed_forward(layer_index)
@@ -39,6 +46,10 @@ class DecoderLayer(nn.Layer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
         raise NotImplementedError
+
+    def norms_by_role(self) -> dict[str, Any]:
+        """Return the norms that `norm_names` lists, or the layers that an adapter has put in their place."""
+        return {role: getattr(self, name) for role, name in self.norm_names.items()}
 
     def norms(self) -> list[nn.Layer]:
         """Return the norms of hidden states, without those inside attention."""
@@ -60,6 +71,7 @@ class PreNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
+        self.norm_names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
         self.input_layernorm = config.rms_norm()
         self.post_attention_layernorm = config.rms_norm()
 
@@ -74,6 +86,10 @@ class PostNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
+        self.norm_names = {
+            "attention_out_norm": "post_attention_layernorm",
+            "mlp_out_norm": "post_feedforward_layernorm",
+        }
         self.post_attention_layernorm = config.rms_norm()
         self.post_feedforward_layernorm = config.rms_norm()
 
@@ -87,12 +103,12 @@ class SandwichLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.norm_names = config.sandwich_norms
-        for name in self.norm_names:
+        self.norm_names = dict(zip(NORM_ROLES, config.sandwich_norms, strict=True))
+        for name in config.sandwich_norms:
             setattr(self, name, config.rms_norm())
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        before_attention, after_attention, before_mlp, after_mlp = (getattr(self, name) for name in self.norm_names)
+        before_attention, after_attention, before_mlp, after_mlp = self.norms_by_role().values()
         attended_BSD = after_attention(self._attend(before_attention(x_BSD), inputs))
         x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
         return x_BSD + after_mlp(self._feed_forward(normed_BSD))
@@ -103,6 +119,7 @@ class ParallelLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
+        self.norm_names = {"attention_norm": "input_layernorm"}
         self.input_layernorm = LayerNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

@@ -31,11 +31,8 @@ def smoothing_mappings(layer: DecoderLayer) -> list[Feed]:
     readers = tuple(f"{_ATTENTION}.{name}" for name in attention.input_names)
     inner = () if isinstance(mlp, MixtureOfExperts) else (f"{_MLP}.gate_proj", f"{_MLP}.up_proj")
     feeds = []
-    if isinstance(layer, PreNormLayer):
-        feeds = [Feed("input_layernorm", readers), Feed("post_attention_layernorm", inner)]
-    elif isinstance(layer, SandwichLayer):
-        before_attention, _, before_mlp, _ = layer.norm_names
-        feeds = [Feed(before_attention, readers), Feed(before_mlp, inner)]
+    if isinstance(layer, PreNormLayer | SandwichLayer):
+        feeds = [Feed(layer.norm_names["attention_norm"], readers), Feed(layer.norm_names["mlp_norm"], inner)]
     elif isinstance(layer, ParallelLayer) and inner:
         feeds = [Feed("input_layernorm", (*readers, *inner))]
     if isinstance(attention, Attention):

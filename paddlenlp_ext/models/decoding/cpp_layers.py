@@ -1,9 +1,9 @@
-"""Decoding step of several layers in one C++ call (csrc/decode_layers.cpp), equal to running them one by one.
+"""Decoding step of several decoder layers in one C++ call (csrc/decode_layers.cpp).
 
-A step of a small model has some 400 ops, and calling an op takes as long as running it. Layers with an adapter or a
-hook, with experts or with latent attention run op by op, and so do all layers on other devices.
+A step of a small model has about 400 ops, and calling an op takes as long as running it. The C++ call computes the same
+hidden states as the layers one by one. eligibility.py says which layers can run in C++.
 
-Shapes: B batch, S new positions, D hidden.
+Shapes: B batch, S new positions, D hidden, R rotated channels.
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, prepared
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
-from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention.cache import ReservingCache
 from paddlenlp_ext.ops.attention.decode import ReservedPositions
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.gates import geglu, swiglu
+from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.quantized.cpu import packed_struct
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-from paddlenlp_ext.paddle_compat import has_forward_hooks
-from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
-from paddlenlp_ext.utils.logging import get_logger
 
 _NO_WINDOW = 1 << 40  # more positions than a cache has
 
@@ -42,58 +38,12 @@ def run_cpp_layers(
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
     cache = inputs.cache
-    if not isinstance(cache, ReservingCache) or not cache.has_positions:
+    num_positions = x_BSD.shape[0] * x_BSD.shape[1]
+    if not fits_cpp(cache, num_positions) or not is_plain(inputs) or library.usable(x_BSD) is not None:
         return None
-    if x_BSD.shape[0] * x_BSD.shape[1] > SMALL_BATCH_ROWS or inputs.adapter_inputs is not None:
-        return None
-    if paddle.is_grad_enabled() or library.usable(x_BSD) is not None:
-        return None
-    step = cache.derived((CppLayers, start, stop), lambda: _prepare([*layers][start:stop]))
+    key = CppLayers, start, stop
+    step = prepared(cache, key, lambda: [*layers][start:stop], layers_reason, CppLayers, "C++ layers")
     return None if step is None else step(x_BSD, inputs.rotations, cache)
-
-
-def _prepare(layers: Sequence[Any]) -> CppLayers | None:
-    reason = next((reason for reason in map(unavailable_reason, layers) if reason is not None), None)
-    if reason is not None:
-        get_logger(__name__).debug("decoding runs layer by layer: %s", reason)
-        return None
-    return CppLayers(layers)
-
-
-def unavailable_reason(layer: Any) -> str | None:
-    """Return why a decoder layer cannot run in C++, or None if it can."""
-    if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
-        return f"{type(layer).__name__} has no C++ step"
-    attention, mlp = layer.self_attn, layer.mlp
-    if type(attention) is not Attention or attention.slopes_N is not None:
-        return "only attention without latents and linear biases has a C++ step"
-    if attention.qk_norm is not None and not attention.qk_norm.per_head:
-        return "norms over all heads have no C++ step"
-    if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
-        return "a residual multiplier before a norm has no C++ step"
-    if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
-        return f"{type(mlp).__name__} has no C++ step"
-    for part in layer.sublayers(include_self=True):
-        if has_forward_hooks(part):
-            return f"{type(part).__name__} has hooks"
-    norms = [getattr(layer, name) for name in norm_names(layer).values()]
-    reasons = (part_reason(part) for part in (*attention.children(), *mlp.children(), *norms))
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def part_reason(part: Any) -> str | None:
-    """Return why a linear layer or norm cannot run in C++, or None if it can."""
-    if type(part) is RMSNorm:
-        return None if part.shards is None and part.weight.dtype == paddle.float32 else "a norm is sharded or rounded"
-    if type(part) not in (Linear, QuantizedLinear):
-        return f"{type(part).__name__} has no C++ step"
-    if part.bias is not None and part.bias.dtype != paddle.float32:
-        return f"a bias is in {part.bias.dtype}"
-    if type(part) is QuantizedLinear:
-        return None if part.stored.is_plain else "a weight has zero points or reordered columns"
-    if part.weight.dtype == paddle.bfloat16:
-        return bf16.unavailable_reason()
-    return None if part.weight.dtype == paddle.float32 else f"a weight is in {part.weight.dtype}"
 
 
 class CppLayers:
@@ -194,8 +144,8 @@ class CppLayers:
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
-        for field, name in norm_names(layer).items():
-            setattr(to, field, self.norm(getattr(layer, name)))
+        for role, norm in layer.norms_by_role().items():
+            setattr(to, role, self.norm(norm))
         for field, linear in (
             *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
             *(("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)),
@@ -210,18 +160,3 @@ class CppLayers:
             to.sinks = library.pointer(sinks)
         to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
         to.window = _NO_WINDOW if attention.window is None else attention.window
-
-
-_NORMS: dict[type[nn.Layer], dict[str, str]] = {
-    PreNormLayer: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    PostNormLayer: {"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"},
-}
-"""Field of the DecodeLayer struct -> norm of the layer."""
-
-
-def norm_names(layer: PreNormLayer | SandwichLayer | PostNormLayer) -> dict[str, str]:
-    """Return the names of a layer's norms by the fields of the DecodeLayer struct."""
-    if isinstance(layer, SandwichLayer):
-        fields = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-        return dict(zip(fields, layer.norm_names, strict=True))
-    return _NORMS[type(layer)]

@@ -4,7 +4,7 @@ Between two steps the weights displace everything else from the caches of a proc
 Paddle takes 20 to 100 times as long as in a loop: a step of SmolLM2 spent 1.3 ms on them. All arguments are therefore
 memory that is set up once, and a step writes only its tokens and the slots of its new positions.
 
-A model with an adapter, with a soft-cap of the logits, or with layers that have no C++ step takes separate calls.
+eligibility.py says which models can run in one call.
 
 Shapes: B batch, S new positions, V vocabulary.
 """
@@ -12,25 +12,20 @@ Shapes: B batch, S new positions, V vocabulary.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
+from functools import partial
 from operator import sub
 from typing import Any
 
 import numpy as np
 import paddle
 
-from paddlenlp_ext.models.decoding.cpp_layers import CppLayers, part_reason, unavailable_reason
-from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.models.decoding.cpp_layers import CppLayers
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, model_reason, prepared
 from paddlenlp_ext.ops.attention.cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
-from paddlenlp_ext.paddle_compat import has_forward_hooks
-from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
@@ -44,46 +39,10 @@ def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValu
     Raises:
         ValueError: a token is not in the vocabulary.
     """
-    if not isinstance(cache, ReservingCache) or not cache.has_positions:
+    if not fits_cpp(cache, len(tokens_BS) * len(tokens_BS[0])):
         return None
-    if len(tokens_BS) * len(tokens_BS[0]) > SMALL_BATCH_ROWS:
-        return None
-    step = cache.derived(CppModel, lambda: _prepare(model))
+    step = prepared(cache, CppModel, lambda: model, model_reason, CppModel, "a C++ model")
     return None if step is None else step(tokens_BS, cache)
-
-
-def _prepare(model: Any) -> CppModel | None:
-    reason = _unavailable_reason(model)
-    if reason is not None:
-        get_logger(__name__).debug("decoding takes several calls a step: %s", reason)
-        return None
-    return CppModel(model)
-
-
-def _unavailable_reason(model: Any) -> str | None:
-    """Return why a model cannot run in one C++ call, or None if it can."""
-    decoder, lm_head = model.model, model.lm_head
-    embedding, norm = decoder.embed_tokens, decoder.norm
-    if decoder.stage is not None or model.vocab_parallel is not None:
-        return "the model is distributed over processes"
-    if model.config.logit_softcap is not None:
-        return "a soft-cap of the logits has no C++ step"
-    if type(embedding) is not Embedding or type(norm) is not RMSNorm or type(lm_head) not in (Linear, type(None)):
-        return "embedding, norm or lm_head has another layer in its place"
-    matrix = embedding if lm_head is None else lm_head
-    for part in (model, decoder, embedding, norm, matrix):
-        if has_forward_hooks(part):
-            return f"{type(part).__name__} has hooks"
-    dtypes = {embedding.weight.dtype, matrix.weight.dtype}
-    if not dtypes <= {paddle.float32, paddle.bfloat16}:
-        return f"embedding or lm_head is in {' or '.join(map(str, dtypes))}"
-    reasons = (
-        on_cpu(norm.weight),
-        library.unavailable_reason(),
-        part_reason(norm),
-        *map(unavailable_reason, decoder.layers),
-    )
-    return next((reason for reason in reasons if reason is not None), None)
 
 
 class CppModel:
@@ -120,7 +79,7 @@ class CppModel:
         self._ids = (ctypes.c_int64 * SMALL_BATCH_ROWS)()
         self._logits = np.empty(SMALL_BATCH_ROWS * self._vocab_size, np.float32)
         self._kept = model, head_VD, table_VD
-        self._run = functools.partial(
+        self._run = partial(
             library.function("decode_tokens"),
             ctypes.byref(self._model),
             *self._layers.arguments,

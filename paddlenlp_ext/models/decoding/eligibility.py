@@ -1,0 +1,187 @@
+"""Eligibility for the decoding steps of this folder.
+
+| step | forward pass | model or layers |
+| --- | --- | --- |
+| C++ model (cpp_model.py) | `fits_cpp` | `model_reason`: all layers, embedding, final norm and lm_head |
+| C++ layers (cpp_layers.py) | `fits_cpp`, `is_plain` | `layers_reason`: each layer |
+| fused norms (fused_norms.py) | `fits_fused_norms`, `is_plain` | `fused_norms_reason`: one of the blocks |
+
+The forward pass is checked at each step. The layers are checked once for each cache, and `prepared` logs at DEBUG why a
+step is unavailable. The decoder then runs its layers one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeGuard, TypeVar
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.embedding import Embedding
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.attention.cache import KeyValueCache, ReservingCache
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.dispatch import on_cpu
+from paddlenlp_ext.ops.gates import geglu, swiglu
+from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
+from paddlenlp_ext.ops.norm_linear import norm_linear_op
+from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
+from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
+from paddlenlp_ext.paddle_compat import has_forward_hooks
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
+from paddlenlp_ext.utils.logging import get_logger
+
+S = TypeVar("S")
+T = TypeVar("T")
+_NORM_READERS: dict[type[nn.Layer], tuple[str, ...]] = {
+    Attention: ("q_proj", "k_proj", "v_proj"),
+    FeedForward: ("gate_proj", "up_proj"),
+}
+"""Block -> the linear layers that read the output of the norm before it."""
+
+
+def prepared(
+    cache: KeyValueCache,
+    key: Hashable,
+    target: Callable[[], S],
+    reason: Callable[[S], str | None],
+    make: Callable[[S], T],
+    name: str,
+) -> T | None:
+    """Return the step for a model or for layers, made once for each cache; None if it is unavailable.
+
+    Args:
+        cache: the cache that stores the step.
+        key: key of the step in the cache.
+        target: function that returns the model or the layers.
+        reason: function from the target to the reason why the step is unavailable, or None.
+        make: function from the target to the step.
+        name: name of the step in the log.
+    """
+
+    def prepare() -> T | None:
+        found = target()
+        unavailable_reason = reason(found)
+        if unavailable_reason is None:
+            return make(found)
+        get_logger(__name__).debug("decoding runs without %s: %s", name, unavailable_reason)
+        return None
+
+    return cache.derived(key, prepare)
+
+
+def fits_cpp(cache: KeyValueCache | None, num_positions: int) -> TypeGuard[ReservingCache]:
+    """Return whether a pass over `num_positions` new positions of all rows can run in C++."""
+    return isinstance(cache, ReservingCache) and cache.has_positions and num_positions <= SMALL_BATCH_ROWS
+
+
+def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: paddle.Tensor) -> TypeGuard[KeyValueCache]:
+    """Return whether a pass over `num_positions` new positions of all rows can run with fused norms."""
+    is_available = norm_linear_op.choose(x_BSD) is not norm_linear_reference
+    return is_available and cache is not None and num_positions <= MOST_POSITIONS
+
+
+def is_plain(inputs: AttentionInputs) -> bool:
+    """Return whether a pass has neither gradients nor inputs of an adapter."""
+    return inputs.adapter_inputs is None and not paddle.is_grad_enabled()
+
+
+def model_reason(model: Any) -> str | None:
+    """Return why a `CausalLM` cannot run in one C++ call, or None if it can."""
+    decoder, lm_head = model.model, model.lm_head
+    embedding, norm = decoder.embed_tokens, decoder.norm
+    if decoder.stage is not None or model.vocab_parallel is not None:
+        return "the model is distributed over processes"
+    if model.config.logit_softcap is not None:
+        return "a soft-cap of the logits has no C++ step"
+    if type(embedding) is not Embedding or type(norm) is not RMSNorm or type(lm_head) not in (Linear, type(None)):
+        return "embedding, final norm or lm_head has an adapter or is of another type"
+    matrix = embedding if lm_head is None else lm_head
+    dtypes = {embedding.weight.dtype, matrix.weight.dtype}
+    if not dtypes <= {paddle.float32, paddle.bfloat16}:
+        return f"embedding or lm_head is in {' or '.join(map(str, dtypes))}"
+    return (
+        _hook_reason((model, decoder, embedding, norm, matrix))
+        or on_cpu(norm.weight)
+        or library.unavailable_reason()
+        or _norm_reason(norm)
+        or layers_reason(decoder.layers)
+    )
+
+
+def layers_reason(layers: Iterable[Any]) -> str | None:
+    """Return why some decoder layers cannot run in C++, or None if all can."""
+    return next((reason for reason in map(_layer_reason, layers) if reason is not None), None)
+
+
+def _layer_reason(layer: Any) -> str | None:
+    if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
+        return f"{type(layer).__name__} has no C++ step"
+    attention, mlp = layer.self_attn, layer.mlp
+    if type(attention) is not Attention or attention.slopes_N is not None:
+        return "latent attention and ALiBi have no C++ step"
+    if attention.qk_norm is not None and not attention.qk_norm.per_head:
+        return "norms over all heads have no C++ step"
+    if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
+        return "a residual multiplier before a norm has no C++ step"
+    if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
+        return f"{type(mlp).__name__} has no C++ step"
+    sublayers = (*attention.children(), *mlp.children(), *layer.norms_by_role().values())
+    reasons = (_norm_reason(each) if type(each) is RMSNorm else _linear_reason(each) for each in sublayers)
+    return _hook_reason(layer.sublayers(include_self=True)) or next(filter(None, reasons), None)
+
+
+def _hook_reason(layers: Sequence[nn.Layer]) -> str | None:
+    return next((f"{type(layer).__name__} has hooks" for layer in layers if has_forward_hooks(layer)), None)
+
+
+def _norm_reason(norm: RMSNorm) -> str | None:
+    return None if norm.shards is None and norm.weight.dtype == paddle.float32 else "a norm is sharded or not float32"
+
+
+def _linear_reason(layer: Any) -> str | None:
+    if type(layer) not in (Linear, QuantizedLinear):
+        return f"{type(layer).__name__} has no C++ step"
+    if layer.bias is not None and layer.bias.dtype != paddle.float32:
+        return f"a bias is in {layer.bias.dtype}"
+    if type(layer) is QuantizedLinear:
+        return None if layer.stored.is_plain else "a weight has zero points or reordered columns"
+    if layer.weight.dtype == paddle.bfloat16:
+        return bf16.unavailable_reason()
+    return None if layer.weight.dtype == paddle.float32 else f"a weight is in {layer.weight.dtype}"
+
+
+def block_reason(block: Any, norm: Any) -> str | None:
+    """Return why the norm before an attention or feed-forward block cannot be fused, or None if it can."""
+    readers = norm_readers(block)
+    if not readers:
+        return f"{type(block).__name__} has no fused norm"
+    if not all(type(each) is QuantizedLinear for each in readers):
+        return "a linear layer that reads the norm is dense or has an adapter"
+    if type(norm) is not RMSNorm or norm.shards is not None:
+        return "the norm is not an RMSNorm, or is sharded"
+    return _hook_reason((block, norm, *readers))
+
+
+def fused_norms_reason(layers: Iterable[Any]) -> str | None:
+    """Return why no norm of some decoder layers can be fused, or None if one can."""
+    reasons = [block_reason(block, norm) for layer in layers for block, norm in normed_blocks(layer)]
+    return None if None in reasons else next(iter(reasons), "no layer has a norm before attention and feed-forward")
+
+
+def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
+    """Return attention and feed-forward of a layer, each with the norm before it; [] for a layer that runs as it is."""
+    if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
+        return []
+    norms = layer.norms_by_role()
+    return [(layer.self_attn, norms["attention_norm"]), (layer.mlp, norms["mlp_norm"])]
+
+
+def norm_readers(block: Any) -> list[Any]:
+    """Return the linear layers of a block that read the output of the norm before it."""
+    return [getattr(block, name) for name in _NORM_READERS.get(type(block), ())]
