@@ -25,7 +25,7 @@ from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.packing import PackingPlan
 
 SHAPES = {

@@ -29,7 +29,7 @@ from benchmarks.measure import environment
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.causal_lm import CausalLM

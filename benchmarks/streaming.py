@@ -44,7 +44,7 @@ configure_runtime()  # before Paddle is imported
 
 from benchmarks.measure import report
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
 from paddlenlp_ext.data.dataset import load_dataset, row_encoder
 from paddlenlp_ext.data.readers.dataset_files import open_splits

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data import dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification, load_for_task
 from paddlenlp_ext.peft.merge import merge_adapter as merge

@@ -15,8 +15,8 @@ from rich.table import Table
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
-from paddlenlp_ext.config.preference import PreferenceConfig
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.models.auto import build_skeleton

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.config.settings import read_file
+from paddlenlp_ext.config.json_settings import read_file
 
 _USAGE = "finetune_generation.py --config CONFIG.json [--lora LORA.json | --q_lora LORA.json] [--key value ...]"
 _FORMAT_KEY, _QLORA_FORMAT = "weight_quantize_algo", "nf4"

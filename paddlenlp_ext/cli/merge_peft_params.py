@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
-from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.utils.logging import get_logger
 
 _COMPAT = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
-from paddlenlp_ext.config.paddlenlp_compat import CompatKey
+from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.inference.arguments import NO_VALUE, QUANT_TYPES, ModelArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process

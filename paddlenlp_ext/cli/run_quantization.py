@@ -12,8 +12,8 @@ import numpy as np
 from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
 from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.config import RunConfig, load_run_config
-from paddlenlp_ext.config.ptq import PTQConfig
 from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
+from paddlenlp_ext.config.sections.ptq import PTQConfig
 from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.files import write_companions

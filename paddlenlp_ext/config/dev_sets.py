@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.config.metrics import METRICS
-from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.metric_names import METRICS
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 
 
 @dataclass(frozen=True)

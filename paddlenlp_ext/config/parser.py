@@ -12,16 +12,18 @@ from dataclasses import replace
 from os.path import expanduser
 from typing import Any
 
-from paddlenlp_ext.config.adjustments import adjust
 from paddlenlp_ext.config.command_line import print_help, read_command_line
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
-from paddlenlp_ext.config.keys import KnownKeys, known_keys
+from paddlenlp_ext.config.implied_keys import adjust
+from paddlenlp_ext.config.json_settings import Setting, read_file
+from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
+from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
-from paddlenlp_ext.config.sections import DataConfig, PrecisionConfig
-from paddlenlp_ext.config.settings import ParseState, Setting, read_file
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.ptq import check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice

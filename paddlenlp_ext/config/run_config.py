@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.config.command import CommandConfig
 from paddlenlp_ext.config.options import Option, options_of
-from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.config.ptq import PTQConfig
-from paddlenlp_ext.config.reward import RewardConfig
-from paddlenlp_ext.config.safety import SafetyConfig
-from paddlenlp_ext.config.sections import (
-    DataConfig,
-    GenerationConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    PrecisionConfig,
-)
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.command import CommandConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections.ptq import PTQConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
+from paddlenlp_ext.config.sections.safety import SafetyConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

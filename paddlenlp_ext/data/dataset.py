@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import BUILTIN_NAMES, dataset_names, open_splits
 from paddlenlp_ext.data.rows.errors import DataError

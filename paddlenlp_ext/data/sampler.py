@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.mixture import MixedDataset
 from paddlenlp_ext.data.packing import PackingPlan, attention_cost

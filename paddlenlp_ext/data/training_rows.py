@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, choose_template, load_dataset, row_encoder
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split

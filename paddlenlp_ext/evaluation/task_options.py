@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paddlenlp_ext.config.errors import ConfigError
-from paddlenlp_ext.config.keys import program_options
+from paddlenlp_ext.config.json_settings import read_file
+from paddlenlp_ext.config.known_keys import program_options
+from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
-from paddlenlp_ext.config.settings import ParseState, read_file
 from paddlenlp_ext.utils.json_reader import Location
 
 MULTIPLE_CHOICE, GENERATION, PERPLEXITY = "multiple_choice", "generation", "perplexity"

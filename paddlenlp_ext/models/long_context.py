@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.rope import (
     ALIBI,

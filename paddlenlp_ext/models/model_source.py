@@ -22,7 +22,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.long_context import context_overrides

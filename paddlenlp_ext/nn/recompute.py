@@ -23,7 +23,7 @@ from paddle.autograd import PyLayer, saved_tensors_hooks
 from paddle.distributed.fleet.utils import recompute
 
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.nn.activation_offload import OffloadedTensor, offload
 from paddlenlp_ext.ops.cpu.bf16 import capture_precision
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.config.preference import WITHOUT_REFERENCE, PreferenceConfig
+from paddlenlp_ext.config.sections.preference import WITHOUT_REFERENCE, PreferenceConfig
 
 LEAST_DOUBT = 1e-6
 """Least -log of a probability whose odds are computed: the odds of a certain answer would be infinite."""

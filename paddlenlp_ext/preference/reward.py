@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 
 NUM_SUMS = 7
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS
+from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS
 from paddlenlp_ext.utils.layer_name_patterns import matches, matching
 from paddlenlp_ext.utils.suggest import did_you_mean
 

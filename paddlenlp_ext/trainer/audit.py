@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
-from paddlenlp_ext.config.preference import PreferenceDataConfig
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
 from paddlenlp_ext.data.audit.html_page import render_page
 from paddlenlp_ext.data.audit.lost_targets import check_losses

@@ -12,8 +12,8 @@ from paddlenlp_ext._runtime import release_freed_memory
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
-from paddlenlp_ext.config.preference import PreferenceDataConfig
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options
 from paddlenlp_ext.data.preference.dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.reward import load_reward_dataset

@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.config.dev_sets import best_metric
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import Pack, PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 
 Schedule = Callable[[int], float]
 """Function from the number of optimizer steps already made to the learning rate of the next step."""

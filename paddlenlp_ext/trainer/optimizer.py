@@ -15,7 +15,8 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext import paddle_compat
-from paddlenlp_ext.config.sections import OptimConfig, PrecisionConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
 from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 
-from paddlenlp_ext.config.metrics import METRICS
+from paddlenlp_ext.config.metric_names import METRICS
 
 ComputeMetrics = Callable[[list[dict[str, str]]], Mapping[str, float]]
 _NAME = re.compile(r"[\w.-]+")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.config.safety import SafetyConfig
+from paddlenlp_ext.config.sections.safety import SafetyConfig
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.trainer.loss_scale import LossScale
 from paddlenlp_ext.trainer.output_dir import BAD_STEPS_FILE

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.load_balancing_loss import imbalance

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.config import PeftConfig

@@ -11,7 +11,7 @@ from rich.console import Console
 from paddlenlp_ext.cli import dry_run
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import load_data

@@ -17,8 +17,8 @@ from paddlenlp_ext.cli import run_quantization as cli
 from paddlenlp_ext.cli.run_quantization import options_of_section, run_quantization
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.errors import ConfigError
-from paddlenlp_ext.config.ptq import PTQConfig
 from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
+from paddlenlp_ext.config.sections.ptq import PTQConfig
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
 from paddlenlp_ext.quantization.quantize_model import quantized_layers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paddlenlp_ext.config import ConfigError, Problem, RunConfig, load_run_config, option
-from paddlenlp_ext.config.keys import KnownKeys, known_keys
+from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz_"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.config.dev_sets import best_metric, dev_sets
-from paddlenlp_ext.config.sections import DataConfig
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 TWO = {"eval_dataset_path": {"math": "a.jsonl", "math_hard": "b.jsonl"}, "do_eval": True}

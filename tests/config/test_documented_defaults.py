@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.config.keys import known_keys
+from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script
 from tests.config.documented_defaults import ARGUMENT_CLASSES, FINE_TUNING_PAGE

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
-from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 
 
 @pytest.mark.parametrize(

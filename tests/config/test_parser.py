@@ -240,7 +240,7 @@ def test_help_lists_every_key_and_exits_with_0(capsys):
         load_run_config(["--help"], METHODS)
     assert stop.value.code == 0
     text = capsys.readouterr().out
-    from paddlenlp_ext.config.keys import known_keys
+    from paddlenlp_ext.config.known_keys import known_keys
 
     assert all(f"--{spelling}" in text for spelling in known_keys(METHODS).keys)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from tests.data.tiny_tokenizers import make_tokenizer
 
 

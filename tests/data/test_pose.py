@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.pose import PositionSkips
 from tests.common.training import VOCABULARY, Rows

@@ -12,8 +12,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.long_sequence import STRATEGY_NAMES
-from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.config.sections.model import STRATEGY_NAMES, ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig

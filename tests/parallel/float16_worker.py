@@ -10,7 +10,7 @@ from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.trainer import build
 from tests.common.float16 import OverflowingGradients
 from tests.common.parallel import Case, run_case

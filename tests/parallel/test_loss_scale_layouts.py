@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.trainer import build
 from tests.common.float16 import OverflowingGradients
 from tests.common.parallel import Case, assert_same_run, logs, outcome, run_case, start, write_model

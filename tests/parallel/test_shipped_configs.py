@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config.parallel_degrees import complete_degrees
-from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from tests.common.parallel import Case, logs, start, write_model
 from tests.common.scripts import LLM
 

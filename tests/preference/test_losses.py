@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.preference import LOSS_TYPES, PreferenceConfig
+from paddlenlp_ext.config.sections.preference import LOSS_TYPES, PreferenceConfig
 from paddlenlp_ext.preference.losses import PAIR_LOSSES, PairLoss, kto_baseline, kto_loss, pair_loss
 from tests.golden import DATA
 from tests.golden.cases.preference_cases import (

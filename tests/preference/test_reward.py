@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.preference.reward import reward_losses, reward_metrics, reward_sums
 
 REWARDS = np.array([0.5, -1.0, 2.0, 2.5, -40.0, 60.0], np.float32)

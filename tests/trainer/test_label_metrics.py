@@ -7,7 +7,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from paddlenlp_ext.config.metrics import LABEL_METRICS
+from paddlenlp_ext.config.metric_names import LABEL_METRICS
 from paddlenlp_ext.trainer.label_metrics import label_report
 
 REFERENCES = ["gold", "gold", "gold", "gold", "ship", "ship", "ship", "tin", "tin", "earn"]

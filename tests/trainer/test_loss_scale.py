@@ -8,7 +8,7 @@ import logging
 import numpy as np
 import pytest
 
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.loss_scale import LossScale, ScalingRule
 from paddlenlp_ext.trainer.objective import CrossEntropy

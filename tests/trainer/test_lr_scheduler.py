@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 

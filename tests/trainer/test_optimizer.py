@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.optimizer import (

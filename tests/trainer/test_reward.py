@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.data.preference.reward import ScoredPair
 from paddlenlp_ext.data.preference.reward_collate import collate_scored_pairs
 from paddlenlp_ext.models.decoder_config import DecoderConfig

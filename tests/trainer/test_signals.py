@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.config.safety import parse_time
+from paddlenlp_ext.config.sections.safety import parse_time
 from paddlenlp_ext.trainer import checkpoint_saver, time_limit
 from paddlenlp_ext.trainer import signals as signals_module
 from paddlenlp_ext.trainer.callbacks import Callback

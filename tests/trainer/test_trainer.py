@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.config.sections import PrecisionConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.trainer.callbacks import Callback
 from paddlenlp_ext.trainer.optimizer import global_norm, trainable_parameters
 from paddlenlp_ext.trainer.optimizer_state import optimizer_state

@@ -16,7 +16,7 @@ from paddlenlp_ext.api import AutoPeftModelForCausalLM, merge_adapter
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.config.sections import ModelConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.methods.ia3 import IA3Config

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.long_sequence import LONG_SEQUENCE_STRATEGIES
-from paddlenlp_ext.config.sections import DataConfig, ModelConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.model import LONG_SEQUENCE_STRATEGIES, ModelConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 rules = Rules()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
+from paddlenlp_ext.config.paddlenlp_flags import COMPAT_FLAGS
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees, nearest_degrees
-from paddlenlp_ext.config.sections import OptimConfig, ParallelConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 from paddlenlp_ext.utils.distributed_env import world_size
 

@@ -8,8 +8,9 @@ from typing import Any
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.options import options_of
-from paddlenlp_ext.config.sections import BLOCKWISE_ALGORITHMS, ModelConfig, PrecisionConfig
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS, ModelConfig
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 
 training_rules = Rules()

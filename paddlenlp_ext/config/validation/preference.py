@@ -6,11 +6,12 @@ from collections.abc import Collection
 
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.metrics import PREFERENCE_METRICS, REWARD_METRICS
+from paddlenlp_ext.config.metric_names import PREFERENCE_METRICS, REWARD_METRICS
 from paddlenlp_ext.config.options import options_of
-from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.config.sections import DataConfig, GenerationConfig
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 row_rules = Rules()

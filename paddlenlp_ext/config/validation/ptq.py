@@ -8,8 +8,8 @@ from typing import Any
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS
-from paddlenlp_ext.config.ptq import PTQConfig
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.ptq import PTQConfig
 
 _USED = frozenset(
     {

@@ -7,12 +7,16 @@ from typing import Any
 
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names, dev_sets
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.metrics import GENERATION_METRICS, LABEL_METRICS
+from paddlenlp_ext.config.metric_names import GENERATION_METRICS, LABEL_METRICS
 from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
-from paddlenlp_ext.config.safety import SafetyConfig
-from paddlenlp_ext.config.sections import DataConfig, GenerationConfig, ModelConfig, OptimConfig, ParallelConfig
-from paddlenlp_ext.config.train import REPORTERS, TrainConfig
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.model import ModelConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
+from paddlenlp_ext.config.sections.safety import SafetyConfig
+from paddlenlp_ext.config.sections.train import REPORTERS, TrainConfig
 from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 

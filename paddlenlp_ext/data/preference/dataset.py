@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, cache_dir, log_stats, template_options, tokenize
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder
 from paddlenlp_ext.data.preference.types import EncodedPreference

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.config.preference import PreferenceDataConfig
-from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.data.preference.dataset import PreferenceDataset, load_pairs
 from paddlenlp_ext.data.preference.encode import PreferenceEncoder, TokenizedPreference
 from paddlenlp_ext.data.preference.rows import FORMATS, Answer, parse_preference, unknown_preference_fields

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
 from paddlenlp_ext.data.preference.reward import RewardDataset, ScoredPair
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.train import TrainConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.sharding_spec import full_shape
 from paddlenlp_ext.trainer.callbacks import Callback

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.parallel_degrees import Degrees
-from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate

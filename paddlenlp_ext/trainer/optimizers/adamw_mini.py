@@ -22,7 +22,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding

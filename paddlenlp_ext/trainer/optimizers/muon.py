@@ -23,7 +23,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.config.sections import OptimConfig
+from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.sharding_spec import Shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
+from paddlenlp_ext.config.paddlenlp_flags import COMPAT_FLAGS
 from paddlenlp_ext.config.validation import precision
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, load, problems, write

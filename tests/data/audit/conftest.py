@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.preference import PreferenceDataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
 from paddlenlp_ext.data.dataset import choose_template, row_encoder
 from paddlenlp_ext.data.preference.dataset import PreferenceDataset, open_pairs

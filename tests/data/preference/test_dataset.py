@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paddlenlp_ext.config.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import dataset as dataset_module
 from paddlenlp_ext.data.preference.collate import build_preference_collate

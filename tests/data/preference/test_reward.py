@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from paddlenlp_ext.config.preference import PreferenceDataConfig
-from paddlenlp_ext.config.reward import RewardConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.data.preference.reward import ScoredPair, ScoringEncoder, load_reward_dataset
 from paddlenlp_ext.data.preference.reward_collate import build_reward_collate, collate_scored_pairs
 from paddlenlp_ext.data.rows.errors import DataError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
-from paddlenlp_ext.config.keys import known_keys
+from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.config import ConfigError, load_run_config
-from paddlenlp_ext.config.keys import known_keys
+from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.registry import peft_methods
 

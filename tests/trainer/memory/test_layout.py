@@ -8,7 +8,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config.parallel_degrees import Degrees
-from paddlenlp_ext.config.sections import ParallelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.config import ConfigError, RunConfig, load_run_config
-from paddlenlp_ext.config.keys import known_keys
+from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.config.parser import run_config_from
-from paddlenlp_ext.config.preference import LOSS_TYPES, PreferenceConfig
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
+from paddlenlp_ext.config.sections.preference import LOSS_TYPES, PreferenceConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script

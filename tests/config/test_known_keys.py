@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.config.keys import KnownKeys, known_keys
-from paddlenlp_ext.config.paddlenlp_compat import COMPAT_FLAGS
+from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
+from paddlenlp_ext.config.paddlenlp_flags import COMPAT_FLAGS
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import ROOT, load_script

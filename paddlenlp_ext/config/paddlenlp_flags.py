@@ -1,58 +1,8 @@
-"""PaddleNLP's keys and flags that are known without being implemented, so that its files load unchanged.
-
-`CompatKey` is an entry of the table of keys, paddlenlp_keys.py; `COMPAT_FLAGS` is the table of flags, whose reasons are
-in docs/configuration.md.
-"""
+"""Flags of PaddleNLP's `*_parallel_config` keys; docs/configuration.md has the reasons."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from paddlenlp_ext.config.options import Option, kinds_of
-
-Outcome = Literal["not yet", "not here", "no effect"]
-
-
-@dataclass(frozen=True)
-class CompatKey:
-    """A known key that is not implemented.
-
-    Attributes:
-        neutral: values that change nothing; the first is the default.
-        reason: half a sentence for the message.
-        kind: the key's type (object: any value), None where a section declares the key.
-        outcome: what any other value causes: "not yet" and "not here" an error, "no effect" a note.
-        needs: switch without which the key has no meaning; the error is then reported for the switch.
-    """
-
-    key: str
-    neutral: tuple[Any, ...]
-    reason: str
-    kind: Any = None
-    outcome: Outcome = "not yet"
-    needs: str | None = None
-
-    def option(self) -> Option:
-        """Return the option of a key that no section declares."""
-        kinds, _ = kinds_of(self.kind)
-        return Option(
-            key=self.key,
-            section=self.outcome,
-            attribute=self.key,
-            kinds=kinds,
-            optional=None in self.neutral,
-            default=self.neutral[0],
-            help=self.reason,
-        )
-
-    def message(self, value: str) -> str:
-        """Return the message for a value that is not neutral."""
-        if self.outcome == "not yet":
-            return f"{self.key}: {value} is not available yet ({self.reason})"
-        if self.outcome == "not here":
-            return f"{self.key}: {value} is not used here: {self.reason}"
-        return f"{self.key} has no effect: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paddlenlp_ext.config.keys import OptionTable
+from paddlenlp_ext.config.known_keys import OptionTable
 from paddlenlp_ext.config.options import Option, type_words
 
 _COMPAT_TITLES = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.options import OptionGroup, option
-from paddlenlp_ext.config.sections import DataConfig
+from paddlenlp_ext.config.sections.data import DataConfig
 
 LOSS_TYPES = (
     "sigmoid",

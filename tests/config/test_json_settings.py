@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.settings import read_text
+from paddlenlp_ext.config.json_settings import read_text
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddlenlp_ext.config.metrics import METRICS
+from paddlenlp_ext.config.metric_names import METRICS
 from paddlenlp_ext.config.options import OptionGroup, option
 
 REPORTERS = ("none", "visualdl")

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.config.settings import ParseState
+from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.utils.distributed_env import world_size
 
 Values = Callable[[str], Any]

@@ -1,4 +1,4 @@
-"""Settings (`key: value` pairs with locations): read from a flat JSON file, merged and converted to values.
+"""Merge the settings of files and the command line, and convert them to values; suggest keys for unknown ones.
 
 files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sections
 """
@@ -6,115 +6,19 @@ files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sect
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.errors import Problem, Report
-from paddlenlp_ext.config.keys import OptionTable
+from paddlenlp_ext.config.json_settings import Setting
+from paddlenlp_ext.config.known_keys import OptionTable
 from paddlenlp_ext.config.options import Option, convert
-from paddlenlp_ext.utils.json_reader import (
-    ENCODING,
-    JsonError,
-    Location,
-    decode_utf8,
-    expected,
-    read_value,
-    skip_space,
-)
+from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.suggest import nearest
 
 _MIN_SIMILARITY = 0.75
 """Similarity of an unknown key to a suggestion; a typo in a key of four letters has this value."""
 _MOST_SHOWN = 6
 """Keys that an ambiguous abbreviation's message lists."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One `key: value` pair as written, with the locations of its key and its value."""
-
-    key: str
-    value: Any
-    location: Location
-    value_location: Location
-
-    @property
-    def from_command_line(self) -> bool:
-        """Return whether the setting was an argument of the command line."""
-        return self.location.file is None
-
-
-def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a file up to its first syntax error, and the problems of its syntax or encoding."""
-    if not Path(path).is_file():
-        what = "is a folder, not a JSON file" if Path(path).is_dir() else "no such file"
-        return [], [Problem("", what, Location(path))]
-    try:
-        text = decode_utf8(Path(path).read_bytes())
-    except JsonError as error:
-        return [], [_problem(error, path)]
-    return read_text(text, path)
-
-
-def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a text, and problems for duplicate keys and for the first syntax error."""
-    settings: list[Setting] = []
-    problems: list[Problem] = []
-    try:
-        _read_object(text, Location(path, 1, 1), settings)
-    except JsonError as error:
-        problems.append(_problem(error, path))
-    first: dict[str, Setting] = {}
-    for setting in settings:
-        earlier = first.setdefault(setting.key, setting)
-        if earlier is not setting:
-            message = f"{setting.key!r} is written twice, first in line {earlier.location.line}; keep one"
-            problems.append(Problem(setting.key, message, setting.location))
-    return list(first.values()), problems
-
-
-def _problem(error: JsonError, path: str) -> Problem:
-    prefix = "" if error.reason == ENCODING else "not valid JSON: "
-    return Problem("", f"{prefix}{error}", error.location(Location(path, 1, 1)))
-
-
-def _read_object(text: str, origin: Location, settings: list[Setting]) -> None:
-    if text.startswith("\ufeff"):
-        raise JsonError("the file begins with a byte order mark; save it as UTF-8 without one", text, 0)
-    at = skip_space(text, 0)
-    if at == len(text):
-        raise JsonError('the file is empty; write one object, {"key": value, ...}', text, at)
-    if text[at] != "{":
-        if text[at] in '["-0123456789' or text.startswith(("true", "false", "null"), at):
-            raise JsonError('the file must contain one object, {"key": value, ...}', text, at)
-        raise expected("'{'", text, at)
-    at = skip_space(text, at + 1)
-    while not text.startswith("}", at):
-        at = _read_pair(text, at, origin, settings)
-        if text.startswith(",", at):
-            comma, at = at, skip_space(text, at + 1)
-            if text.startswith("}", at):
-                raise JsonError("a comma before '}'; delete it", text, comma)
-        elif not text.startswith("}", at):
-            raise expected("',' or '}'", text, at)
-    at = skip_space(text, at + 1)
-    if at != len(text):
-        raise JsonError("more text after the closing '}'", text, at)
-
-
-def _read_pair(text: str, at: int, origin: Location, settings: list[Setting]) -> int:
-    """Append the `"key": value` that begins at offset `at` to `settings`; return the offset after it."""
-    if not text.startswith('"', at):
-        raise expected("a key in double quotes", text, at)
-    location = origin.after(text[:at])
-    key, at = read_value(text, at)
-    at = skip_space(text, at)
-    if not text.startswith(":", at):
-        raise expected(f"':' after the key {key!r}", text, at)
-    at = skip_space(text, at + 1)
-    value, end = read_value(text, at)
-    settings.append(Setting(key, value, location, origin.after(text[:at])))
-    return skip_space(text, end)
 
 
 @dataclass

@@ -6,9 +6,9 @@ import pytest
 
 from paddlenlp_ext.config import ConfigError, RunConfig, load_run_config
 from paddlenlp_ext.config.parser import run_config_from
-from paddlenlp_ext.config.preference import PreferenceDataConfig
-from paddlenlp_ext.config.reward import RewardConfig
 from paddlenlp_ext.config.run_config import REWARD_SECTIONS
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, problems, write

@@ -1,0 +1,92 @@
+"""Section of the training data: datasets, truncation, packing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(OptionGroup):
+    """`config.data`: the rows, and how they become batches."""
+
+    dataset_name_or_path: str | list[str] | None = option(  # noqa: RUF009 (as every option)
+        None,
+        winning_aliases=("task_name_or_path",),
+        help="folder with train.json and dev.json (or train/*.json, dev/*.json), built-in name or hub id; several, "
+        "separated by commas, are read one after the other",
+    )
+    train_dataset_prob: str | None = option(
+        None, help="weights of the datasets in dataset_name_or_path, as 0.7,0.3: rows are mixed by them in training"
+    )
+    task_name: str | None = option(None, help="configuration of a data set of the hub")
+    dataset_num_proc: int | None = option(
+        None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
+    )
+    eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
+        None,
+        aliases=("eval_dataset",),
+        help="dev sets in place of the dataset's own: a file or folder, several, or an object {name: path}",
+    )
+    src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
+    max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
+    truncation: str = option(
+        "right",
+        choices=("right", "left", "drop", "error"),
+        aliases=("truncation_side",),
+        help="rows longer than max_length: truncate on this side, drop the row, or stop with an error",
+    )
+    bad_rows: str = option(
+        "error",
+        choices=("error", "drop"),
+        aliases=("on_invalid_row",),
+        synonyms={"raise": "error", "skip": "drop"},
+        help="invalid rows: stop with an error (also: raise), or drop them (also: skip)",
+    )
+    chat_template: str | None = option(
+        None, help="file with a chat template; unset: the tokenizer's own; none: no template"
+    )
+    chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help='variables of the chat template, such as {"enable_thinking": false}; a row may set them itself'
+    )
+    learn_empty_think: bool = option(False, help="train on the empty thought that a template writes before an answer")
+    mask_reasoning: bool = option(False, help="do not train on the thoughts of answers, only on what follows them")
+    zero_padding: bool = option(
+        False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
+    )
+    greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
+    pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
+    pad_to_max_length: bool = option(False, help="pad every row to max_length")
+    lazy: bool = option(False, help="read and tokenize rows during training, as a stream in constant memory")
+    shuffle_buffer_size: int = option(
+        8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"
+    )
+    dataloader_num_workers: int = option(
+        0, minimum=0, help="with lazy: processes that tokenize in the background; 0: rows are tokenized when needed"
+    )
+    autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
+    use_pose_convert: bool = option(
+        False, help="PoSE: train with skips in the positions of each row, up to the model's context"
+    )
+    data_cache_dir: str | None = option(
+        None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
+    )
+    audit: bool = option(False, help="check the rows before training, and write data_audit.html into output_dir")
+    max_lost_targets: float = option(
+        0.2,
+        minimum=0,
+        maximum=1,
+        help="stop if truncation and dropped rows lose more than this fraction of the training targets or rows",
+    )
+
+    @property
+    def is_stream(self) -> bool:
+        """Return whether rows are read during training."""
+        return self.lazy
+
+    def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
+        """Return the keys that name the rows of a run, with their values; `train` and `evaluate` are its tasks."""
+        return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

@@ -1,0 +1,31 @@
+"""Section of evaluation by generating answers: sampling options and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(OptionGroup):
+    """`config.generation`: how answers are generated during evaluation."""
+
+    compute_metrics: str | None = option(
+        None,
+        help="with eval_with_do_generation: dotted path of a function that computes further metrics; its module is "
+        "imported, which runs its code",
+    )
+    eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
+    eval_labels: bool = option(
+        False, help="with eval_with_do_generation: answers are class labels (precision, recall, F1; label_scores.json)"
+    )
+    save_generation_output: bool = option(False, help="write the generated answers to generated_output.json")
+    max_new_tokens: int | None = option(
+        None, minimum=1, help="maximum tokens of an answer; unset: max_length - src_length"
+    )
+    top_k: int = option(1, minimum=0, help="sample from this many most likely tokens; 1: greedy, 0: all")
+    top_p: float = option(
+        1.0, above=0, maximum=1, help="sample from the fewest most likely tokens whose probabilities sum to this"
+    )
+    temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")

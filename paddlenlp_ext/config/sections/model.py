@@ -1,0 +1,103 @@
+"""Section of the base model: weights, tokenizer, quantization, context extension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.config.options import OptionGroup, option
+
+LONG_SEQUENCE_STRATEGIES: dict[str, dict[str, str]] = {
+    "embedding_strategies": {
+        "RotaryEmbedding": "default",
+        "LinearScalingRotaryEmbedding": "linear",
+        "NTKScalingRotaryEmbedding": "ntk",
+        "DynamicNTKScalingRotaryEmbedding": "dynamic",
+        "YaRNScalingRotaryEmbedding": "yarn",
+        "LongRoPEScalingRotaryEmbedding": "longrope",
+        "Llama3ScalingRotaryEmbedding": "llama3",
+    },
+    "attention_strategies": {"AttentionWithLinearBias": "alibi"},
+}
+"""strategy_type -> strategy_name -> short spelling."""
+_MODULE = "paddlenlp.transformers.long_sequence_strategies"
+STRATEGY_NAMES = tuple(name for names in LONG_SEQUENCE_STRATEGIES.values() for name in names)
+TYPE_SPELLINGS = {f"{_MODULE}.{kind}": kind for kind in LONG_SEQUENCE_STRATEGIES}
+"""PaddleNLP's module -> strategy_type."""
+NAME_SPELLINGS = {
+    spelling: name
+    for kind, names in LONG_SEQUENCE_STRATEGIES.items()
+    for name, short in names.items()
+    for spelling in (short, f"{_MODULE}.{kind}.{name}")
+}
+"""Short name, or PaddleNLP's module path -> strategy_name."""
+BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
+QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(OptionGroup):
+    """`config.model`: the base model, and how its weights are stored."""
+
+    model_name_or_path: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
+    tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
+    add_tokens: tuple[str, ...] | None = option(
+        None, help="tokens to add to the tokenizer; embedding and lm_head get rows for them, which train"
+    )
+    add_special_tokens: tuple[str, ...] | None = option(
+        None, help="the same for special tokens, such as chat markers, which decoded answers leave out"
+    )
+    resize_vocab: bool = option(False, help="give embedding and lm_head rows for all tokens of the tokenizer")
+    resize_to_multiple_of: int | None = option(
+        None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this"
+    )
+    continue_training: bool = option(True, help="false: initialize random weights from the model's config")
+    use_flash_attention: bool = option(
+        False,
+        aliases=("flash_attention",),
+        help="attention on GPUs by FlashMask, or by this project's Triton kernels for what it lacks (docs/gpu.md); "
+        "false: by blocks of plain Paddle",
+    )
+    flash_mask: bool = option(
+        False,
+        aliases=("flashmask",),
+        help="switch zero_padding and use_flash_attention on, which select FlashMask; with false, they still do",
+    )
+    weight_quantize_algo: str | Mapping[str, Any] | None = option(
+        None,
+        choices=QUANTIZE_ALGORITHMS,
+        help="quantize the frozen base weights (QLoRA); an object sets it by layer pattern (null: not quantized)",
+    )
+    weight_blocksize: int = option(
+        64, minimum=2, aliases=("qlora_weight_blocksize",), help="weights per quantization scale in nf4 and fp4"
+    )
+    weight_double_quant: bool = option(
+        False, aliases=("qlora_weight_double_quant",), help="also quantize the scales of nf4 and fp4"
+    )
+    weight_double_quant_block_size: int = option(
+        256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
+    )
+    router_aux_loss_coef: float | None = option(
+        None, minimum=0, help="factor of the loss that balances experts, 0: none; unset: config.json decides"
+    )
+    rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
+    use_long_sequence_strategies: bool = option(
+        False, help="extend the model's context by strategy_name; the saved config.json has the new positions"
+    )
+    strategy_type: str | None = option(
+        None,
+        choices=tuple(LONG_SEQUENCE_STRATEGIES),
+        synonyms=TYPE_SPELLINGS,
+        help="PaddleNLP's module of the strategy; unset: that of strategy_name",
+    )
+    strategy_name: str | None = option(
+        None,
+        choices=STRATEGY_NAMES,
+        synonyms=NAME_SPELLINGS,
+        help="long-sequence strategy; also default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
+    )
+    rope_scaling_factor: float = option(1.0, minimum=1, help="ratio of the target context length to the trained one")
+    strategy_parameters: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help="further numbers of the strategy, in the keys of transformers' rope_parameters"
+    )

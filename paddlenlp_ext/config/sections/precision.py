@@ -1,0 +1,62 @@
+"""Section of the device and the number formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.device import has_bf16_arithmetic
+from paddlenlp_ext.config.options import OptionGroup, option
+
+DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig(OptionGroup):
+    """`config.precision`: device and number formats."""
+
+    device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one")
+    bf16: bool = option(False, help="compute in bfloat16")
+    fp16: bool = option(False, help="compute in float16, with dynamic loss scaling (GPUs; not run on a GPU)")
+    fp16_opt_level: str = option(
+        "O1",
+        choices=("O0", "O1", "O2"),
+        help="O0: float32 throughout, O1: matmuls in bf16 or fp16, O2: weights in bf16 or fp16 too",
+    )
+    master_weight: bool = option(
+        True,
+        aliases=("multi_precision",),
+        help="with O2, update float32 copies of trained weights; false: no copies, weights are rounded stochastically",
+    )
+
+    amp_master_grad: bool = option(
+        False,
+        help="with O2, accumulate, clip and apply gradients in float32; float16 weights always have such gradients",
+    )
+    scale_loss: float = option(
+        32768.0,
+        minimum=1,
+        maximum=2.0**32,
+        help="with float16: initial loss scale, which is halved by an overflow and doubled by 2000 steps without one",
+    )
+
+    @property
+    def scales_loss(self) -> bool:
+        """Return whether the loss is scaled before the backward pass: float16 underflows otherwise."""
+        return self.compute_dtype == "float16"
+
+    @property
+    def float32_gradients(self) -> bool:
+        """Return whether weights in half precision have float32 gradients: unscaled ones underflow in float16."""
+        return self.amp_master_grad or self.scales_loss
+
+    @property
+    def compute_dtype(self) -> str:
+        """Return the dtype of matrix products: float32 with O0.
+
+        The CPU has no float16 products: `fp16` means bfloat16 there if the processor has it, else float32.
+        """
+        if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
+            return "float32"
+        if self.fp16 and self.device == "cpu":
+            return "bfloat16" if has_bf16_arithmetic() else "float32"
+        return "bfloat16" if self.bf16 else "float16"
