@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package.
+def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package.
+
+    The exports are the imports under `if TYPE_CHECKING:` in the package's `__init__.py`. They are read from the source,
+    so editors, type checkers and the program see one list. Each import has the form `from module import name as name`,
+    which type checkers treat as public. `from module import *` exports the `__all__` of another package with lazy
+    exports.
 
     Args:
         package: `__name__` of the package.
-        exports: public name -> module that defines it.
     """
+    source = pkgutil.get_data(package, "__init__.py")
+    assert source is not None, f"{package} has no source"
+    exports = dict(_type_checking_imports(source.decode("utf-8")))
 
     def get(name: str) -> Any:
         if name not in exports:
@@ -23,4 +32,18 @@ def lazy_exports(package: str, exports: Mapping[str, str]) -> tuple[Callable[[st
     def names() -> list[str]:
         return sorted({*vars(importlib.import_module(package)), *exports})
 
-    return get, names
+    return get, names, [*exports]
+
+
+def _type_checking_imports(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the module of each import under `if TYPE_CHECKING:`."""
+    for block in ast.parse(source).body:
+        if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"):
+            continue
+        for node in block.body:
+            assert isinstance(node, ast.ImportFrom) and node.module is not None, ast.unparse(node)
+            for alias in node.names:
+                if alias.name == "*":
+                    yield from ((name, node.module) for name in importlib.import_module(node.module).__all__)
+                else:
+                    yield alias.name, node.module
