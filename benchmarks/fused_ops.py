@@ -42,7 +42,7 @@ from benchmarks.triton_table import markdown
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
 from paddlenlp_ext.trainer.build import build_model
-from paddlenlp_ext.trainer.state import StepReport
+from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.run_command import run_command
 
 GROUPS: dict[str, tuple[str, ...]] = {

@@ -234,7 +234,7 @@ Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, of which 5 % are 
 ## Limits
 
 - An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA.
-  `paddlenlp_ext/trainer/memory/adapters.py` has the table.
+  `paddlenlp_ext/trainer/memory/adapter_activations.py` has the table.
 - The prediction for GPUs has not been compared with a run. It does not include the allocator's cache.
 """
 

@@ -16,10 +16,10 @@ from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import BuiltModel
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
-from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding
-from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
-from paddlenlp_ext.trainer.state import StepReport
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
+from paddlenlp_ext.trainer.trainer_state import StepReport
 
 MODEL = "smollm2-135m-instruct"
 _KEYS_OF_EVERY_RUN = {

@@ -19,7 +19,7 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.schedule import Pass, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages
-from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.layer_activations import ActivationModel, Numerics
 
 LOSS_CHUNK = 256
 """Target positions whose logits exist at the same time."""

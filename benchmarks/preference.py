@@ -27,10 +27,10 @@ from benchmarks.measure import num_pair_tokens, random_pairs, report, tokens_per
 from benchmarks.ours import run_config
 from benchmarks.train_rows import StepTimes
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
-from paddlenlp_ext.data.preference.types import EncodedPreference
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.trainer import preference
 from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.objectives import dpo_objective
 from paddlenlp_ext.utils.run_command import run_command
 
 KEYS = {
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
         rows = Pairs(pairs, config.preference.share_prompt, Path(folder))
         data = RunData(source, tokenizer, SimpleNamespace(stop_token_ids=()), rows, None)
         trainer = build_trainer(config, data, [times])
-        compute = preference.reference_logps
+        compute = dpo_objective.reference_logps
 
         def timed(*arguments: object) -> np.ndarray:
             start = time.perf_counter()
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
             reference_seconds[0] += time.perf_counter() - start
             return found
 
-        preference.reference_logps = timed
+        dpo_objective.reference_logps = timed
         trainer.train()
     timed_steps = times.reports[1:]
     tokens = sum(map(num_pair_tokens, pairs))

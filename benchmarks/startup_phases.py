@@ -41,7 +41,7 @@ def main(started: float, arguments: list[str]) -> None:
     clock.end("import paddle")
     from llm import run_finetune
     from paddlenlp_ext.trainer import build
-    from paddlenlp_ext.trainer.callbacks import Callback
+    from paddlenlp_ext.trainer.callbacks.callback import Callback
 
     class Report(Callback):
         def on_train_begin(self, state: Any) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.trainer.finetune import finetune as finetune
     from paddlenlp_ext.trainer.finetune import load_config as load_config
     from paddlenlp_ext.trainer.finetune import reward as reward
-    from paddlenlp_ext.trainer.score import score as score
+    from paddlenlp_ext.trainer.score_answers import score as score
     from paddlenlp_ext.trainer.trainer import Trainer as Trainer
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -28,11 +28,11 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def plot_loss() -> Iterator[Callable[..., None]]:
     """Skip loss.png, which takes longer than the tiny runs here, also in runs of fixtures; yield the real function."""
-    from paddlenlp_ext.trainer.callbacks import reports
+    from paddlenlp_ext.trainer.callbacks import loss_plot
 
-    real, reports.plot_loss = reports.plot_loss, lambda log_history, path: None
+    real, loss_plot.plot_loss = loss_plot.plot_loss, lambda log_history, path: None
     yield real
-    reports.plot_loss = real
+    loss_plot.plot_loss = real
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,7 +48,7 @@ def unflushed() -> Iterator[None]:
 @pytest.fixture
 def picture(plot_loss: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the runs of a test plot their loss."""
-    monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.reports.plot_loss", plot_loss)
+    monkeypatch.setattr("paddlenlp_ext.trainer.callbacks.loss_plot.plot_loss", plot_loss)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from benchmarks.peft_methods.reuters import Sizes, write_rows
 from benchmarks.peft_methods.run import Run, choose
 from benchmarks.peft_methods.tasks import Task
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.label_metrics import label_report
+from paddlenlp_ext.trainer.metrics.classification_metrics import label_report
 from paddlenlp_ext.utils.run_command import run_command
 
 METHODS = ("full", "lora_r2", "lora_r8", "lora_r16", "lora_r32", "qlora_r16", "adalora", "sora")

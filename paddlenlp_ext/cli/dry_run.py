@@ -34,8 +34,10 @@ from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.sharding_spec import is_materialized
+from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
-from paddlenlp_ext.trainer.memory.activations import (
+from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
+from paddlenlp_ext.trainer.memory.layer_activations import (
     CPU_BF16,
     CPU_NATIVE,
     CPU_PADDLE,
@@ -44,10 +46,8 @@ from paddlenlp_ext.trainer.memory.activations import (
     GPU_HALF,
     Numerics,
 )
-from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
-from paddlenlp_ext.trainer.memory.layout import ProcessShare, process_shares
-from paddlenlp_ext.trainer.optimizer import trainable_parameters
-from paddlenlp_ext.trainer.vocabulary import with_trained_tokens
+from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
+from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9

@@ -19,7 +19,7 @@ from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_toke
 from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
 from paddlenlp_ext.models.sequence_classifier import is_classifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.trainer.score import score_rows
+from paddlenlp_ext.trainer.score_answers import score_rows
 from paddlenlp_ext.utils.files import write_text
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -17,16 +17,16 @@ import numpy as np
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.preference.reward import ScoredPair
-from paddlenlp_ext.data.preference.types import EncodedPreference
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
-from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.state import StepReport, TrainerState
+from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 TINY_MODEL: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_model.json").read_text(encoding="utf-8"))

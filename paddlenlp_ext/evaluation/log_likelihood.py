@@ -1,7 +1,7 @@
 """Log-likelihoods of continuations, many at a time.
 
 Rows are concatenated without padding. Continuations of the same prompt share its computation
-(data/preference/types.py), and a sequence that is longer than allowed loses the beginning of its prompt.
+(data/preference/tokenized_pair.py), and a sequence that is longer than allowed loses the beginning of its prompt.
 
 Shapes: T positions of a batch, R target positions, D hidden size, A continuations of a batch.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.data.collate import PackedBatch, collate
-from paddlenlp_ext.data.preference.collate import PreferenceBatch, collate_preferences
-from paddlenlp_ext.data.preference.types import EncodedPreference
+from paddlenlp_ext.data.preference.collate_pairs import PreferenceBatch, collate_preferences
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import hidden_states

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 
 from paddlenlp_ext.evaluation.row_scores import CORPUS, MEAN, SHARE, Scores
-from paddlenlp_ext.trainer.text_metrics import WordTokenizer, bleu4, is_exact_match, rouge_scores
+from paddlenlp_ext.trainer.metrics.rouge_bleu import WordTokenizer, bleu4, is_exact_match, rouge_scores
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 

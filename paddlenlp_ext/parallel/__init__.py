@@ -18,7 +18,7 @@ Models and adapters do not depend on it. `trainer/build.py` fixes the order: mes
 | module | contents |
 | --- | --- |
 | `mesh` | index, size and communication group of this process along every axis |
-| `process_group` | collectives of the trainer (the protocol in `trainer/process_group.py`) |
+| `process_group` | collectives of the trainer (the protocol in `trainer/process_group_protocol.py`) |
 | `tensor_parallel` | shards a model by its family's plan, with hooks on the sharded layers |
 | `shard_parameters` | shards one parameter or buffer |
 | `vocab_parallel` | embedding, lm_head and cross entropy over sharded rows |

@@ -1,4 +1,4 @@
-"""Collective operations of the trainer for several processes: implements the protocol of `trainer/process_group.py`."""
+"""Collective operations of the trainer for several processes (interface: trainer/process_group_protocol.py)."""
 
 from __future__ import annotations
 

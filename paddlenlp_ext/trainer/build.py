@@ -15,8 +15,8 @@ from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options
-from paddlenlp_ext.data.preference.dataset import load_preference_dataset
-from paddlenlp_ext.data.preference.reward import load_reward_dataset
+from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import load_reward_dataset
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
@@ -43,15 +43,15 @@ from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
-from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.added_tokens import extend_vocabulary, with_trained_tokens
+from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, build_forward_backward
-from paddlenlp_ext.trainer.objective import Objective
-from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
-from paddlenlp_ext.trainer.preference import PreferenceObjective
-from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
-from paddlenlp_ext.trainer.reward import RewardObjective
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
+from paddlenlp_ext.trainer.objectives.dpo_objective import PreferenceObjective
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.objectives.reward_objective import RewardObjective
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
-from paddlenlp_ext.trainer.vocabulary import extend_vocabulary, with_trained_tokens
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")

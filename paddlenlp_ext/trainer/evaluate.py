@@ -1,4 +1,4 @@
-"""Evaluation on the eval split, and the tracking of its best result.
+"""Evaluation on the eval split: loss, and metrics of generated answers.
 
 Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on order or
 batching. ROUGE, BLEU and exact match compare a generated answer to every prompt with its reference; so do precision,
@@ -19,73 +19,16 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.config.dev_sets import best_metric
-from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import Pack, PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
-from paddlenlp_ext.trainer.label_metrics import label_report
-from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
-from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, own_metrics
-from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
-from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.text_metrics import text_metrics
+from paddlenlp_ext.trainer.metrics.classification_metrics import label_report
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, own_metrics
+from paddlenlp_ext.trainer.metrics.rouge_bleu import text_metrics
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
 from paddlenlp_ext.utils.files import write_text
-from paddlenlp_ext.utils.logging import get_logger
-
-
-class BestMetricTracker:
-    """Comparison of evaluations by the metric that `metric_for_best_model` names.
-
-    Args:
-        train: `config.train`.
-        names: names of the dev sets; "" for a single one.
-        has_own_metrics: whether evaluations compute metrics of the user's own.
-
-    Raises:
-        ValueError: an evaluation computes no such metric.
-    """
-
-    def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_own_metrics: bool = False) -> None:
-        best = best_metric(train, names)
-        if train.evaluation_strategy != "no":
-            best.require_known(has_own_metrics)
-        self.name, self.greater_is_better = best.name, best.greater_is_better
-        self._threshold, self._patience = train.early_stopping_threshold, train.patience
-
-    def value(self, metrics: dict[str, float]) -> float:
-        """Return the value of the metric in the metrics of an evaluation.
-
-        Raises:
-            ValueError: the evaluation has no such metric; the message names those that it has.
-        """
-        if f"eval_{self.name}" not in metrics:
-            names = ", ".join(name.removeprefix("eval_") for name in metrics)
-            raise ValueError(f"metric_for_best_model: the evaluation has no metric {self.name!r}; it has {names}")
-        return metrics[f"eval_{self.name}"]
-
-    def improves(self, value: float, best: float | None) -> bool:
-        """Return whether `value` is better than the best so far; NaN never is."""
-        if math.isnan(value):
-            return False
-        if best is None:
-            return True
-        return value > best if self.greater_is_better else value < best
-
-    def improves_enough(self, value: float, best: float | None) -> bool:
-        """Return whether an improvement is larger than `early_stopping_threshold`; the first evaluation's always is."""
-        return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
-
-    def stops_early(self, state: TrainerState) -> bool:
-        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
-        if self._patience is None or state.num_not_improved < self._patience:
-            return False
-        get_logger(__name__).info(
-            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
-            *(state.step, state.num_not_improved, self.name),
-            "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}",
-        )
-        return True
 
 
 @contextmanager
@@ -134,7 +77,7 @@ def evaluate_loss(
         | eval_loss | mean over the target tokens, or over the pairs |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
-        | eval_rewards/chosen, ... | metrics of preferences, instead of the two above (preference/metrics.py) |
+        | eval_rewards/chosen, ... | instead of the two above: metrics of preference training (preference_metrics.py) |
         | eval_num_rows, eval_num_learned | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
@@ -247,7 +190,7 @@ def evaluate_generation(
         output_file: file for JSON lines with the keys src, tgt and output; None: not written.
         process_group: processes of the run; None: a single process.
         labels_file: JSON file for the score of each label; None: not written.
-        compute_metrics: function that computes further metrics, called on the main process (own_metrics.py).
+        compute_metrics: function that computes further metrics, called on the main process (metrics/custom_metrics.py).
 
     Raises:
         ValueError: `compute_metrics` does not return metrics.

@@ -16,7 +16,7 @@ import paddle
 from paddlenlp_ext.data.collate import PackedBatch
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
-from paddlenlp_ext.trainer.objective import CrossEntropy
+from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 
 
 @dataclass(frozen=True)

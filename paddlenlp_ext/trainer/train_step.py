@@ -30,14 +30,15 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.gradients import scale_
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
-from paddlenlp_ext.trainer.master_gradients import widen_gradients
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
-from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
-from paddlenlp_ext.trainer.optimizer import clip_gradients, trainable_parameters
-from paddlenlp_ext.trainer.optimizer_state import Optimizer
-from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
-from paddlenlp_ext.trainer.process_group import ProcessGroup
-from paddlenlp_ext.trainer.state import StepReport
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
+from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.build_optimizer import clip_gradients, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.stability.master_gradients import widen_gradients
+from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.seeds import seed_of
 
 EXPERT_IMBALANCE = "expert_imbalance"

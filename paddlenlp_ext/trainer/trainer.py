@@ -16,32 +16,35 @@ from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, d
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.trainer.callbacks import Callback, CallbackList
+from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
+from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
-from paddlenlp_ext.trainer.callbacks.reports import build_reports, num_trainable, save_results, train_results
-from paddlenlp_ext.trainer.checkpoint import restore_checkpoint, save_finished
-from paddlenlp_ext.trainer.checkpoint_saver import CheckpointSaver
-from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, with_dev_set
-from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
-from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
-from paddlenlp_ext.trainer.neftune import EmbeddingNoise
-from paddlenlp_ext.trainer.objective import CrossEntropy, Objective
-from paddlenlp_ext.trainer.optimizer import build_optimizer, build_rounding, offload_state
-from paddlenlp_ext.trainer.output_dir import (
+from paddlenlp_ext.trainer.callbacks.report_to import build_reports
+from paddlenlp_ext.trainer.checkpoints.async_save import CheckpointSaver
+from paddlenlp_ext.trainer.checkpoints.output_dir import (
     begin_output_dir,
     check_output_dir,
     checkpoint_folder,
     locked_output_dir,
 )
-from paddlenlp_ext.trainer.own_metrics import ComputeMetrics, load_compute_metrics
-from paddlenlp_ext.trainer.process_group import ProcessGroup, SingleProcess
-from paddlenlp_ext.trainer.resume import begin_or_resume, checkpoint_damage
-from paddlenlp_ext.trainer.rollback import roll_back
-from paddlenlp_ext.trainer.signals import StopSignals, TrainingStopped, describe_stop
-from paddlenlp_ext.trainer.state import TrainerState
-from paddlenlp_ext.trainer.step_guard import RollbackRequest, StepGuard
-from paddlenlp_ext.trainer.time_limit import TimeLimit
+from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, checkpoint_damage
+from paddlenlp_ext.trainer.checkpoints.save_and_restore import restore_checkpoint, save_finished
+from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss, with_dev_set
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
+from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
+from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding, offload_state
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import RollbackRequest, StepGuard
+from paddlenlp_ext.trainer.stability.rollback import roll_back
+from paddlenlp_ext.trainer.stopping.early_stopping import BestMetricTracker
+from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
+from paddlenlp_ext.trainer.stopping.signals import StopSignals, TrainingStopped, describe_stop
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
+from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -58,8 +61,8 @@ class Trainer:
         eval_rows: tokenized rows of the eval split (dev.json), or of several dev sets by name, whose metrics are then
             `eval_<name>_loss` and so on; None without evaluation.
         tokenizer: decodes generated text, and is saved next to the weights.
-        compute_metrics: function that computes further metrics of generated answers (own_metrics.py); None: the one
-            that the configuration names.
+        compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
+            the function that the configuration names.
         callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: sequential.

@@ -13,7 +13,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from tests.common.models import ODD_SIZES, TINY_LATENT
 
 _SIZES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.trainer.objective import CrossEntropy
+from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 
 LARGEST = 65504.0
 

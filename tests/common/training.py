@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
-from paddlenlp_ext.data.preference.reward import ScoredPair
-from paddlenlp_ext.data.preference.types import EncodedPreference
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.callbacks.callback import Callback
 from tests.common.models import TINY_LLAMA
 
 VOCABULARY = TINY_LLAMA["vocab_size"]

@@ -34,8 +34,8 @@ def test_training_of_a_broken_gradient_differs(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("dpo", "paddlenlp_ext.trainer.preference.answer_logps"),
-        ("reward model", "paddlenlp_ext.trainer.reward.answer_scores"),
+        ("dpo", "paddlenlp_ext.trainer.objectives.dpo_objective.answer_logps"),
+        ("reward model", "paddlenlp_ext.trainer.objectives.reward_objective.answer_scores"),
     ],
 )
 def test_training_on_pairs_with_other_scores_differs(monkeypatch: pytest.MonkeyPatch, name: str, place: str):

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.evaluation.generation import cut_at
 from paddlenlp_ext.evaluation.metrics import extract, f1, last_number, score_answers
-from paddlenlp_ext.trainer.text_metrics import text_metrics
+from paddlenlp_ext.trainer.metrics.rouge_bleu import text_metrics
 
 
 @pytest.mark.parametrize(

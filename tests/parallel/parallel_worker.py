@@ -10,10 +10,10 @@ from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from paddlenlp_ext.trainer.callbacks import reports
+from paddlenlp_ext.trainer.callbacks import loss_plot
 from tests.common.parallel import Case, run_case
 
-reports.plot_loss = lambda log_history, path: None  # drawing takes as long as the rest of such a run
+loss_plot.plot_loss = lambda log_history, path: None  # drawing takes as long as the rest of such a run
 FOLDER = Path(sys.argv[1])
 for fields in json.loads((FOLDER / "cases.json").read_text()):
     run_case(Case(**fields), FOLDER)

@@ -21,7 +21,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import RunData, build_trainer
-from paddlenlp_ext.trainer.callbacks import reports
+from paddlenlp_ext.trainer.callbacks import loss_plot
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 from tests.common.training import Rows, Tokenizer
 
@@ -52,6 +52,6 @@ def outcome_of(words: list[str]) -> dict[str, Any]:
 
 
 Mesh.from_config = mesh_of
-reports.plot_loss = lambda log_history, path: None  # drawing takes as long as the rest of such a run
+loss_plot.plot_loss = lambda log_history, path: None  # drawing takes as long as the rest of such a run
 outcomes = {name: outcome_of(words) for name, words in json.loads((FOLDER / "jobs.json").read_text()).items()}
 (FOLDER / f"outcomes-{rank()}.json").write_text(json.dumps(outcomes))

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paddlenlp_ext.cli.merge_peft_params import merge_arguments, run_merge
-from paddlenlp_ext.trainer.callbacks import reports
-from paddlenlp_ext.trainer.output_dir import list_checkpoints
-from paddlenlp_ext.trainer.resume import checkpoint_damage
+from paddlenlp_ext.trainer.callbacks import loss_plot
+from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
+from paddlenlp_ext.trainer.checkpoints.resume import checkpoint_damage
 from paddlenlp_ext.utils.run_command import run_command
 from tests.stress.kill_and_resume import COMMON, LORA, exit_code, finish, run_finetune, write_inputs
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=4, help="difference of the sizes, in KiB (a page is 4)")
     every = parser.parse_args().every
-    reports.plot_loss = lambda log_history, path: None  # takes longer than the runs
+    loss_plot.plot_loss = lambda log_history, path: None  # takes longer than the runs
     with tempfile.TemporaryDirectory() as name:
         folder, small = Path(name), Path(name) / "small"
         small.mkdir()

@@ -34,7 +34,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401 (i
 
 from paddlenlp_ext.cli.run_finetune import run_finetune
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
-from paddlenlp_ext.trainer.callbacks import reports
+from paddlenlp_ext.trainer.callbacks import loss_plot
 from tests.common.models import write_tiny_data, write_tiny_model
 
 COMMON = {
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), help="kinds of runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     arguments = parser.parse_args()
-    reports.plot_loss = lambda log_history, path: None  # takes longer than the runs
+    loss_plot.plot_loss = lambda log_history, path: None  # takes longer than the runs
     draw, kills = random.Random(arguments.seed), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -10,8 +10,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.data.collate import build_collate
-from paddlenlp_ext.trainer.evaluate import BestMetricTracker, evaluate_generation, evaluate_loss, evaluation_mode
-from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss, evaluation_mode
+from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.stopping.early_stopping import BestMetricTracker
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model
 

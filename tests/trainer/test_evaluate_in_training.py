@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from paddlenlp_ext.trainer.signals import TrainingStopped
+from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.models import TINY_LLAMA
 from tests.common.training import Rows, Tokenizer, make_config

@@ -9,7 +9,7 @@ import pytest
 
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.trainer.callbacks import Callback
+from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import KillAfter, KilledError, Rows, Tokenizer, assert_same_bits, make_config, make_model
 

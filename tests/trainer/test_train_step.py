@@ -13,9 +13,9 @@ from paddlenlp_ext.data.packing import attention_cost
 from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.trainer import train_step
-from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
-from paddlenlp_ext.trainer.process_group import SingleProcess
+from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.models import TINY_LLAMA

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.data.audit.findings import Kind, excerpt
-from paddlenlp_ext.data.preference.encode import PreferenceEncoder
+from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row, parse_text

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from paddlenlp_ext.trainer.callbacks import Callback
-from paddlenlp_ext.trainer.state import StepReport, TrainerState
+from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 _SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics of training that a log line has

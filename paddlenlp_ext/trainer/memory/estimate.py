@@ -27,11 +27,11 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize
 from paddlenlp_ext.sharding_spec import is_materialized, is_on_stage, placement_of
-from paddlenlp_ext.trainer.memory.activations import ActivationModel, Numerics
-from paddlenlp_ext.trainer.memory.layout import ProcessShare
+from paddlenlp_ext.trainer.memory.layer_activations import ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.process_share import ProcessShare
 from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, saved_inputs
-from paddlenlp_ext.trainer.optimizer import trainable_parameters, updated_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
+from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters, updated_parameters
 
 _PROCESS_BYTES = 370e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""

@@ -21,8 +21,8 @@ from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layer
 from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
 from paddlenlp_ext.sharding_spec import is_expert_parallel
-from paddlenlp_ext.trainer.memory.activations import Numerics, SavedInputs
-from paddlenlp_ext.trainer.memory.adapters import saved_activations
+from paddlenlp_ext.trainer.memory.adapter_activations import saved_activations
+from paddlenlp_ext.trainer.memory.layer_activations import Numerics, SavedInputs
 
 _DROPOUT = 1.25
 """fp32 elements that dropout saves per input element: its result, and one byte of mask."""

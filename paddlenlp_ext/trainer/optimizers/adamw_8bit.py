@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.adamw_8bit import (
     adamw_8bit_single_triton,
     dynamic_8bit,
 )
-from paddlenlp_ext.trainer.optimizers.base import ParameterUpdate, SmallStateOptimizer
+from paddlenlp_ext.trainer.optimizers.small_state_optimizer import ParameterUpdate, SmallStateOptimizer
 
 SMALLEST = 4096
 """Minimum number of elements of a parameter whose moments are quantized."""

@@ -24,8 +24,8 @@ import paddle
 
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
-from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
-from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOptimizer
 
 _BY_HEADS = ("q_proj.weight", "q_b_proj.weight", "k_proj.weight")
 

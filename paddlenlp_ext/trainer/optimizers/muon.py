@@ -27,8 +27,8 @@ from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.ops.adamw_8bit import AdamStep
 from paddlenlp_ext.ops.gradients import sum_of_squares
 from paddlenlp_ext.sharding_spec import Shard
-from paddlenlp_ext.trainer.optimizers.base import SmallStateOptimizer
-from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOptimizer
 
 GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
 """Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""

@@ -9,7 +9,7 @@ import pytest
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
 from paddlenlp_ext.data.dataset import choose_template, row_encoder
-from paddlenlp_ext.data.preference.dataset import PreferenceDataset, open_pairs
+from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
 from paddlenlp_ext.data.readers.dataset_files import open_splits
 from tests.data.audit.rows import dumps
 

@@ -19,14 +19,14 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
-from paddlenlp_ext.data.preference.reward import ScoredPair
-from paddlenlp_ext.data.preference.reward_collate import collate_scored_pairs
+from paddlenlp_ext.data.preference.collate_reward_pairs import collate_scored_pairs
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.forward_backward import hidden_states
-from paddlenlp_ext.trainer.reward import answer_scores
+from paddlenlp_ext.trainer.objectives.reward_objective import answer_scores
 from tests.golden.cases.model_cases import CASES
 from tests.golden.cases.preference_training_cases import make_pairs
 from tests.golden.cases.reward_cases import FAMILIES, PAD_TOKEN_ID

@@ -14,10 +14,10 @@ from paddlenlp_ext.ops.adamw_8bit import AdamStep, adamw_8bit_op, adamw_8bit_ref
 from paddlenlp_ext.ops.adamw_bf16 import adamw_bf16_op
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
-from paddlenlp_ext.trainer import optimizer as trainer_optimizer
-from paddlenlp_ext.trainer.optimizer import FusedAdamW, build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.optimizers import adamw_8bit as optimizer_module
-from paddlenlp_ext.trainer.optimizers.rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers import build_optimizer as trainer_optimizer
+from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.build_optimizer import FusedAdamW, build_optimizer, trainable_parameters
 from tests.common.arrays import normal
 from tests.ops import test_adamw as fp32
 from tests.ops import test_adamw_bf16 as bf16

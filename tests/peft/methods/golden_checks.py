@@ -23,7 +23,7 @@ from safetensors import safe_open
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from tests.common.golden import set_golden_weights
 from tests.golden.cases.model_cases import CASES as MODELS
 from tests.golden.cases.model_cases import make_inputs

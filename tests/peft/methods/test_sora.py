@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig, SoRALinear, SoRAModel
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.trainer.optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from tests.common.adapters import logits_of, loss_of, tiny_model
 
 RATE = 2e-2

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.trainer.callbacks.progress import LogLines, ProgressBar, build_progress, describe, seconds_left
-from paddlenlp_ext.trainer.state import StepReport, TrainerState
+from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 REPORT = StepReport(

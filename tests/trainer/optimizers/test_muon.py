@@ -1,6 +1,6 @@
 """Muon against its formula in NumPy, in double precision: updates, orthogonalization, shards, choice of parameters.
 
-test_small_state_optimizers.py has half precision and saved state, tests/trainer/test_resume.py a resumed run.
+test_small_state_optimizers.py tests half precision and saved state, checkpoints/test_resume.py a resumed run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Shard, set_placement
-from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
-from paddlenlp_ext.trainer.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.optimizers.muon import is_muon_matrix, moment_bytes, orthogonalize
+from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from tests.common.adapters import default_config, tiny_model
 from tests.common.models import TINY_LLAMA
 from tests.trainer.optimizers.toy import (

@@ -1,6 +1,6 @@
 """Adam-mini and 8-bit AdamW against formulas in NumPy and bitsandbytes; half precision and state of all small states.
 
-tests/trainer/test_resume.py checks that a run resumes with the same bits.
+tests/trainer/checkpoints/test_resume.py checks that a run resumes with the same bits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pytest
 from paddlenlp_ext.ops import adamw_8bit
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
-from paddlenlp_ext.trainer.optimizer import build_optimizer, trainable_parameters
-from paddlenlp_ext.trainer.optimizer_state import optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.optimizers.adamw_mini import num_blocks
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
 from tests.golden import DATA
 from tests.trainer.optimizers.toy import (
     BETA1,

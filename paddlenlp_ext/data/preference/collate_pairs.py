@@ -1,0 +1,178 @@
+"""Collate rows of preference data: which answer of the batch each position predicts a token of.
+
+`PreferenceBatch.answer_index` numbers the answers of a batch in reading order, so that pair i of a batch of pairs has
+the answers 2i (chosen) and 2i + 1 (rejected). The log-probability of an answer is the sum of the log-probabilities of
+the labels at its positions.
+
+KTO compares rewards with those of mismatched prompts and answers. As in TRL, each prompt of the batch gets the answer
+of the row before it, and the first one gets the last answer:
+
+    rows         (x1, y1)  (x2, y2)  (x3, y3)
+    mismatched   (x1, y3)  (x2, y1)  (x3, y2)
+
+They form a batch of their own, for a forward pass without gradients. The answers of the batch and the mismatched ones
+are the same set, and the assignment depends on the batch only. With pairs, each prompt gets both answers of the pair
+before it.
+
+Shapes: B batch, S positions of a batch row, A answers of a batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
+from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceBatch(PackedBatch):
+    """Arrays of one micro-batch of preference data.
+
+    Attributes:
+        answer_index: int64 [B, S], number of the answer whose token the position predicts; -1 where no loss is
+            computed.
+        is_desirable: bool [A], True for a chosen answer or one that is rated as good.
+        reference_logps: float32 [A], log-probabilities of the answers under the reference model, if known.
+        mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
+        baseline: KTO's estimate of the KL divergence, computed from the mismatched answers.
+    """
+
+    answer_index: np.ndarray
+    is_desirable: np.ndarray
+    reference_logps: np.ndarray | None = None
+    mismatched: PreferenceBatch | None = None
+    baseline: float | None = None
+
+    @property
+    def num_answers(self) -> int:
+        """Number of answers of the batch, A."""
+        return len(self.is_desirable)
+
+    @property
+    def answer_lengths(self) -> np.ndarray:
+        """Number of target tokens of each answer, int64 [A]."""
+        return np.bincount(self.answer_index[self.answer_index >= 0], minlength=self.num_answers)
+
+
+def collate_preferences(
+    packs: Sequence[Sequence[EncodedPreference]],
+    *,
+    pad_to_multiple_of: int | None = None,
+    pad_to_length: int | None = None,
+    pad_token_id: int = 0,
+    reference_logps: np.ndarray | None = None,
+    with_mismatched: bool = False,
+) -> PreferenceBatch:
+    """Concatenate the rows of a micro-batch.
+
+    Args:
+        packs: the micro-batch; each pack is a list of rows.
+        pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
+        reference_logps: float32 [rows of the dataset, answers of a row], log-probabilities of the answers under the
+            reference model, in the order of the row's answers; None: unknown.
+        with_mismatched: add the batch of mismatched prompts and answers.
+
+    Raises:
+        ValueError: a pack has more positions than `pad_to_length`.
+    """
+    batch = collate(
+        packs, pad_to_multiple_of=pad_to_multiple_of, pad_to_length=pad_to_length, pad_token_id=pad_token_id
+    )
+    rows = list(itertools.chain.from_iterable(packs))
+    known = None
+    if reference_logps is not None:
+        answers = [reference_logps[row.row_index, : len(row.answer_starts)] for row in rows]
+        known = np.concatenate(answers).astype(np.float32)
+    mismatched = None
+    if with_mismatched:
+        mismatched = collate_preferences(
+            [mismatched_rows(rows)], pad_to_multiple_of=pad_to_multiple_of, pad_token_id=pad_token_id
+        )
+    return PreferenceBatch(
+        **vars(batch),
+        answer_index=_answer_index(batch_rows_of(packs, pad_to_length), batch),
+        is_desirable=np.array([flag for row in rows for flag in row.is_desirable], dtype=bool),
+        reference_logps=known,
+        mismatched=mismatched,
+    )
+
+
+def _answer_index(batch_rows: Sequence[Sequence[EncodedPreference]], batch: PackedBatch) -> np.ndarray:
+    """Return `PreferenceBatch.answer_index` for the rows of each batch row."""
+    index = np.full(batch.labels.shape, -1, dtype=np.int64)
+    first = 0
+    for batch_index, rows in enumerate(batch_rows):
+        start = 0
+        for row in rows:
+            for document in row.documents:
+                end = start + len(document.input_ids)
+                if document.answer >= 0:
+                    index[batch_index, start:end] = first + document.answer
+                start = end
+            first += len(row.answer_starts)
+    index[batch.labels == IGNORED_LABEL] = -1
+    return index
+
+
+def mismatched_rows(rows: Sequence[EncodedPreference]) -> list[EncodedPreference]:
+    """Return a row for each answer of `rows`: its prompt, and an answer of the row before it.
+
+    The answers of a single row keep their own prompt: the estimate of the KL divergence is then their mean reward.
+    """
+    prompts = [row.prompt for row in rows for _ in row.answers]
+    answers = [answer for row in rows for answer in row.answers]
+    shift = max(len(row.answer_starts) for row in rows)
+    return [
+        EncodedPreference(
+            tokens=np.concatenate([prompt, tokens]),
+            loss_mask=np.concatenate([np.zeros(len(prompt), bool), loss_mask]),
+            row_index=-1,
+            answer_starts=(len(prompt),),
+            is_desirable=(False,),
+        )
+        for prompt, (tokens, loss_mask) in zip(prompts, [*answers[-shift:], *answers[:-shift]], strict=True)
+    ]
+
+
+def build_preference_collate(
+    rows: PreferenceDataset,
+    data: DataConfig,
+    pad_token_id: int,
+    vocab_size: int,
+    *,
+    reference_logps: np.ndarray | None = None,
+    with_mismatched: bool = False,
+) -> Collate:
+    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
+
+    Args:
+        rows: the dataset.
+        data: `config.data` of a run.
+        pad_token_id: token at padding positions.
+        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
+        reference_logps: float32 [rows, 2], log-probabilities of the answers under the reference model; None: unknown.
+        with_mismatched: add batches of mismatched prompts and answers, for KTO.
+    """
+    pad_to_length = data.max_length if data.pad_to_max_length else None
+
+    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PreferenceBatch:
+        packs = [[rows[index] for index in pack] for pack in micro_batch]
+        check_tokens(rows, packs, vocab_size)
+        return collate_preferences(
+            packs,
+            pad_to_multiple_of=data.pad_to_multiple_of,
+            pad_to_length=pad_to_length,
+            pad_token_id=pad_token_id,
+            reference_logps=reference_logps,
+            with_mismatched=with_mismatched,
+        )
+
+    return collate_rows

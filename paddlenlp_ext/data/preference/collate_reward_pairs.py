@@ -1,0 +1,96 @@
+"""Collate rows of reward models: which position of the batch has the score of each answer.
+
+Shapes: B batch, S positions of a batch row, A answers of a batch, P pairs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardDataset, ScoredPair
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardBatch(PackedBatch):
+    """Arrays of one micro-batch of a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
+
+    Attributes:
+        scored: int64 [A], position of each answer's last token, counted over all batch rows.
+        margins: float32 [P], margin of each row.
+    """
+
+    scored: np.ndarray
+    margins: np.ndarray
+
+
+def collate_scored_pairs(
+    packs: Sequence[Sequence[ScoredPair]],
+    *,
+    pad_to_multiple_of: int | None = None,
+    pad_to_length: int | None = None,
+    pad_token_id: int = 0,
+    unscored_token_id: int | None = None,
+) -> RewardBatch:
+    """Concatenate the rows of a micro-batch.
+
+    Args:
+        packs: the micro-batch; each pack is a list of rows.
+        pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
+        unscored_token_id: token that is not scored: the token before it is. It is `pad_token_id` of config.json, which
+            transformers takes for padding wherever it stands, even if it is also the end token.
+
+    Raises:
+        ValueError: a pack has more positions than `pad_to_length`.
+    """
+    batch = collate(
+        packs, pad_to_multiple_of=pad_to_multiple_of, pad_to_length=pad_to_length, pad_token_id=pad_token_id
+    )
+    scored = []
+    for batch_index, rows in enumerate(batch_rows_of(packs, pad_to_length)):
+        start = batch_index * batch.input_ids.shape[1]
+        for document in itertools.chain.from_iterable(row.documents for row in rows):
+            if document.answer >= 0:
+                scored.append(start + last_scored(document.input_ids, unscored_token_id))
+            start += len(document.input_ids)
+    margins = [row.margin for row in itertools.chain.from_iterable(packs)]
+    return RewardBatch(**vars(batch), scored=np.array(scored, np.int64), margins=np.array(margins, np.float32))
+
+
+def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
+    """Return the index of the last token that is not `unscored_token_id`; the last one if there is no other."""
+    others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
+    return int(others[-1]) if len(others) else len(tokens) - 1
+
+
+def build_reward_collate(
+    rows: RewardDataset, data: DataConfig, pad_token_id: int, vocab_size: int, unscored_token_id: int | None
+) -> Collate:
+    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
+
+    Args:
+        rows: the dataset.
+        data: `config.data` of a run.
+        pad_token_id: token at padding positions.
+        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
+        unscored_token_id: as for `collate_scored_pairs`.
+    """
+    pad_to_length = data.max_length if data.pad_to_max_length else None
+
+    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> RewardBatch:
+        packs = [[rows[index] for index in pack] for pack in micro_batch]
+        check_tokens(rows, packs, vocab_size)
+        return collate_scored_pairs(
+            packs,
+            pad_to_multiple_of=data.pad_to_multiple_of,
+            pad_to_length=pad_to_length,
+            pad_token_id=pad_token_id,
+            unscored_token_id=unscored_token_id,
+        )
+
+    return collate_rows

@@ -1,0 +1,180 @@
+"""Tokenize a split of preference data once, and map its tokens from the cache of `data.dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset, cache_dir, log_stats, template_options, tokenize
+from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
+from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.readers.base import Reader
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.token_cache import load_or_build
+from paddlenlp_ext.data.tokenization.truncation import LengthLimits
+
+
+class PreferenceDataset(TokenizedDataset):
+    """Tokenized rows of preference data, mapped from disk; an item is an `EncodedPreference`.
+
+    Class attributes:
+        kind: kind of rows, a part of the cache key.
+        encoder_class: encoder of the rows.
+
+    Attributes:
+        lengths: int64 [rows], number of positions of each row in a batch.
+        num_answers: int64 [rows], 2 for a pair and 1 for a rated answer.
+        stats: numbers of rows and tokens.
+        cache_folder: folder of the cached tokens; its name is a hash of everything that determines them.
+    """
+
+    kind: ClassVar[str] = "preference"
+    encoder_class: ClassVar[type[PreferenceEncoder]] = PreferenceEncoder
+
+    def __init__(
+        self,
+        arrays: TokenArrays,
+        stats: DataStats,
+        readers: Sequence[Reader],
+        template: ChatTemplate,
+        share_prompt: bool,
+        cache_folder: Path,
+    ) -> None:
+        super().__init__(arrays, stats, readers, template, autoregressive=False)
+        self.cache_folder = cache_folder
+        self._share_prompt = share_prompt
+        num_tokens = self.lengths + 1
+        prompt_lengths = arrays.answers[:, 0]
+        self.num_answers = 1 + (arrays.answers[:, 1] < num_tokens)
+        copies = 1 if share_prompt else self.num_answers
+        self.lengths = num_tokens - prompt_lengths + copies * (prompt_lengths - 1)
+
+    def __getitem__(self, index: int) -> EncodedPreference:
+        row = super().__getitem__(index)
+        first, second, is_desirable, *_ = self._arrays.answers[index].tolist()
+        is_pair = second < len(row.tokens)
+        return EncodedPreference(
+            row.tokens,
+            row.loss_mask,
+            row.row_index,
+            answer_starts=(first, second) if is_pair else (first,),
+            is_desirable=(True, False) if is_pair else (bool(is_desirable),),
+            share_prompt=self._share_prompt,
+        )
+
+    def prompts(self) -> Iterator[tuple[list[int], str, str]]:
+        """Raise an error: answers of preference data are compared, not generated."""
+        raise ValueError("eval_with_do_generation: answers of preference data are compared; set it to false")
+
+
+def load_preference_dataset(
+    config: PreferenceDataConfig,
+    preference: PreferenceConfig,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+) -> PreferenceDataset:
+    """Tokenize a split, or map its tokens from the cache.
+
+    Args:
+        config: `config.data` of a run; the training rows are those of `train_dataset_path` if it is set, and all others
+            are those of `dataset_name_or_path`.
+        preference: `config.preference` of the run.
+        split: "train" or "dev".
+        tokenizer: a Hugging Face tokenizer.
+        template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
+        fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
+
+    Raises:
+        ValueError: the files do not exist or have no valid row, the cache cannot be written, or the loss compares
+            pairs and a row has one answer.
+        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+    """
+    shared = (tokenizer, template, fingerprint)
+    dataset = load_pairs(PreferenceDataset, config, preference.share_prompt, split, *shared)
+    if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
+        file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
+        raise ValueError(
+            f"{file}:{line_number}: the row has one answer, and loss_type {preference.loss_type} compares two; set "
+            "loss_type kto, or add a second answer"
+        )
+    return dataset
+
+
+DatasetT = TypeVar("DatasetT", bound=PreferenceDataset)
+
+
+def load_pairs(
+    dataset_class: type[DatasetT],
+    config: PreferenceDataConfig,
+    share_prompt: bool,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+) -> DatasetT:
+    """Tokenize a split for one of the programs that read preference data, or map its tokens from the cache.
+
+    Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
+    """
+    template = template or load_template(config.chat_template, tokenizer, template_options(config))
+    readers, encoder = open_pairs(dataset_class, config, share_prompt, split, template)
+    limits = encoder.limits
+    key = cache_key(
+        readers=readers,
+        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
+        template_text=template.identity,
+        options={**vars(limits), "bad_rows": config.bad_rows, "rows": dataset_class.kind, "share_prompt": share_prompt},
+    )
+
+    def build(folder: Path) -> DataStats:
+        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
+
+    folder = cache_dir(config) / f"{split}-{key[:32]}"
+    arrays, stats = load_or_build(folder, build)
+    log_stats(stats, f"{split} rows of {', '.join(encoder.files)}")
+    return dataset_class(arrays, stats, readers, template, share_prompt, folder)
+
+
+def open_pairs(
+    dataset_class: type[PreferenceDataset],
+    config: PreferenceDataConfig,
+    share_prompt: bool,
+    split: str,
+    template: ChatTemplate,
+) -> tuple[list[Reader], PreferenceEncoder]:
+    """Return the readers of a split and the encoder of its rows.
+
+    Raises:
+        ValueError: the path is not set, or it does not exist or lacks the split.
+    """
+    readers = _readers(config, split)
+    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+    names = tuple(reader.name for reader in readers)
+    return readers, dataset_class.encoder_class(template, limits, False, names, share_prompt)
+
+
+def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:
+    """Return the readers of a split, in the order of their names.
+
+    Raises:
+        ValueError: the path is not set, or it does not exist or lacks the split.
+    """
+    written = config.dataset_name_or_path
+    if split == "train" and config.train_dataset_path is not None:
+        written = config.train_dataset_path
+    if written is None:
+        raise ValueError(f"{split}_dataset_path: not set; use a file with one JSON object per line")
+    readers: list[Reader] = []
+    for name in dataset_names(written):
+        path = Path(name).expanduser()
+        readers += [open_reader(path)] if path.is_file() else open_split(name, split, config.task_name)
+    return readers

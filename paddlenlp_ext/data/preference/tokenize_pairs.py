@@ -1,0 +1,268 @@
+"""Tokenize rows of preference data, many at a time, and shorten those that are longer than allowed.
+
+The tokens of each answer are those of a row of fine-tuning. The prompt is everything that all answers of a row have in
+common before the first target token.
+
+`src_length` (`max_prompt_len`) limits the prompt, and `max_length` (`max_seq_len`) the prompt and all answers together.
+`truncation` selects what happens to a longer row:
+
+    right   The prompt loses its oldest turns, then the end of its last user message. Then the longest answers lose
+            their ends; a truncated answer has no end token.
+    left    The prompt is shortened in the same way, and further to make room: answers are never truncated.
+    drop    The row is dropped and counted.
+    error   The row is invalid.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt
+from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, unknown_preference_fields
+from paddlenlp_ext.data.rows.conversation import REFUSED
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.known_fields import NO_TARGET
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
+from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
+from paddlenlp_ext.data.tokenization.row_encoder import CHUNK_ROWS, RowEncoder
+from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedPreference(TokenizedRow):
+    """Tokenized row of preference data: the prompt, then the tokens of every answer.
+
+    Attributes:
+        answer_start: index of the first token of the first answer.
+        second_start: index of the first token of the second answer; the number of tokens if there is one answer.
+        is_desirable: True if the first answer is chosen or rated as good.
+    """
+
+    second_start: int
+    is_desirable: bool
+
+    @property
+    def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
+        """Name, tokens and loss mask of the prompt and of each answer."""
+        is_pair = self.second_start < len(self.tokens)
+        names = ("chosen", "rejected") if is_pair else ("good" if self.is_desirable else "bad",)
+        starts = (0, self.answer_start, self.second_start)[: 2 + is_pair]
+        spans = [slice(start, end) for start, end in zip(starts, (*starts[1:], len(self.tokens)), strict=True)]
+        named = zip(("prompt", *names), spans, strict=True)
+        return [(name, self.tokens[span], self.loss_mask[span]) for name, span in named]
+
+    @property
+    def answers(self) -> tuple[int, ...]:
+        """Numbers that are stored about the answers of the row."""
+        return self.answer_start, self.second_start, int(self.is_desirable)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Ids of a prompt, and ids and loss mask of each answer to it."""
+
+    prompt: list[int]
+    answers: list[tuple[list[int], list[bool]]]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + sum(len(ids) for ids, _ in self.answers)
+
+    @property
+    def num_targets(self) -> int:
+        return sum(sum(mask) for _, mask in self.answers)
+
+
+@dataclass(frozen=True)
+class PreferenceEncoder(RowEncoder):
+    """Encoder of blocks of preference data.
+
+    Attributes:
+        share_prompt: the prompt of a pair counts once in `max_length`; False: once for each answer.
+    """
+
+    share_prompt: bool = True
+    num_answers: ClassVar[int] = 3
+
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedPreference | InvalidRow]:
+        """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails."""
+        iterator = iter(rows)
+        while chunk := list(islice(iterator, CHUNK_ROWS)):
+            rendered = [self._render(row) for row in chunk]
+            texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
+            encoded = iter(self.template.encode_turns(texts))
+            for item in rendered:
+                if isinstance(item, InvalidRow):
+                    yield item
+                    continue
+                row, members = item
+                sequences = [self.join(next(encoded)) for _ in members]
+                yield self._finish(row, [answer for answer, _ in members], sequences)
+
+    def unknown_fields(self, row: Any) -> Iterator[str]:
+        """Yield each field of a row that has no effect and is not metadata."""
+        return unknown_preference_fields(row)
+
+    # -- overridden for other uses of the rows ------------------------------------------------------------------------
+    def parse(self, value: Any) -> tuple[Answer, ...]:
+        """Return the answers of a row.
+
+        Raises:
+            InvalidRowError: the row is invalid.
+        """
+        return parse_preference(value)
+
+    def join(self, turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
+        """Return tokens and loss mask of an answer with its prompt."""
+        return join_turns(turns)
+
+    def num_extra_positions(self, num_answers: int) -> int:
+        """Return the positions that a row takes in addition to its tokens."""
+        return 0
+
+    def finished(self, row: SourceRow, tokenized: TokenizedPreference) -> TokenizedPreference:
+        """Return the row with everything that is stored of it."""
+        return tokenized
+
+    # -- one row ------------------------------------------------------------------------------------------------------
+    def _render(
+        self, row: SourceRow | InvalidRow
+    ) -> tuple[SourceRow, list[tuple[Answer, tuple[RenderedTurn, ...]]]] | InvalidRow:
+        if isinstance(row, InvalidRow):
+            return row
+        try:
+            return row, [(answer, _render_answer(answer, self.template)) for answer in self.parse(row.value)]
+        except InvalidRowError as error:
+            return _invalid(row, error)
+
+    def _finish(
+        self, row: SourceRow, answers: Sequence[Answer], sequences: Sequence[tuple[list[int], list[bool]]]
+    ) -> TokenizedPreference | InvalidRow:
+        try:
+            complete = _split(sequences)
+            encoded = self._shorten(complete, answers)
+            tokenized = _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens)
+            num_lost = complete.num_targets - encoded.num_targets
+            return self.finished(row, replace(tokenized, num_truncated_target_tokens=num_lost))
+        except InvalidRowError as error:
+            return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
+
+    def _shorten(self, encoded: _Encoded, answers: Sequence[Answer]) -> _Encoded:
+        """Shorten a row to the limits.
+
+        Raises:
+            InvalidRowError: the row is too long, and `truncation` or the text of the template prevents shortening it.
+        """
+        limits, copies = self.limits, 1 if self.share_prompt else len(encoded.answers)
+        in_answers = sum(len(ids) for ids, _ in encoded.answers) + self.num_extra_positions(len(encoded.answers))
+        total = copies * len(encoded.prompt) + in_answers
+        if len(encoded.prompt) <= limits.src_length and total <= limits.max_length:
+            return encoded
+        if limits.truncation in ("drop", "error"):
+            what = f"{total} tokens, max_length is {limits.max_length}"
+            if len(encoded.prompt) > limits.src_length:
+                what = f"a prompt of {len(encoded.prompt)} tokens, max_prompt_len is {limits.src_length}"
+            raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+        room = limits.src_length
+        if limits.truncation == "left":
+            room = min(room, (limits.max_length - in_answers) // copies)
+            if room < 1:
+                message = f"the answers take {in_answers} of {limits.max_length} tokens; raise max_length"
+                raise InvalidRowError(NO_ROOM, message)
+        if len(encoded.prompt) > room:
+            encoded = replace(encoded, prompt=_shorter_prompt(encoded, answers, self.template, room))
+        room = limits.max_length - copies * len(encoded.prompt) - self.num_extra_positions(len(encoded.answers))
+        if room < len(encoded.answers):
+            message = f"the prompt fills all {limits.max_length} tokens of max_length; lower max_prompt_len"
+            raise InvalidRowError(NO_ROOM, message)
+        caps = _caps([len(ids) for ids, _ in encoded.answers], room)
+        return replace(
+            encoded,
+            answers=[(ids[:cap], mask[:cap]) for (ids, mask), cap in zip(encoded.answers, caps, strict=True)],
+        )
+
+
+def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn, ...]:
+    examples = template.render(answer.conversation)
+    if len(examples) > 1:
+        problem = "the chat template writes the earlier turns of an answer differently once others follow"
+        raise InvalidRowError(REFUSED, f"{problem}, so they cannot be compared together; move them to the prompt")
+    return examples[0].turns
+
+
+def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
+    """Separate the common prompt of sequences (ids and loss mask) from their answers."""
+    length = min(mask.index(True) if True in mask else len(mask) for _, mask in sequences)
+    first = sequences[0][0]
+    while any(ids[:length] != first[:length] for ids, _ in sequences):
+        length -= 1
+    if length < 1:
+        raise InvalidRowError(NO_TARGET, "the answers have no common prompt; add a question")
+    return _Encoded(first[:length], [(ids[length:], mask[length:]) for ids, mask in sequences])
+
+
+def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:
+    """Return the prompt with at most `room` tokens, without its oldest turns or the end of its last user message."""
+    prompt = Prompt(answers[0].prompt, None)
+    complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
+    # A template may write text between the prompt of generation and the first target token.
+    after = encoded.prompt[len(complete) :]
+    if encoded.prompt[: len(complete)] != complete:
+        message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and ends before the last answer"
+        raise InvalidRowError(TOO_LONG, f"{message}; raise max_prompt_len or max_length, or remove the row")
+    try:
+        shorter, _ = encode_truncated_prompt(template, prompt, max(room - len(after), 0))
+    except ValueError as error:
+        fixed = "the text of the template and the system prompt"
+        raise InvalidRowError(NO_ROOM, f"{fixed} exceed {room} tokens of a prompt; raise max_prompt_len") from error
+    return shorter + after
+
+
+def _caps(lengths: Sequence[int], room: int) -> list[int]:
+    """Return lengths that sum to at most `room`, at which the longest answers are truncated."""
+    caps: dict[int, int] = {}
+    by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    for place, index in enumerate(by_length):
+        caps[index] = min(lengths[index], room // (len(by_length) - place))
+        room -= caps[index]
+    return [caps[index] for index in range(len(lengths))]
+
+
+def _tokenized(
+    row: SourceRow, encoded: _Encoded, answers: Sequence[Answer], num_truncated_tokens: int
+) -> TokenizedPreference:
+    tokens, loss_mask = list(encoded.prompt), [False] * len(encoded.prompt)
+    starts = []
+    for ids, mask in encoded.answers:
+        if not any(mask):
+            message = "truncation leaves an answer without a target token; raise max_length or remove the row"
+            raise InvalidRowError(NO_TARGET, message)
+        starts.append(len(tokens))
+        tokens += ids
+        loss_mask += mask
+    targets = [message for answer in answers for message in answer.conversation.messages if message.is_target]
+    return TokenizedPreference(
+        location=row.location,
+        tokens=np.array(tokens, dtype=np.int32),
+        loss_mask=np.array(loss_mask, dtype=bool),
+        answer_start=starts[0],
+        last_turn=0,
+        num_truncated_tokens=num_truncated_tokens,
+        num_thoughts=sum(message.reasoning is not None for message in targets),
+        num_tool_calls=sum(len(message.tool_calls) for message in targets),
+        second_start=starts[1] if len(starts) > 1 else len(tokens),
+        is_desirable=answers[0].is_desirable,
+    )
+
+
+def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
+    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)

@@ -1,0 +1,64 @@
+"""KTO loss on answers that are rated one by one, and the KL baseline that it subtracts (arXiv:2402.01306).
+
+Shapes: A answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.config.sections.preference import PreferenceConfig
+from paddlenlp_ext.preference.dpo_losses import log_ratios
+
+
+@dataclass(frozen=True)
+class AnswerLoss:
+    """Losses and rewards of answers that are rated one by one, float32 [A]; rewards have no gradient."""
+
+    losses: paddle.Tensor
+    rewards: paddle.Tensor
+
+
+def kto_loss(
+    logps_A: paddle.Tensor,
+    reference_A: paddle.Tensor | None,
+    is_desirable_A: paddle.Tensor,
+    baseline: paddle.Tensor | float,
+    options: PreferenceConfig,
+    lengths_A: paddle.Tensor,
+) -> AnswerLoss:
+    """Return the KTO loss of each answer (arXiv:2402.01306).
+
+    With the baseline z, a desirable answer has the loss desirable_weight (1 - s(beta (r - z))), and an undesirable one
+    undesirable_weight (1 - s(beta (z - r))). `sft_loss_ratio` adds the mean loss per token of desirable answers.
+
+    Args:
+        logps_A: float32 [A], sum of the log-probabilities of each answer's tokens.
+        reference_A: the same sums under the reference model, as for `pair_loss`.
+        is_desirable_A: bool [A].
+        baseline: the result of `kto_baseline`.
+        options: `config.preference` of a run.
+        lengths_A: int64 [A], number of tokens of each answer.
+    """
+    ratios_A = log_ratios(logps_A, reference_A, options)
+    desirable_A = is_desirable_A.astype("float32")
+    signs_A = 2 * desirable_A - 1
+    weights_A = options.desirable_weight * desirable_A + options.undesirable_weight * (1 - desirable_A)
+    losses_A = options.pref_loss_ratio * weights_A * (1 - F.sigmoid(options.beta * signs_A * (ratios_A - baseline)))
+    if options.sft_weight:
+        losses_A = losses_A - options.sft_weight * desirable_A * logps_A / lengths_A.astype("float32")
+    return AnswerLoss(losses_A, options.beta * ratios_A.detach())
+
+
+def kto_baseline(logps_A: paddle.Tensor, reference_A: paddle.Tensor | None, options: PreferenceConfig) -> paddle.Tensor:
+    """Return KTO's estimate of the KL divergence: the mean log-ratio of mismatched answers, at least 0, no gradient.
+
+    Args:
+        logps_A: float32 [A], log-probabilities of mismatched answers (`PreferenceBatch.mismatched`).
+        reference_A: their log-probabilities under the reference model.
+        options: `config.preference` of a run.
+    """
+    return log_ratios(logps_A, reference_A, options).mean().clip(min=0).detach()

@@ -1,0 +1,63 @@
+"""Reporters that `report_to` names (VisualDL), and the list of all callbacks that a run has by default."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.callbacks.loss_plot import LossPlot
+from paddlenlp_ext.trainer.callbacks.metrics_files import MetricsFile
+from paddlenlp_ext.trainer.callbacks.progress import build_progress
+from paddlenlp_ext.trainer.trainer_state import TrainerState
+
+
+class VisualDLLog(Callback):
+    """Callback that writes every number of a log entry as a VisualDL scalar under `output_dir/runs`.
+
+    Raises:
+        ValueError: VisualDL is not installed.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        try:
+            visualdl = importlib.import_module("visualdl")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                "report_to: visualdl needs the package visualdl; run: pip install -e '.[visualdl]'"
+            ) from error
+        self._writer = visualdl.LogWriter(logdir=str(output_dir / "runs"))
+
+    def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
+        for name, value in entry.items():
+            if name != "step":
+                group = "eval" if name.startswith("eval_") else "train"
+                self._writer.add_scalar(f"{group}/{name.removeprefix('eval_')}", value, entry["step"])
+
+    def on_train_end(self, state: TrainerState) -> None:
+        self._writer.close()
+
+
+_REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
+
+
+def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
+    """Build the callbacks of a run: metrics file, progress, loss plot, and the reporters that `report_to` names.
+
+    Args:
+        train: `config.train`.
+        output_dir: folder of the run, which must exist.
+
+    Raises:
+        ValueError: the package of a reporter is not installed.
+    """
+    names = [name for name in train.report_to if name != "none"]
+    return [
+        MetricsFile(output_dir),
+        build_progress(train.disable_tqdm),
+        LossPlot(output_dir),
+        *(_REPORTERS[name](output_dir) for name in names),
+    ]

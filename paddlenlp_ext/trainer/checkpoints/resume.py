@@ -1,0 +1,196 @@
+"""Resume a run: choose a checkpoint without damage, and check that the run continues the one that wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.checkpoint.checksum_manifest import MANIFEST_FILE, find_damage
+from paddlenlp_ext.checkpoint.training_state import load_training_state
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.options import Option, options_of
+from paddlenlp_ext.config.run_config import method_options
+from paddlenlp_ext.data.sampler import check_same_data_order
+from paddlenlp_ext.trainer.checkpoints.save_and_restore import HAS_MANIFEST, read_state
+from paddlenlp_ext.trainer.stability.loss_scale import LossScale
+from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates
+from paddlenlp_ext.trainer.trainer_state import TrainerState
+from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+_OBJECTIVE_SECTIONS = ("preference", "reward")
+_REPORTED_SECTIONS = ("optim", "precision")
+_WITHOUT_EFFECT = ("device", "scale_loss")  # of the reported sections
+_MAX_PROBLEMS = 5
+
+
+def begin_or_resume(
+    config: RunConfig, data_order: dict[str, Any], total_steps: int, best_name: str
+) -> tuple[Path | None, TrainerState]:
+    """Return the checkpoint to resume from and its progress, or None and the state of a new run.
+
+    Args:
+        config: the run's configuration.
+        data_order: facts that determine the order of the run's data.
+        total_steps: optimizer steps of the run.
+        best_name: metric that selects the run's best evaluation.
+
+    Raises:
+        ValueError: there is no such checkpoint, it is damaged, or the run would not continue it.
+    """
+    assert config.train.output_dir is not None, "check_output_dir requires output_dir"
+    checkpoint = choose_checkpoint(config.train.output_dir, config.train.resume_from_checkpoint)
+    state = TrainerState()
+    if checkpoint is not None:
+        state = read_state(checkpoint)
+        logger.info("resuming from %s: step %d of %d", checkpoint, state.step, total_steps)
+        if config.train.ignore_data_skip:
+            state.batch_index, state.data_cursor = 0, None
+        else:
+            check_same_data_order(state.data_order, data_order)
+        _check_same_objective(checkpoint, config)
+        _report_changes(checkpoint, config)
+        _check_best(checkpoint, state, config, best_name)
+        if state.total_steps != total_steps:
+            logger.warning(
+                "the run was planned for %d steps and now has %d; the learning rate follows the new number",
+                state.total_steps,
+                total_steps,
+            )
+    state.total_steps, state.data_order = total_steps, data_order
+    _continue_loss_scale(state, config)
+    return checkpoint, state
+
+
+def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
+    """Keep the checkpoint's loss scale if the run computes in float16; `scale_loss` is for runs that have none."""
+    if not config.precision.scales_loss:
+        state.loss_scale = None
+    elif state.loss_scale is None:
+        state.loss_scale = LossScale(config.precision.scale_loss)
+    else:
+        logger.info("loss scale %g, as in the checkpoint", state.loss_scale.scale)
+
+
+def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
+    """Return the newest checkpoint without damage, or the named one; None to start a new run.
+
+    Args:
+        output_dir: the run's folder.
+        resume: `resume_from_checkpoint`.
+
+    Raises:
+        ValueError: the named checkpoint is damaged, or all are; the message names the files. Or see
+            `resume_candidates`.
+    """
+    is_named = isinstance(resume, str) and resume != AUTO
+    damaged = []
+    for folder in resume_candidates(output_dir, resume):
+        problems = checkpoint_damage(folder)
+        if not problems:
+            return folder
+        damaged.append(f"{folder}: {'; '.join(problems[:_MAX_PROBLEMS])}{'; ...' * (len(problems) > _MAX_PROBLEMS)}")
+        if not is_named:
+            logger.warning("damaged checkpoint %s. Trying the one before it", damaged[-1])
+    if is_named and damaged:
+        raise ValueError(
+            f"damaged checkpoint {damaged[0]}. Resume from another one; resume_from_checkpoint: true takes the newest "
+            "that is not damaged"
+        )
+    if damaged:
+        raise ValueError(
+            f"no checkpoint in {output_dir} can be resumed from: {' | '.join(damaged)}. Restore one from a copy, or "
+            "remove them to start a new run"
+        )
+    return None
+
+
+def checkpoint_damage(folder: Path) -> list[str]:
+    """Return descriptions of the damaged, missing and mixed files of a checkpoint; empty if there are none.
+
+    A checkpoint of an earlier version has no manifest. Only its headers and its step are then checked, with a warning.
+    """
+    if (folder / MANIFEST_FILE).exists():
+        return find_damage(folder)
+    try:
+        state = read_state(folder)
+        _, values = load_training_state(folder)
+    except ValueError as error:
+        return [str(error).replace(f"{folder}/", "")]
+    if values.get(HAS_MANIFEST):
+        return [f"{MANIFEST_FILE}: missing"]
+    if values.get("step", state.step) != state.step:
+        return [f"training_state.json is of step {values['step']}, trainer_state.json of step {state.step}"]
+    logger.warning("%s has no %s: an earlier version wrote it, so its files are not verified", folder, MANIFEST_FILE)
+    return []
+
+
+def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
+    """Check that the options of a preference loss or reward model are those of the checkpoint.
+
+    Raises:
+        ValueError: an option has another value; the message has both.
+    """
+    options = [
+        option
+        for name in _OBJECTIVE_SECTIONS
+        if name in config.sections
+        for option in options_of(type(config.sections[name]), name)
+    ]
+    if changes := _changes(checkpoint, config, options):
+        raise ValueError(
+            f"{checkpoint} was trained with another objective: {'; '.join(changes)}. Restore the old values, or start "
+            "a new run from its weights"
+        )
+
+
+def _report_changes(checkpoint: Path, config: RunConfig) -> None:
+    """Warn of options of the optimizer, the precision and the adapter method whose values have changed."""
+    options = [o for name in _REPORTED_SECTIONS for o in options_of(type(config.sections[name]), name)]
+    if config.peft is not None and config.peft_switch is not None:
+        options += method_options(config.peft_switch, type(config.peft))
+    if changes := _changes(checkpoint, config, [o for o in options if o.key not in _WITHOUT_EFFECT]):
+        logger.warning(
+            "the configuration has changed since %s: %s. The run continues with the new values",
+            checkpoint.name,
+            "; ".join(changes),
+        )
+
+
+def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list[str]:
+    """Describe the options whose values differ from those of the checkpoint; a key that it lacks is new."""
+    saved = read_json_object(checkpoint / "run_config.json")
+    current = json.loads(json.dumps(config.to_flat_dict()))
+    return [
+        f"{option.key} was {json.dumps(saved[option.key])}, now {json.dumps(current[option.key])}"
+        for option in options
+        if option.key in saved and saved[option.key] != current[option.key]
+    ]
+
+
+def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_name: str) -> None:
+    """Forget the best evaluation if another metric selected it, or if its checkpoint is needed but lost."""
+    assert config.train.output_dir is not None
+    best = state.best_step
+    if best is None:
+        return
+    folder = checkpoint_folder(config.train.output_dir, best)
+    if config.train.load_best_model_at_end and folder.resolve() != checkpoint.resolve():
+        problems = checkpoint_damage(folder) if folder.is_dir() else ["missing"]
+        if problems:
+            logger.warning(
+                "the best checkpoint so far (step %d) cannot be used (%s); only later evaluations count",
+                best,
+                "; ".join(problems),
+            )
+            state.forget_best()
+    if state.best_name not in (None, best_name):
+        logger.warning(
+            "metric_for_best_model changed from %s to %s; only later evaluations count for the best checkpoint",
+            state.best_name,
+            best_name,
+        )
+        state.forget_best()

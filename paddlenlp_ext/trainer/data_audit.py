@@ -1,0 +1,93 @@
+"""Audit of the data of a run (`audit`, `--audit_only`), and the limit of lost targets (`max_lost_targets`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.dev_sets import dev_sets
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
+from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
+from paddlenlp_ext.data.audit.html_page import render_page
+from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.audit.report import AuditReport
+from paddlenlp_ext.data.dataset import choose_template, row_encoder
+from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardDataset
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
+from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.trainer.build import RunData
+from paddlenlp_ext.utils.files import write_json, write_text
+from paddlenlp_ext.utils.logging import get_logger
+
+PAGE, RESULTS = "data_audit.html", "data_audit.json"
+STREAM_ROWS = 100_000
+"""Rows of a stream that are audited."""
+_COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_tokens", "num_target_tokens")
+
+
+def check_training_rows(config: RunConfig, data: RunData) -> None:
+    """Check that not too many training targets are lost; a stream checks its own rows while it is read.
+
+    Raises:
+        ValueError: more than `max_lost_targets` is lost.
+    """
+    if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
+        check_losses(data.train_rows.stats, config.data.max_lost_targets)
+
+
+def audit_run(config: RunConfig, data: RunData) -> AuditReport:
+    """Audit the splits of a run, log the findings, and write data_audit.html and data_audit.json into output_dir.
+
+    Args:
+        config: the run's configuration.
+        data: its tokenizer and template; if it has rows, their numbers are compared with those of the audit.
+
+    Raises:
+        ValueError: a dataset does not exist, or a file is damaged.
+    """
+    splits = _open_splits(config, data)
+    names = list(dict.fromkeys(name for split in splits for name in split.encoder.files))
+    report = audit_splits(splits, _title(config, names), config.data.dataset_num_proc)
+    if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
+        check_account(report.splits[0], {name: getattr(data.train_rows.stats, name) for name in _COUNTS})
+    folder = Path(str(config.train.output_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / RESULTS, report.to_json())
+    write_text(folder / PAGE, render_page(report, data.tokenizer))
+    get_logger().info("%s\n  written to %s", report.table(), folder / PAGE)
+    return report
+
+
+def _title(config: RunConfig, files: Sequence[str]) -> str:
+    named = config.data.dataset_name_or_path
+    return ", ".join(files[:2]) if named is None else ", ".join(dataset_names(named))
+
+
+def _open_splits(config: RunConfig, data: RunData) -> list[AuditedSplit]:
+    splits = [_open_split(config, config.data, TRAIN, TRAIN, data)] if config.train.do_train else []
+    if config.train.do_eval:
+        for name, path in dev_sets(config.data).items():
+            section = replace(config.data, dataset_name_or_path=path)
+            splits.append(_open_split(config, section, "dev", f"dev {name}".strip(), data))
+    return splits
+
+
+def _open_split(config: RunConfig, section: DataConfig, split: str, name: str, data: RunData) -> AuditedSplit:
+    """Open a split, as for training: rows with answers, or with preferences between them."""
+    if config.preference is None and config.reward is None:
+        assert section.dataset_name_or_path is not None, "validation requires a dataset"
+        is_stream = section.lazy and split == TRAIN
+        readers = open_splits(dataset_names(section.dataset_name_or_path), split, section.task_name, is_stream)
+        encoder = row_encoder(section, choose_template(section, data.tokenizer, data.template), readers)
+        return AuditedSplit(name, readers, encoder, STREAM_ROWS if is_stream else None)
+    assert isinstance(section, PreferenceDataConfig), "a run on preference data has this section"
+    if config.reward is not None:
+        opened = open_pairs(RewardDataset, section, config.reward.share_prompt, split, data.template)
+    else:
+        assert config.preference is not None, "one of the two sections is set"
+        opened = open_pairs(PreferenceDataset, section, config.preference.share_prompt, split, data.template)
+    return AuditedSplit(name, *opened)

@@ -1,0 +1,172 @@
+"""Reference model of preference training, without a second model.
+
+The reference is the model as the run starts with it. Its log-probabilities of all answers are computed in one pass
+before the first step, and stored in the folder of the cached tokens under a hash of the weights and the number format.
+
+Where they cannot be known in advance, because the reference follows the trained model (`ref_model_update_steps`) or
+because KTO pairs prompts and answers of a micro-batch, the trained parameters of the reference are kept: a forward pass
+exchanges them with the current ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from rich.progress import track
+
+from paddlenlp_ext.data.collate import Collate
+from paddlenlp_ext.data.packing import PackingPlan
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.paddle_compat import has_storage
+from paddlenlp_ext.sharding_spec import is_materialized, placement_of, set_placement, shard_of
+from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger(__name__)
+_PREFIX = "reference/"
+
+
+def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: ProcessGroup) -> str:
+    """Return a hash of everything that determines the reference's log-probabilities of given tokens.
+
+    Args:
+        model: the model at the start of the run; its config counts (positions are computed from it), and the values of
+            all parameters and buffers, on all processes.
+        facts: further facts, such as the number format.
+        process_group: processes of the run.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_materialized(tensor) and has_storage(tensor):
+            digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode())
+            digest.update(tensor.detach().numpy().tobytes())
+    config = json.dumps(model.config.source, sort_keys=True)
+    parts = [*sorted(process_group.union({digest.hexdigest()})), config, *facts]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+def reference_logps(
+    rows: Any,
+    collate_rows: Collate,
+    answer_logps: Callable[[Any], np.ndarray | None],
+    batch_size: int,
+    process_group: ProcessGroup,
+    file: Path,
+) -> np.ndarray:
+    """Return the log-probabilities of each row's answers, float32 [rows, 2], from `file` or from a pass over the rows.
+
+    Args:
+        rows: the dataset.
+        collate_rows: function that collates a micro-batch.
+        answer_logps: function from a batch to its answers' log-probabilities; None on stages without lm_head.
+        batch_size: rows of a batch.
+        process_group: processes of the run; the replicas divide the batches among themselves.
+        file: where the result is stored.
+    """
+    if process_group.max_over_processes(float(not file.is_file())) == 0:
+        logger.info("log-probabilities of the reference model found in %s", file)
+        return np.load(file)
+    started, values = time.perf_counter(), np.zeros([len(rows), 2], np.float64)
+    batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
+    rounds = range(0, len(batches), process_group.size)
+    shows_bar = process_group.is_main and sys.stderr.isatty()
+    for first in track(rounds, "reference model", disable=not shows_bar):
+        # A replica without a batch of its own repeats one: with ZeRO-3 all run equally many forward passes.
+        number = first + process_group.index
+        batch = collate_rows(batches[min(number, len(batches) - 1)])
+        logps_A = answer_logps(batch)
+        if logps_A is not None and number < len(batches):
+            ends = np.cumsum([len(rows[index].answer_starts) for index in batch.row_indices])
+            for index, logps in zip(batch.row_indices, np.split(logps_A, ends[:-1]), strict=True):
+                values[index, : len(logps)] = logps
+    summed = process_group.sum_numbers(process_group.sum_stages(values.ravel().tolist()))
+    result = np.array(summed, np.float64).reshape(values.shape).astype(np.float32)
+    logger.info("log-probabilities of the reference model: %d rows in %.1f s", len(rows), time.perf_counter() - started)
+    if process_group.is_main:
+        _store(file, result)
+    process_group.barrier()
+    return result
+
+
+def _store(file: Path, logps: np.ndarray) -> None:
+    """Write the log-probabilities; the run goes on without a file if the folder cannot be written."""
+    draft = file.with_suffix(f".{os.getpid()}.npy")
+    try:
+        np.save(draft, logps, allow_pickle=False)
+        draft.replace(file)
+    except OSError as error:
+        logger.warning(
+            "the log-probabilities of the reference model are not stored (%s), so the next run computes them again; "
+            "set data_cache_dir to a folder that can be written",
+            error,
+        )
+
+
+class ReferenceWeights:
+    """Trained parameters of the reference model, in the layout of the model's own."""
+
+    def __init__(self, model: TrainableModel) -> None:
+        self._model = model
+        self._values: dict[str, paddle.Tensor] = {}
+        self.copy_model()
+
+    @paddle.no_grad()
+    def copy_model(self) -> None:
+        """Make the current model the reference."""
+        for name, parameter in self._parameters():
+            self._values[name] = parameter.detach().clone()
+            set_placement(
+                self._values[name],
+                **{field: getattr(placement_of(parameter), field) for field in ("shard", "stages", "is_on_stage")},
+            )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Let the model be the reference inside the block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def training_state(self) -> dict[str, paddle.Tensor]:
+        """Return the tensors that a checkpoint needs, by name."""
+        return {f"{_PREFIX}{name}": value for name, value in self._values.items()}
+
+    def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Load the result of `training_state`, unsharded.
+
+        Raises:
+            ValueError: a tensor is missing, because the run that wrote the checkpoint did not keep them.
+        """
+        for name, value in self._values.items():
+            full = tensors.get(f"{_PREFIX}{name}")
+            if full is None:
+                raise ValueError(
+                    f"the checkpoint has no weights of the reference model ({name}); set loss_type and "
+                    "ref_model_update_steps as in its run, or train from the start into another output_dir"
+                )
+            shard = shard_of(value)
+            value.set_value(np.ascontiguousarray(full if shard is None else full[shard.index]))
+
+    @paddle.no_grad()
+    def _exchange(self) -> None:
+        for name, parameter in self._parameters():
+            current = parameter.detach().clone()
+            parameter.set_value(self._values[name])
+            self._values[name].set_value(current)
+
+    def _parameters(self) -> list[tuple[str, paddle.Tensor]]:
+        """Return the trained parameters whose values this process holds between passes."""
+        return [(name, p) for name, p in trainable_parameters(self._model).items() if is_materialized(p)]

@@ -1,0 +1,75 @@
+"""Objective of a reward model: the Bradley-Terry loss of the scores of answers (preference/reward_model_loss.py).
+
+    batch -> hidden states -> those of the answers' last tokens [A, D] -> scores [A] -> loss of the pairs
+
+The loss of a step is the mean over the pairs of its global batch.
+
+Shapes: B batch, S sequence, D hidden, A answers of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.collate import Collate
+from paddlenlp_ext.data.preference.collate_reward_pairs import RewardBatch, build_reward_collate
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.preference.reward_model_loss import NUM_SUMS, reward_losses, reward_metrics, reward_sums
+from paddlenlp_ext.trainer.objectives.objective import Objective
+
+
+def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> paddle.Tensor:
+    """Return the score of each answer, float32 [A].
+
+    Args:
+        model: a `SequenceClassifier`, or a `PeftModel` around one.
+        hidden_BSD: hidden states of the batch.
+        batch: the batch.
+    """
+    hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
+    return model.score(paddle.gather(hidden_TD, paddle.to_tensor(batch.scored))).squeeze(-1)
+
+
+class RewardObjective(Objective):
+    """Loss and metrics of a reward model; the sums are those of `reward_sums`.
+
+    Args:
+        config: the run's configuration, with the section `reward`.
+        model: the model.
+    """
+
+    unit = "pair"
+    num_sums = NUM_SUMS
+
+    def __init__(self, config: RunConfig, model: TrainableModel) -> None:
+        assert config.reward is not None, "a run of a reward model has this section"
+        self.config, self.options = config, config.reward
+        self._unscored_token_id = model.config.source.get("pad_token_id")
+
+    def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
+        """Return the function that collates micro-batches of `rows`."""
+        return build_reward_collate(rows, self.config.data, pad_token_id, vocab_size, self._unscored_token_id)
+
+    def num_units(self, batch: RewardBatch) -> int:
+        """Return the number of pairs."""
+        return len(batch.margins)
+
+    def measure(
+        self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: RewardBatch
+    ) -> tuple[paddle.Tensor, np.ndarray]:
+        """Return the loss summed over the pairs, and the sums of the metrics."""
+        rewards_A = answer_scores(model, hidden_BSD, batch)
+        losses_P = reward_losses(rewards_A, paddle.to_tensor(batch.margins), self.options)
+        return losses_P.sum(), reward_sums(rewards_A.detach())
+
+    def step_metrics(self, sums: np.ndarray) -> dict[str, float]:
+        """Return the metrics under TRL's names (preference/reward_model_loss.py)."""
+        return reward_metrics(sums)
+
+    def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
+        """Return the metrics under TRL's names."""
+        return self.step_metrics(sums)

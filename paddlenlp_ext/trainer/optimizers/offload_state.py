@@ -1,0 +1,83 @@
+"""Optimizer state in host memory, moved to the GPU only for the optimizer step, when there are no activations.
+
+Experimental, not run on a GPU: tests/trainer/optimizers/test_offload_state.py only checks which tensors are moved, and
+when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.paddle_compat import share_storage
+
+Move = Callable[[paddle.Tensor], None]
+
+
+class OffloadedOptimizer:
+    """Optimizer wrapper that keeps the state in pinned host memory between steps.
+
+    Attributes:
+        inner: the wrapped optimizer.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        state: Callable[[], Iterable[paddle.Tensor]],
+        to_device: Move | None = None,
+        to_host: Move | None = None,
+    ) -> None:
+        """Wrap an optimizer.
+
+        Args:
+            inner: optimizer to wrap.
+            state: returns the live state tensors; they are created if no step has been made.
+            to_device: moves a tensor to the GPU in place.
+            to_host: moves a tensor to pinned host memory in place.
+        """
+        self.inner = inner
+        self._state, self._to_device, self._to_host = state, to_device or _to_device, to_host or _to_pinned_memory
+
+    def set_lr(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps."""
+        self.inner.set_lr(learning_rate)
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Set gradients to zero, or drop them if `set_to_zero` is False."""
+        self.inner.clear_grad(set_to_zero)
+
+    def step(self) -> None:
+        """Move the state to the GPU, make the step, and move the state back."""
+        # Step counts are on the CPU and stay there.
+        moving = [tensor for tensor in self._state() if not tensor.place.is_cpu_place()]
+        for tensor in moving:
+            self._to_device(tensor)
+        self.inner.step()
+        for tensor in moving:
+            self._to_host(tensor)
+
+
+def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
+    """Check that all parameters are on a GPU.
+
+    Raises:
+        ValueError: a parameter is on the CPU, so its optimizer state is in host memory anyway.
+    """
+    for parameter in parameters:
+        if not parameter.place.is_gpu_place():
+            raise ValueError(
+                f"offload_optim moves optimizer state from the GPU to host memory, and the model is on "
+                f"{parameter.place}, where the state is in host memory anyway; remove offload_optim"
+            )
+
+
+def _to_device(tensor: paddle.Tensor) -> None:
+    if tensor.place.is_cuda_pinned_place():
+        share_storage(tensor.cuda(), tensor)
+
+
+def _to_pinned_memory(tensor: paddle.Tensor) -> None:
+    share_storage(tensor.pin_memory(), tensor)

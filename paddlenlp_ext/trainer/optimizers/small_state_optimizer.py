@@ -1,0 +1,119 @@
+"""Base class of optimizers with small state: parameter groups, decoupled weight decay, fp32 copies, step count.
+
+The interface is that of Paddle's optimizers: `set_lr`, `step`, `clear_grad`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import paddle
+
+from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.ops.adamw_8bit import AdamStep
+from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
+from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+
+
+class ParameterUpdate(NamedTuple):
+    """Update of one parameter in a step: its gradient, state tensors, hyperparameters and weight decay."""
+
+    parameter: paddle.Tensor
+    gradient: paddle.Tensor
+    state: dict[str, paddle.Tensor]
+    step: AdamStep
+    weight_decay: float
+
+
+class SmallStateOptimizer(ABC):
+    """Variant of AdamW; a subclass defines the moments of a parameter and its update.
+
+    Weight decay acts before the update (arXiv:1711.05101). A parameter in half precision is updated in an fp32 copy,
+    `master_weight`, or widened, updated and rounded stochastically. A parameter without a gradient keeps its value and
+    state.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None = None
+    ) -> None:
+        """Store the groups of `parameter_groups`, whose `learning_rate` is a multiplier of the run's learning rate.
+
+        With `rounding`, parameters in half precision have no fp32 copies.
+        """
+        self._rounding = rounding
+        self._members = [
+            (parameter, group["learning_rate"], group["weight_decay"])
+            for group in groups
+            for parameter in group["params"]
+        ]
+        self._learning_rate = options.learning_rate
+        self.beta1, self.beta2, self.epsilon = options.adam_beta1, options.adam_beta2, options.adam_epsilon
+        self._states: dict[str, dict[str, paddle.Tensor]] = {}
+
+    def set_lr(self, learning_rate: float) -> None:
+        """Set the learning rate of the next steps."""
+        self._learning_rate = learning_rate
+
+    def clear_grad(self, set_to_zero: bool = True) -> None:
+        """Set gradients to zero, or drop them if `set_to_zero` is False."""
+        for parameter, _, _ in self._members:
+            parameter.clear_gradient(set_to_zero)  # by position: Paddle ignores the keyword
+
+    @paddle.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        for update in self._updates():
+            self._update_one(update)
+
+    def _updates(self) -> Iterator[ParameterUpdate]:
+        """Count a step of each parameter that has a gradient, and yield its update."""
+        for parameter, rate_scale, weight_decay in self._members:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            state, rate = self.state_of(parameter), self._learning_rate * rate_scale
+            num_steps = int(state["step"].numpy()[0]) + 1
+            state["step"] = _counter(num_steps)
+            step = AdamStep(self.beta1, self.beta2, self.epsilon, num_steps, rate)
+            yield ParameterUpdate(parameter, gradient, state, step, weight_decay)
+
+    def _update_one(self, update: ParameterUpdate) -> None:
+        """Update one parameter."""
+        parameter, gradient, state, step, weight_decay = update
+        is_half = parameter.dtype != paddle.float32
+        value = parameter
+        if is_half:
+            value = state["master_weight"] if self._rounding is None else parameter.astype("float32")
+        if weight_decay > 0.0:
+            value.scale_(1.0 - step.rate * weight_decay)
+        self._update_parameter(parameter.name, value, gradient.astype("float32"), state, step)
+        if is_half and self._rounding is not None:
+            parameter.set_value(stochastic_round(value, self._rounding.position(parameter)))
+        elif is_half:
+            parameter.set_value(value.astype(parameter.dtype))
+
+    def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        """Return the live state tensors of a parameter; they are created if no step has been made."""
+        if parameter.name not in self._states:
+            state = {"step": _counter(0)}
+            if parameter.dtype != paddle.float32 and self._rounding is None:
+                state["master_weight"] = parameter.detach().astype("float32")
+            self._states[parameter.name] = state | self._new_moments(parameter)
+        return self._states[parameter.name]
+
+    @abstractmethod
+    def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
+        """Create the moments of a parameter before its first gradient."""
+
+    @abstractmethod
+    def _update_parameter(
+        self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
+    ) -> None:
+        """Update the moments and `value` in place; all tensors are fp32."""
+
+
+def _counter(steps: int) -> paddle.Tensor:
+    """Return a step count as a tensor for checkpoints; it is on the CPU, where reading it waits for no kernel."""
+    return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())

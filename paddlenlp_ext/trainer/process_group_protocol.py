@@ -1,0 +1,164 @@
+"""Collective operations that the trainer uses, with no-op implementations for a single process.
+
+`parallel/process_group.py` implements them for several processes. A replica is a group of processes that together hold
+one model: its tensor-parallel ranks and pipeline stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import paddle
+
+from paddlenlp_ext.sharding_spec import Shard
+from paddlenlp_ext.trainer.optimizers.build_optimizer import global_norm
+
+
+class ProcessGroup(Protocol):
+    """All processes of a run.
+
+    Attributes:
+        index: rank of this process's replica; processes of one replica have the same index and micro-batches.
+        size: number of replicas.
+        is_main: whether this process writes files and logs.
+        forward_is_collective: whether a forward pass is a collective operation of all replicas (ZeRO-3 gathers
+            parameters in it, expert parallelism exchanges rows). All replicas then have to run equally many forward
+            passes.
+    """
+
+    index: int
+    size: int
+    is_main: bool
+    forward_is_collective: bool
+
+    def sum_numbers(self, values: list[float]) -> list[float]:
+        """Sum each value over the replicas."""
+        ...
+
+    def sum_stages(self, values: list[float]) -> list[float]:
+        """Sum each value over the pipeline stages of this replica."""
+        ...
+
+    def max_over_processes(self, value: float) -> float:
+        """Return the largest value of all processes."""
+        ...
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the values of all replicas in order."""
+        ...
+
+    def union(self, names: set[str]) -> set[str]:
+        """Return the union of all processes' names."""
+        ...
+
+    def from_main(self, value: Any) -> Any:
+        """Return the main process's value on every process."""
+        ...
+
+    def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+        """Return the full tensor from the shards of all ranks that divide it; collective, not differentiable."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every process has reached this point."""
+        ...
+
+    def after_micro_batch(self) -> None:
+        """Reduce gradients to their owners (ZeRO-2, ZeRO-3); called equally often on all replicas."""
+        ...
+
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Sum gradients in place within the replica, for parameters whose gradient each process has only in part."""
+        ...
+
+    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Sum each parameter's gradient in place over the replicas.
+
+        A missing gradient counts as zeros. A gradient that is missing on every replica stays missing.
+        """
+        ...
+
+    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
+        """Return the Euclidean norm of all gradients as one vector, including shards of other processes."""
+        ...
+
+    def broadcast_updated(self) -> None:
+        """Broadcast the parameters that this process has updated, and receive all others (ZeRO)."""
+        ...
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        """Return a context in which this process holds all values of its replica's parameters; collective."""
+        ...
+
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` on the main process with every tensor unsharded, as Paddle tensors or LazyTensors.
+
+        All processes call this with their own tensors, and return once the main process has written them.
+        """
+        ...
+
+
+class SingleProcess:
+    """Process group of one process; every operation is the identity or a no-op."""
+
+    index = 0
+    size = 1
+    is_main = True
+    forward_is_collective = False
+
+    def sum_numbers(self, values: list[float]) -> list[float]:
+        """Return `values` unchanged."""
+        return values
+
+    def sum_stages(self, values: list[float]) -> list[float]:
+        """Return `values` unchanged."""
+        return values
+
+    def max_over_processes(self, value: float) -> float:
+        """Return `value` unchanged."""
+        return value
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return a list of the one value."""
+        return [value]
+
+    def union(self, names: set[str]) -> set[str]:
+        """Return `names` unchanged."""
+        return names
+
+    def from_main(self, value: Any) -> Any:
+        """Return `value` unchanged."""
+        return value
+
+    def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
+        """Return `part`, which is a full tensor."""
+        return part
+
+    def barrier(self) -> None:
+        """Do nothing: there is no other process."""
+
+    def after_micro_batch(self) -> None:
+        """Do nothing: this process owns all gradients."""
+
+    def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Do nothing: every gradient is complete."""
+
+    def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
+        """Do nothing: there is one replica."""
+
+    def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
+        """Return the Euclidean norm of the gradients."""
+        return global_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
+
+    def broadcast_updated(self) -> None:
+        """Do nothing: this process updates every parameter."""
+
+    def gathered_parameters(self) -> AbstractContextManager[None]:
+        """Return an empty context: all parameters are here."""
+        return nullcontext()
+
+    def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
+        """Call `write` with the tensors."""
+        write(tensors)

@@ -1,0 +1,69 @@
+"""Return a run to its last checkpoint from before trouble (`nan_policy: rollback`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.trainer.checkpoints.output_dir import checkpoint_folder, remove_later_checkpoints
+from paddlenlp_ext.trainer.checkpoints.resume import checkpoint_damage
+from paddlenlp_ext.trainer.checkpoints.save_and_restore import read_state, restore_checkpoint
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.train_step import NonFiniteError
+from paddlenlp_ext.trainer.trainer_state import TrainerState
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+
+def roll_back(
+    error: NonFiniteError,
+    output_dir: Path,
+    state: TrainerState,
+    model: TrainableModel,
+    optimizer: Optimizer,
+    objective: Objective,
+    process_group: ProcessGroup,
+) -> TrainerState:
+    """Restore the last checkpoint from before the trouble; return its state.
+
+    The steps from the start of the trouble to the failed one are skipped in this state. Later checkpoints, which were
+    written during the trouble, are removed.
+
+    Args:
+        error: the failure of the step after `state`.
+        output_dir: folder of the checkpoints.
+        state: the run's progress.
+        model, optimizer, objective: restored in place.
+        process_group: processes of the run; all call this.
+
+    Raises:
+        NonFiniteError: there is no such checkpoint.
+    """
+    steps = range(state.trouble_since, state.step + 2)
+    folder = checkpoint_folder(output_dir, state.healthy_step)
+    restored = None
+    if process_group.is_main and state.healthy_step and folder.is_dir() and not checkpoint_damage(folder):
+        restored = read_state(folder)
+        restored.total_steps = state.total_steps
+        restored.skipped_steps = sorted({*state.skipped_steps, *steps})
+        restored.num_nan_steps = state.num_nan_steps
+        restored.loss_scale = restored.loss_scale or state.loss_scale
+        restored.trouble_since, restored.last_trouble = state.trouble_since, state.last_trouble
+    restored = process_group.from_main(restored)
+    if restored is None:
+        message = (
+            f"{error}. There is no checkpoint from before to go back to: lower save_steps, or set nan_policy: skip"
+        )
+        raise NonFiniteError(error.loss, error.grad_norm, message) from error
+    logger.warning(
+        "%s. Going back to %s; the data of steps %d to %d are skipped (nan_policy: rollback)",
+        *(error, folder, steps[0], steps[-1]),
+    )
+    restore_checkpoint(folder, model, optimizer, objective, process_group)
+    process_group.barrier()
+    if process_group.is_main:
+        remove_later_checkpoints(output_dir, restored.step, state.step)
+    return restored

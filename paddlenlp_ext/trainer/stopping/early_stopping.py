@@ -1,0 +1,65 @@
+"""Track the best evaluation (`metric_for_best_model`), and stop when evaluations no longer improve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from paddlenlp_ext.config.dev_sets import best_metric
+from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.trainer.trainer_state import TrainerState
+from paddlenlp_ext.utils.logging import get_logger
+
+
+class BestMetricTracker:
+    """Comparison of evaluations by the metric that `metric_for_best_model` names.
+
+    Args:
+        train: `config.train`.
+        names: names of the dev sets; "" for a single one.
+        has_own_metrics: whether evaluations compute metrics of the user's own.
+
+    Raises:
+        ValueError: an evaluation computes no such metric.
+    """
+
+    def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_own_metrics: bool = False) -> None:
+        best = best_metric(train, names)
+        if train.evaluation_strategy != "no":
+            best.require_known(has_own_metrics)
+        self.name, self.greater_is_better = best.name, best.greater_is_better
+        self._threshold, self._patience = train.early_stopping_threshold, train.patience
+
+    def value(self, metrics: dict[str, float]) -> float:
+        """Return the value of the metric in the metrics of an evaluation.
+
+        Raises:
+            ValueError: the evaluation has no such metric; the message names those that it has.
+        """
+        if f"eval_{self.name}" not in metrics:
+            names = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise ValueError(f"metric_for_best_model: the evaluation has no metric {self.name!r}; it has {names}")
+        return metrics[f"eval_{self.name}"]
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Return whether `value` is better than the best so far; NaN never is."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return value > best if self.greater_is_better else value < best
+
+    def improves_enough(self, value: float, best: float | None) -> bool:
+        """Return whether an improvement is larger than `early_stopping_threshold`; the first evaluation's always is."""
+        return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
+
+    def stops_early(self, state: TrainerState) -> bool:
+        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
+        if self._patience is None or state.num_not_improved < self._patience:
+            return False
+        get_logger(__name__).info(
+            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
+            *(state.step, state.num_not_improved, self.name),
+            "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}",
+        )
+        return True

@@ -1,0 +1,143 @@
+"""Graceful shutdown: on the first stop signal or near `max_train_time`, finish the step and save a checkpoint.
+
+| stop | exit code after the checkpoint is saved |
+|---|---|
+| SIGHUP, SIGINT, SIGUSR1, SIGTERM | 129, 130, 138, 143: 128 + the signal's number (Linux) |
+| `max_train_time` | 75: EX_TEMPFAIL of sysexits.h, "try again later" |
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
+
+TIME_LIMIT = 1000
+"""Value of `StopSignals.received` for `max_train_time`; larger than any signal's number."""
+TIME_LIMIT_EXIT_CODE = 75
+_REPEATED = (signal.SIGTERM, signal.SIGHUP)
+_REPEAT_SECONDS = 3.0
+"""One of `_REPEATED` within this time of the first is a repetition: Paddle's launchers send each process two or three
+SIGTERM, and both the system and the shell send SIGHUP when a terminal is closed."""
+
+
+class TrainingStopped(SystemExit):
+    """Training was stopped by a signal or `max_train_time` and its checkpoint saved.
+
+    If uncaught, the exit code is 128 + signal, or 75 after `max_train_time`.
+    """
+
+    def __init__(self, reason: int, message: str) -> None:
+        super().__init__(TIME_LIMIT_EXIT_CODE if reason == TIME_LIMIT else 128 + reason)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def describe_stop(reason: int) -> str:
+    """Return the name of what stopped a run: a signal, or the key of the time limit."""
+    return "max_train_time" if reason == TIME_LIMIT else signal.Signals(reason).name
+
+
+class _InterruptedError(Exception):
+    """Interruption of a block by the first signal; `StopSignals.interruptible` catches it."""
+
+
+class StopSignals:
+    """Context in which the first signal sets `received`, and a second signal reaches the previous handlers.
+
+    Outside the main thread, where Python does not handle signals, only the time limit has an effect. A SIGHUP that is
+    ignored when the context begins, as under nohup, stays ignored.
+
+    Args:
+        all_reduce_max: maximum of a number over all processes of a distributed run; None for a single process. With
+            it, `received` changes only in `synchronize`, on all processes at the same step.
+        time_limit: time limit of the run; None: no limit.
+
+    Attributes:
+        received: number of the signal that requests a stop, TIME_LIMIT, or None.
+    """
+
+    def __init__(
+        self, all_reduce_max: Callable[[float], float] | None = None, time_limit: TimeLimit | None = None
+    ) -> None:
+        self.received: int | None = None
+        self._all_reduce_max = all_reduce_max
+        self.time_limit = time_limit or TimeLimit(None)
+        self._local_signal = 0
+        self._first_time = 0.0
+        self._is_interruptible = False
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._restore()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._local_signal:
+            is_repetition = number == self._local_signal and number in _REPEATED
+            if is_repetition and time.monotonic() - self._first_time < _REPEAT_SECONDS:
+                return
+            self._restore()
+            signal.raise_signal(number)
+            return
+        self._local_signal, self._first_time = number, time.monotonic()
+        if self._all_reduce_max is None:
+            self.received = number
+        get_logger(__name__).warning(
+            "%s: finishing this optimizer step, then saving a checkpoint; repeat the signal to stop at once",
+            signal.Signals(number).name,
+        )
+        if self._is_interruptible and self._all_reduce_max is None:
+            raise _InterruptedError
+
+    def synchronize(self, next_part: str | None = None) -> None:
+        """Share a signal that any process received with all processes; collective.
+
+        Args:
+            next_part: part of the run that follows ("step", "evaluation"), for which the time limit must suffice; None
+                if nothing depends on it.
+        """
+        reason = self._local_signal
+        if not reason and next_part is not None and self.time_limit.is_reached(next_part):
+            reason = TIME_LIMIT
+        if self._all_reduce_max is not None:
+            reason = int(self._all_reduce_max(reason))
+        if reason == TIME_LIMIT and self.received is None:
+            get_logger(__name__).warning("max_train_time: stopping in time to save a checkpoint")
+        self.received = self.received or reason or None
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Run a block that can be repeated later, such as an evaluation; the first signal ends the block at once.
+
+        In a distributed run the block runs to its end, because its collectives need every process.
+        """
+        try:  # both assignments are inside: a signal may arrive before or after each of them
+            self._is_interruptible = True
+            yield
+            self._is_interruptible = False
+        except _InterruptedError:
+            pass
+        finally:
+            self._is_interruptible = False
+
+    def _restore(self) -> None:
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
+        self._previous_handlers = {}

@@ -1,0 +1,253 @@
+"""Progress of a run, saved as JSON in trainer_state.json."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.trainer.stability.loss_scale import LossScale
+
+_Part = TypeVar("_Part", "Interval", LossScale)
+_STORED_KEYS = {"num_target_tokens": "num_learned", "batch_index": "window_index"}
+"""Attributes whose keys in trainer_state.json have other names."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Measurements of one optimizer step.
+
+    Attributes:
+        loss: mean over the target tokens of the global batch, or over its pairs.
+        grad_norm: norm of all gradients together, before clipping.
+        learning_rate: learning rate of the step.
+        num_tokens: tokens of the global batch without padding.
+        num_target_tokens: tokens of the global batch that the loss counts.
+        num_rows: dataset rows of the global batch.
+        seconds: wall-clock time from collation to the update of the parameters.
+        metrics: metrics of the objective beside its loss.
+    """
+
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_tokens: int
+    num_target_tokens: int
+    num_rows: int
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Interval:
+    """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step.
+
+    `metrics` has the sum and the number of the values of each metric: not every step has all of them.
+    """
+
+    num_steps: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    num_tokens: int = 0
+    num_target_tokens: int = 0
+    seconds: float = 0.0
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, report: StepReport) -> None:
+        """Add one optimizer step."""
+        self.num_steps += 1
+        self.loss += report.loss
+        self.grad_norm = report.grad_norm
+        self.num_tokens += report.num_tokens
+        self.num_target_tokens += report.num_target_tokens
+        self.seconds += report.seconds
+        for name, value in report.metrics.items():
+            total, count = self.metrics.get(name, (0.0, 0))
+            self.metrics[name] = [total + value, count + 1]
+
+
+@dataclass
+class TrainerState:
+    """Progress of a run, as saved in trainer_state.json.
+
+    Attributes:
+        step: number of completed optimizer steps.
+        total_steps: optimizer steps of the run.
+        epoch: number of completed epochs, fractional within an epoch.
+        epoch_index, batch_index: data position: epoch and index of the next global batch.
+        data_cursor: data position in a stream: `next_cursor` of the last global batch; None for a stored dataset.
+        num_tokens, num_target_tokens, num_rows: sums over all steps.
+        train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
+        train_seconds: time spent in steps, over all runs that led to this state.
+        best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
+        num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
+        evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
+        skipped_steps: steps whose data were or will be skipped, ascending; they count as steps.
+        overflow_steps: steps that were not made because float16 gradients overflowed, ascending; they count as steps.
+        loss_scale: dynamic loss scale; None unless the run computes in float16.
+        num_nan_steps: number of steps in a row whose loss or gradients were not finite.
+        recent_losses: losses of the last healthy steps, for their running mean (`loss_spike_window`).
+        trouble_since, last_trouble: first and last step with NaN or a loss spike (nan_and_loss_spikes.py); 0: none.
+        healthy_step: step of the last checkpoint from before the trouble; 0 if there is none.
+        data_order: facts that determine the order of the data; a resumed run must match them (data/sampler.py).
+        interval: sums for the next log entry.
+        log_history: all log entries in order.
+    """
+
+    step: int = 0
+    total_steps: int = 0
+    epoch: float = 0.0
+    epoch_index: int = 0
+    batch_index: int = 0
+    data_cursor: dict[str, Any] | None = None
+    num_tokens: int = 0
+    num_target_tokens: int = 0
+    num_rows: int = 0
+    train_loss_sum: float = 0.0
+    train_seconds: float = 0.0
+    best_name: str | None = None
+    best_metric: float | None = None
+    best_step: int | None = None
+    num_not_improved: int = 0
+    evaluation_due: bool = False
+    skipped_steps: list[int] = field(default_factory=list)
+    overflow_steps: list[int] = field(default_factory=list)
+    loss_scale: LossScale | None = None
+    num_nan_steps: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    trouble_since: int = 0
+    last_trouble: int = 0
+    healthy_step: int = 0
+    data_order: dict[str, Any] = field(default_factory=dict)
+    interval: Interval = field(default_factory=Interval)
+    log_history: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, report: StepReport) -> None:
+        """Add one optimizer step; `move_to` sets the data position."""
+        self.step += 1
+        self.num_tokens += report.num_tokens
+        self.num_target_tokens += report.num_target_tokens
+        self.num_rows += report.num_rows
+        self.train_loss_sum += report.loss
+        self.train_seconds += report.seconds
+        self.interval.add(report)
+
+    def skip(self) -> None:
+        """Count a step that was not made; `move_to` sets the data position."""
+        self.step += 1
+        if self.step not in self.skipped_steps and self.step not in self.overflow_steps:
+            self.skipped_steps.append(self.step)
+
+    @property
+    def num_trained_steps(self) -> int:
+        """Return the number of steps so far that were not skipped."""
+        return self.schedule_step - sum(step <= self.step for step in self.skipped_steps)
+
+    @property
+    def schedule_step(self) -> int:
+        """Return the position in the learning rate schedule: overflows do not advance it."""
+        return self.step - len(self.overflow_steps)
+
+    def note_checkpoint(self) -> None:
+        """Note that a checkpoint of this step is about to be written."""
+        if not self.trouble_since or self.step < self.trouble_since:
+            self.healthy_step = self.step
+
+    def move_to(self, step_batch: StepBatch) -> None:
+        """Set the data position to the end of a global batch."""
+        self.epoch = step_batch.epoch + step_batch.end_fraction
+        self.epoch_index = step_batch.epoch + (1 if step_batch.is_last else 0)
+        self.batch_index = 0 if step_batch.is_last else step_batch.index + 1
+        self.data_cursor = step_batch.next_cursor
+
+    def forget_best(self) -> None:
+        """Reset the best evaluation."""
+        self.best_name = self.best_metric = self.best_step = None
+        self.num_not_improved = 0
+
+    def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
+        """Return a log entry for the steps since the last entry, and start a new interval; `loss` is their mean."""
+        interval, self.interval = self.interval, Interval()
+        assert interval.num_steps > 0, "no step since the last log entry"
+        seconds = max(interval.seconds, 1e-9)
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            "loss": interval.loss / interval.num_steps,
+            "learning_rate": learning_rate,
+            "grad_norm": interval.grad_norm,
+            **{name: total / count for name, (total, count) in interval.metrics.items()},
+            **self.scaling_metrics(),
+            "tokens_per_second": interval.num_tokens / seconds,
+            "learned_tokens_per_second": interval.num_target_tokens / seconds,
+            "num_tokens": self.num_tokens,
+            "num_learned_tokens": self.num_target_tokens,
+        }
+
+    def scaling_metrics(self) -> dict[str, float]:
+        """Return the current loss scale and the number of overflows of the run; empty without loss scaling."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self.loss_scale.scale, "num_overflow_steps": len(self.overflow_steps)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the contents of trainer_state.json; floats keep all their digits."""
+        values = dataclasses.asdict(self)
+        return _renamed({**values, "interval": _renamed(values["interval"], _STORED_KEYS)}, _STORED_KEYS)
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> TrainerState:
+        """Build the state from the contents of trainer_state.json.
+
+        Raises:
+            ValueError: the file has unknown keys, because another version wrote it, or a value of the wrong type.
+        """
+        attributes = {key: name for name, key in _STORED_KEYS.items()}
+        values = _renamed(stored, attributes)
+        if unknown := sorted(set(values) - {item.name for item in dataclasses.fields(cls)}):
+            raise ValueError(
+                f"keys unknown to this version: {', '.join(unknown)}; resume with the version that wrote it"
+            )
+        _check_types(cls(), values)
+        values["interval"] = _part(Interval(), _renamed(values.get("interval", {}), attributes), "interval")
+        if values.get("loss_scale") is not None:
+            values["loss_scale"] = _part(LossScale(1.0), values["loss_scale"], "loss_scale")
+        return cls(**values)
+
+
+_OPTIONAL_TYPES = {
+    "data_cursor": dict,
+    "loss_scale": dict,
+    "best_name": str,
+    "best_metric": float,
+    "best_step": int,
+    "interval": dict,
+}
+"""Types of the attributes whose default is None or has another form in the file."""
+
+
+def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
+    """Return a part of the state with the stored values, and those of `default` for the others."""
+    if values.keys() - {item.name for item in dataclasses.fields(default)}:
+        raise ValueError(f"damaged: {key} is {values!r}")
+    _check_types(default, values)
+    return dataclasses.replace(default, **values)
+
+
+def _check_types(default: Any, values: dict[str, Any]) -> None:
+    """Check the values of attributes against those of a default object; an int is accepted for a float.
+
+    Raises:
+        ValueError: a value has another type.
+    """
+    for name, value in values.items():
+        expected = _OPTIONAL_TYPES.get(name, type(getattr(default, name)))
+        allowed = (float, int) if expected is float else expected
+        is_none = value is None and getattr(default, name) is None
+        if not is_none and (not isinstance(value, allowed) or (isinstance(value, bool) and expected is not bool)):
+            raise ValueError(f"damaged: {_STORED_KEYS.get(name, name)} is {value!r}; expected {expected.__name__}")
+
+
+def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in values.items()}

@@ -1,0 +1,169 @@
+"""Estimated activations against the tensors that exist after a forward pass, measured by Paddle's allocator."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.saved_inputs import saved_inputs
+from tests.common.adapters import default_config
+from tests.common.models import TINY_LATENT, TINY_LLAMA
+from tests.common.training import VOCABULARY
+
+SHAPE = {**TINY_LLAMA, "hidden_size": 64, "intermediate_size": 160}
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = {
+    "model_type": "qwen2_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 64,
+}
+ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
+OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
+# Not estimated: scales of two norms, and the softmax sums of four heads, which plain Paddle computes again.
+PER_POSITION = 4 * (2 if OPS is CPU_PADDLE else 4 + 2)
+METHODS = sorted(peft_methods())
+needs_bf16 = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_other_garbage():
+    """Exclude objects of other tests from garbage collection, which runs six times in each test here."""
+    gc.collect()
+    gc.freeze()
+
+
+def build(method: PeftConfig | None, num_layers: int = 2):
+    model = AutoModelForCausalLM.from_config({**SHAPE, "num_hidden_layers": num_layers}, seed=1)
+    return model if method is None else get_peft_model(model, method)
+
+
+def config_of(switch: str) -> PeftConfig:
+    """Return a method with its defaults, of rank 8 if it has a rank."""
+    method = peft_methods()[switch]
+    has_rank = "rank" in {field.name for field in dataclasses.fields(method)}
+    return default_config(switch, **({"rank": 8} if has_rank else {}))
+
+
+def bytes_saved(model: paddle.nn.Layer, length: int, around: AbstractContextManager[None]) -> int:
+    """Return the bytes of tensors that exist after a forward pass."""
+    ids = paddle.to_tensor(np.random.default_rng(0).integers(1, VOCABULARY, (1, length)))
+
+    def allocated() -> int:
+        gc.collect()
+        account = (ctypes.c_int64 * 3)()
+        if library.library() is not None:
+            library.library().buffers_account(account)
+        return paddle.base.core.host_memory_stat_current_value("Allocated", 0) + account[1]
+
+    before = allocated()
+    with around:
+        hidden = model.hidden_states(ids)
+    after = allocated()
+    assert not hidden.stop_gradient
+    return after - before
+
+
+def measured_in_a_layer(method: PeftConfig | None, prepare=lambda model: None, around=nullcontext) -> float:
+    """Return the bytes per token that a third layer adds; shapes are small enough that no block is rounded up."""
+    per_token = []
+    for num_layers in (2, 3):
+        model = build(method, num_layers)
+        model.train()
+        prepare(model)
+        bytes_saved(model, 64, around())  # allocates tables and scratch buffers, which are made once
+        short, long = (bytes_saved(model, length, around()) for length in (64, 128))
+        per_token.append((long - short) / 64)
+    return per_token[1] - per_token[0]
+
+
+def predicted(method: PeftConfig | None, numerics: Numerics, plan: RecomputePlan | None = None) -> float:
+    model = build(method)
+    layers = ActivationModel(model.config, plan, numerics, saved_inputs(model, numerics))
+    return layers.saved([0, 1]) - layers.saved([0])
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig | None, monkeypatch):
+    changes = {**TINY_LATENT, "q_lora_rank": 24, "kv_lora_rank": 32, "first_k_dense_replace": 3}
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
+    scales = 2 * 4 * (OPS is CPU_NATIVE)  # of the norms of the latents
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8), ON_EXPERTS], ids=["all weights", "LoRA", "on experts"])
+@pytest.mark.parametrize("changes", [MIXTRAL, QWEN_MOE], ids=["mixtral", "qwen2_moe"])
+def test_activations_of_experts_are_near_the_estimate(method: PeftConfig | None, changes, monkeypatch):
+    """Compare with an estimate that leaves out the routers' scores and choices."""
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
+    measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
+    assert measured - 4 * 8 * changes["num_experts_per_tok"] * 2 <= expected <= measured
+
+
+@needs_bf16
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+def test_activations_of_bf16_products_equal_the_estimate(method: PeftConfig | None):
+    measured = measured_in_a_layer(method, around=bf16.bf16_matmuls)
+    assert measured == pytest.approx(predicted(method, CPU_BF16) + PER_POSITION, abs=4)
+    assert measured < 0.8 * predicted(method, CPU_NATIVE)
+
+
+def test_activations_of_few_target_modules_equal_the_estimate():
+    method = LoRAConfig(rank=8, target_modules=("q_proj", "down_proj"))
+    assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
+
+
+@pytest.mark.parametrize("switch", METHODS)
+def test_activations_of_every_method_are_near_the_estimate(switch: str):
+    measured, expected = measured_in_a_layer(config_of(switch)), predicted(config_of(switch), OPS) + PER_POSITION
+    assert measured - 4 <= expected <= 1.2 * measured
+
+
+def test_activations_with_dropout_are_near_the_estimate():
+    """Compare with an estimate that also counts the undropped input, which PiSSA saves and LoRA does not."""
+    method = LoRAConfig(rank=8, dropout=0.1)
+    measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
+    assert measured - 4 <= expected <= 1.25 * measured
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        RecomputePlan(),
+        RecomputePlan("full_attn"),
+        RecomputePlan(saved_regions={"mlp_row_ln": -1}),
+        RecomputePlan(saved_regions={"attention_column_ln": -1, "flash_attn": -1}),
+        RecomputePlan(saved_regions={"mlp_row_ln": -1}, offloads_inputs=True),
+    ],
+    ids=["full", "full_attn", "mlp_row_ln", "q, k, v, attention", "mlp_row_ln, inputs off the device"],
+)
+def test_activations_with_recompute_are_near_the_estimate(plan: RecomputePlan):
+    measured = measured_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
+    expected = predicted(LoRAConfig(rank=8), OPS, plan)
+    assert measured == pytest.approx(expected + PER_POSITION, rel=0.15)
+
+
+def test_activations_with_inputs_off_the_device_are_none():
+    plan = RecomputePlan(offloads_inputs=True)
+    measured = measured_in_a_layer(LoRAConfig(rank=8), lambda model: model.base_model.enable_recompute(plan))
+    assert measured == predicted(LoRAConfig(rank=8), OPS, plan) == 0
