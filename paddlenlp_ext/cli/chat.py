@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from paddlenlp_ext.generation.detokenizer import TextDecoder
+from paddlenlp_ext.generation.detokenizer import IncrementalDetokenizer
 from paddlenlp_ext.generation.generate import Decoder, generate
 
 History = list[tuple[str, str]]
@@ -16,7 +16,7 @@ class TextStream:
     """Write tokens as text as they arrive, complete characters only."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], output: TextIO) -> None:
-        self._decoder, self._output = TextDecoder(decode), output
+        self._decoder, self._output = IncrementalDetokenizer(decode), output
         self._written = ""
 
     def put(self, token: int) -> None:

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paddlenlp_ext.generation import sampling
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, on_host, prefill, step
-from paddlenlp_ext.generation.sampling import Logits
+from paddlenlp_ext.generation.logits_processors import Logits, apply_repetition_penalty, exclude_early_ends, on_host
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
 
 _UNUSED = np.float32(-1e9)  # score of the beams that do not exist before the first token
 
@@ -104,9 +103,5 @@ def _log_probs(logits: Logits, groups: Sequence[Beams], options: DecodingOptions
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     pairs = [(group.row.prompt + beam, len(beam)) for group in groups for beam in group.running]
-    log_probs = sampling.apply_repetition_penalty(
-        log_probs, [tokens for tokens, _ in pairs], options.repetition_penalty
-    )
-    return sampling.exclude_early_ends(
-        log_probs, [length for _, length in pairs], options.min_new_tokens, options.eos_token_ids
-    )
+    log_probs = apply_repetition_penalty(log_probs, [tokens for tokens, _ in pairs], options.repetition_penalty)
+    return exclude_early_ends(log_probs, [length for _, length in pairs], options.min_new_tokens, options.eos_token_ids)

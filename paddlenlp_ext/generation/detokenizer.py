@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 _INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to this
 
 
-class TextDecoder:
+class IncrementalDetokenizer:
     """Convert tokens to text one by one, complete characters only.
 
     A token is decoded together with the ones before it, because some tokenizers write spaces between tokens; only the

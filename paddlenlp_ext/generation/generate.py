@@ -14,9 +14,10 @@ from paddle import nn
 
 from paddlenlp_ext.generation.beam_search import beam_search
 from paddlenlp_ext.generation.decoding_options import DecodingOptions, as_token_set
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, ModelLogits, Row, prefill, step
+from paddlenlp_ext.generation.logits_processors import ModelLogits
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.sampling import TokenChooser
 from paddlenlp_ext.generation.speculative_decoding import decode_with_drafts
-from paddlenlp_ext.generation.token_chooser import TokenChooser
 
 _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are removed from the batch
 

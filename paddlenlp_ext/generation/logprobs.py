@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import paddle
 
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, ModelLogits
+from paddlenlp_ext.generation.logits_processors import ModelLogits
+from paddlenlp_ext.generation.prefill_and_decode import Decoder
 
 _POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
 

@@ -13,18 +13,9 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.continuous_kv_cache import RowsOfCache
+from paddlenlp_ext.generation.logits_processors import ALL_NAN_LOGITS, ModelLogits
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
-from paddlenlp_ext.generation.sampling import ALL_NAN_LOGITS
 from paddlenlp_ext.ops.attention.cache import KeyValueCache
-from paddlenlp_ext.ops.linear import in_dtype
-
-ModelLogits = paddle.Tensor | np.ndarray
-"""Logits as a model returns them: in its dtype on its device, or in fp32 on the host."""
-
-
-def on_host(logits: ModelLogits) -> np.ndarray:
-    """Return logits in fp32 on the host; NumPy has no bfloat16, of which Paddle would return the bits."""
-    return logits if isinstance(logits, np.ndarray) else in_dtype(logits, paddle.float32).numpy()
 
 
 class Decoder(Protocol):

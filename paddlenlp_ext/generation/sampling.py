@@ -1,88 +1,57 @@
-"""Sampling: filters of logits as pure functions, and draws that do not depend on the other rows of a batch.
+"""Sampling: choose the next token of each row from its logits, the most likely one or by a random draw.
 
-All functions use NumPy on the host, so draws are the same on every device; a row of logits is small.
+The draws of a row do not depend on the other rows of its batch. logits_processors.py has the filters.
+
 Shapes: B batch, V vocab.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
+import paddle
 from numpy.typing import NDArray
 
-Logits = NDArray[np.float32]
-ALL_NAN_LOGITS = "all logits of a row are NaN; the model's weights are damaged, or its training diverged"
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.logits_processors import (
+    ALL_NAN_LOGITS,
+    Logits,
+    ModelLogits,
+    apply_repetition_penalty,
+    apply_temperature,
+    exclude_early_ends,
+    keep_top_k,
+    keep_top_p,
+    on_host,
+)
 
 
-def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
-    """Make tokens that a row has already seen less likely (CTRL, arXiv:1909.05858, section 4.1).
+class Continuation(Protocol):
+    """Interface of a row whose next token is chosen."""
 
-    A positive logit is divided by `penalty`, a negative one multiplied, once per distinct token.
+    @property
+    def number(self) -> int:
+        """Index of the row among all prompts, which selects its random generator."""
+        ...
 
-    Args:
-        logits_BV: [B, V].
-        seen_ids: prompt and generated tokens of each row, without padding.
-        penalty: 1 changes nothing, values above 1 discourage repetition.
-    """
-    if penalty == 1.0:
-        return logits_BV
-    penalized_BV = logits_BV.copy()
-    for row_V, ids in zip(penalized_BV, seen_ids, strict=True):
-        distinct = np.unique(np.asarray(ids, dtype=np.int64))
-        seen = row_V[distinct]
-        row_V[distinct] = np.where(seen < 0, seen * penalty, seen / penalty)
-    return penalized_BV
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and generated tokens."""
+        ...
 
-
-def exclude_early_ends(
-    logits_BV: Logits, num_generated: Sequence[int], minimum: int, end_tokens: Collection[int]
-) -> Logits:
-    """Set the end tokens of each row with fewer than `minimum` generated tokens to -inf.
-
-    Args:
-        logits_BV: [B, V].
-        num_generated: number of generated tokens of each row.
-        minimum: number of tokens before which no row ends.
-        end_tokens: token ids that end a row.
-    """
-    is_early_B = np.asarray(num_generated) < minimum
-    if not is_early_B.any() or not end_tokens:
-        return logits_BV
-    logits_BV = logits_BV.copy()
-    logits_BV[np.flatnonzero(is_early_B)[:, None], sorted(end_tokens)] = -np.inf
-    return logits_BV
+    @property
+    def num_generated(self) -> int:
+        """Number of generated tokens."""
+        ...
 
 
-def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
-    """Divide the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
-    return logits_BV if temperature == 1.0 else np.divide(logits_BV, np.float32(temperature), dtype=np.float32)
-
-
-def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
-    """Set all but the `top_k` largest logits of each row to -inf; 0 keeps all. Ties with the smallest of these stay."""
-    vocab_size = logits_BV.shape[1]
-    if top_k == 0 or top_k >= vocab_size:
-        return logits_BV
-    kth_largest_B = np.partition(logits_BV, vocab_size - top_k, axis=1)[:, vocab_size - top_k]
-    return np.where(logits_BV < kth_largest_B[:, None], np.float32(-np.inf), logits_BV)
-
-
-def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
-    """Keep the nucleus of each row (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
-
-    A token stays while the mass of the more likely tokens is below `top_p`. The most likely token always stays, and so
-    do ties with the least likely token of the nucleus. All others become -inf.
-    """
-    if top_p >= 1.0:
-        return logits_BV
-    descending_BV = np.sort(logits_BV, axis=1)[:, ::-1]
-    weights_BV = np.exp(descending_BV - descending_BV[:, :1])
-    mass_BV = np.cumsum(weights_BV, axis=1, dtype=np.float64)
-    in_nucleus_BV = mass_BV - weights_BV < top_p * mass_BV[:, -1:]
-    nucleus_size_B = np.maximum(in_nucleus_BV.sum(axis=1), 1)
-    smallest_B = descending_BV[np.arange(len(logits_BV)), nucleus_size_B - 1]
-    return np.where(logits_BV < smallest_B[:, None], np.float32(-np.inf), logits_BV)
+def most_likely(logits_BV: ModelLogits) -> list[int]:
+    """Return the most likely token id of each row; ties go to the lowest id."""
+    if isinstance(logits_BV, np.ndarray) or logits_BV.place.is_cpu_place():
+        return greedy(on_host(logits_BV)).tolist()  # microseconds a row; Paddle's argmax takes a millisecond
+    return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
 
 
 def greedy(logits_BV: Logits) -> NDArray[np.int64]:
@@ -125,3 +94,28 @@ def _inverse_cdf(row_V: Logits, uniform: float) -> int:
     cumulated = np.cumsum(weights, dtype=np.float64)
     position = np.searchsorted(cumulated, uniform * cumulated[-1], side="right")
     return int(possible[min(int(position), len(possible) - 1)])
+
+
+class TokenChooser:
+    """Selection of the next token of each row, with one random generator per row."""
+
+    def __init__(self, options: DecodingOptions) -> None:
+        self._options = options
+        self._sampler = RowSampler(options.seed)
+
+    def choose(self, logits_BV: ModelLogits, rows: Sequence[Continuation]) -> list[int]:
+        """Return the next token id of each row of a batch; logits [B, V] have any float type."""
+        options = self._options
+        is_greedy = options.decode_strategy == "greedy_search"
+        num_generated = [row.num_generated for row in rows]
+        if is_greedy and options.repetition_penalty == 1.0 and min(num_generated) >= options.min_new_tokens:
+            return most_likely(logits_BV)
+        logits = on_host(logits_BV)
+        if options.repetition_penalty != 1.0:
+            logits = apply_repetition_penalty(logits, [row.tokens for row in rows], options.repetition_penalty)
+        logits = exclude_early_ends(logits, num_generated, options.min_new_tokens, options.eos_token_ids)
+        if is_greedy:
+            return greedy(logits).tolist()
+        logits = apply_temperature(logits, options.temperature)
+        logits = keep_top_p(keep_top_k(logits, options.top_k), options.top_p)
+        return self._sampler.draw(logits, [row.number for row in rows]).tolist()

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, ModelLogits, Row, prefill, step
-from paddlenlp_ext.generation.token_chooser import TokenChooser
+from paddlenlp_ext.generation.logits_processors import ModelLogits
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.sampling import TokenChooser
 
 
 def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -> list[int]:

@@ -97,7 +97,7 @@ class RowLoRALinear(AdapterLayer):
 
 
 class AdapterGroups:
-    """Base model with named adapters; its interface is `generation.continuous_batching.Variants`.
+    """Base model with named adapters; its interface is `generation.continuous_batching.AdapterModels`.
 
     Args:
         model: base model without an adapter.
@@ -131,17 +131,17 @@ class AdapterGroups:
         """Configuration of the decoder."""
         return self._base.config
 
-    def group_of(self, variant: str) -> str:
+    def group_of(self, adapter: str) -> str:
         """Return the group of an adapter, or of the base under any other name."""
-        return variant if variant in self._models else SHARED
+        return adapter if adapter in self._models else SHARED
 
-    def prepare(self, group: Any, variants: Sequence[str]) -> Any:
+    def prepare(self, group: Any, adapters: Sequence[str]) -> Any:
         """Return the model for a pass whose rows have the given adapters, all of one group."""
         if group != self._active:
             self._detached[self._active] = detach_adapter(self._base)
             attach_adapter(self._base, self._detached.pop(group))
             self._active = group
-        self._rows.select(variants)
+        self._rows.select(adapters)
         return self._models[group]
 
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.generation import continuous_batching
+from paddlenlp_ext.generation import request as generation_request
 from paddlenlp_ext.serve.access_control import AccessCheck
 from paddlenlp_ext.serve.choice_deltas import Choice, Event
 from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, EventStream, until_disconnected
@@ -193,17 +193,17 @@ def _choice(
 
 def _job(
     parsed: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
-) -> continuous_batching.Request:
+) -> generation_request.Request:
     """Return the engine's request for one answer."""
     # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
     lists_all_tokens = isinstance(parsed, CompletionRequest) and parsed.num_top is not None
-    return continuous_batching.Request(
+    return generation_request.Request(
         prompt=prompt,
         max_new_tokens=limit,
         decoding=replace(parsed.decoding, max_new_tokens=max(limit, 1), eos_token_ids=model.eos_token_ids),
         row=row,
         adjustments=parsed.adjustments,
-        variant=model.name,
+        adapter=model.name,
         num_top=parsed.num_top,
         on_prompt=choice.on_prompt if lists_all_tokens and parsed.echo else None,
         on_token=choice.on_token,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paddlenlp_ext.generation.continuous_batching import STOP
-from paddlenlp_ext.generation.detokenizer import TextDecoder
+from paddlenlp_ext.generation.detokenizer import IncrementalDetokenizer
 from paddlenlp_ext.generation.logprobs import TokenLogprob
+from paddlenlp_ext.generation.request import STOP
 from paddlenlp_ext.serve.stop_strings import StopTexts
 from paddlenlp_ext.serve.tool_call_parser import CallText, ToolCall
 
@@ -67,7 +67,7 @@ class Choice:
         calls: CallText | None = None,
     ) -> None:
         self._number, self._send, self._calls = number, send, calls
-        self._decoder, self._stops = TextDecoder(decode, context), StopTexts(stops)
+        self._decoder, self._stops = IncrementalDetokenizer(decode, context), StopTexts(stops)
         self._is_stopped = False
 
     def on_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:

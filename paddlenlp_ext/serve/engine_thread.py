@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from paddlenlp_ext.generation.continuous_batching import Engine, Request
+from paddlenlp_ext.generation.continuous_batching import Engine
+from paddlenlp_ext.generation.request import Request
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -15,7 +15,7 @@ from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
-from paddlenlp_ext.generation.logits_processors import Adjustments
+from paddlenlp_ext.generation.logits_processors import LogitAdjustments
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.serve.request_fields import Fields, checked_text
 
@@ -64,7 +64,7 @@ class GenerationRequest:
     model: str
     max_tokens: int | None
     decoding: DecodingOptions
-    adjustments: Adjustments
+    adjustments: LogitAdjustments
     num_answers: int
     stops: tuple[str, ...]
     stream: bool
@@ -158,7 +158,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
     arguments = {
         "model": model,
         "decoding": _decoding(fields),
-        "adjustments": Adjustments(
+        "adjustments": LogitAdjustments(
             fields.number("frequency_penalty", 0.0, -2, 2),
             fields.number("presence_penalty", 0.0, -2, 2),
             _biases(fields),

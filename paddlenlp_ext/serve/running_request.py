@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from starlette.responses import JSONResponse, Response
 
-from paddlenlp_ext.generation import continuous_batching
+from paddlenlp_ext.generation import request as generation_request
 from paddlenlp_ext.serve.choice_deltas import Event
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.responses import ResponseFormat, usage
@@ -39,7 +39,7 @@ class Answers:
     """
 
     def __init__(self, form: ResponseFormat, num_prompt_tokens: int, timeout: float) -> None:
-        self.jobs: list[continuous_batching.Request] = []
+        self.jobs: list[generation_request.Request] = []
         self._form, self._num_prompt_tokens = form, num_prompt_tokens
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Event]()

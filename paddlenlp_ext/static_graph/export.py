@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, on_host, prefill, step
+from paddlenlp_ext.generation.logits_processors import on_host
+from paddlenlp_ext.generation.prefill_and_decode import Decoder, prefill, step
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.files import write_companions
 from paddlenlp_ext.static_graph.static_model import STATIC_GRAPH, StaticModel, program_files

@@ -10,63 +10,20 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.generation.continuous_batching import LENGTH, STOP, Engine, Request, SingleModel
-from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.generate import generate
-from paddlenlp_ext.generation.logits_processors import Adjustments
+from paddlenlp_ext.generation.logits_processors import LogitAdjustments
+from paddlenlp_ext.generation.request import LENGTH, STOP
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from tests.generation.engine_answers import Answer, engine_of, run
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 LENGTHS = (5, 1, 17, 9)
 NUM_NEW = 11
 
 
-class Answer:
-    """Request with what the engine has called back."""
-
-    def __init__(self, prompt, limit, end=(), stop_after=None, **options: Any) -> None:
-        own = {name: options.pop(name) for name in ("num_top", "adjustments", "row", "variant") if name in options}
-        self.tokens: list[int] = []
-        self.logprobs: list[Any] = []
-        self.prompt_logprobs: list[Any] | None = None
-        self.ended: list[Any] = []
-        self.stop_after = stop_after
-        self.request = Request(
-            prompt=prompt,
-            max_new_tokens=limit,
-            decoding=DecodingOptions(max_new_tokens=max(limit, 1), eos_token_ids=frozenset(end), **options),
-            on_token=self.on_token,
-            on_end=self.ended.append,
-            on_prompt=self.on_prompt if "num_top" in own else None,
-            **own,
-        )
-
-    def on_token(self, token, logprob) -> bool:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        return len(self.tokens) == self.stop_after
-
-    def on_prompt(self, logprobs) -> None:
-        assert self.prompt_logprobs is None
-        self.prompt_logprobs = logprobs
-
-
-def run(engine: Engine, answers: list[Answer], steps_between: int = 0) -> None:
-    """Submit the requests one after another, with steps in between, and run the engine to the end."""
-    for answer in answers:
-        engine.submit(answer.request)
-        for _ in range(steps_between):
-            engine.step()
-    for _ in range(1000):
-        if not engine.step():
-            break
-    assert [len(answer.ended) for answer in answers] == [1] * len(answers)
-    assert engine.num_rows == engine.num_waiting == 0
-
-
 def test_engine_num_waiting_leaves_out_cancelled_requests():
     engine, (first, second) = (
-        Engine(SingleModel(tiny_model(next(iter(FAMILIES)))), max_rows=1),
+        engine_of(tiny_model(next(iter(FAMILIES))), max_rows=1),
         (Answer([1, 2], 3) for _ in range(2)),
     )
     for answer in (first, second):
@@ -87,7 +44,7 @@ def test_engine_requests_that_join_and_leave_equal_generate(family):
     ]
     assert len({len(tokens) for tokens in expected}) >= 3, "rows end at the same step"
     answers = [Answer(prompt, limit, end) for prompt, limit in zip(prompts, limits, strict=True)]
-    run(Engine(SingleModel(model), max_rows=3, prompt_tokens_per_step=7), answers, steps_between=2)
+    run(engine_of(model, max_rows=3, prompt_tokens_per_step=7), answers, steps_between=2)
     assert [answer.tokens for answer in answers] == expected
     reasons = [[LENGTH if len(row) == limit else STOP] for row, limit in zip(expected, limits, strict=True)]
     assert [answer.ended for answer in answers] == reasons
@@ -105,7 +62,7 @@ def test_engine_draws_are_those_of_generate():
     pairs = zip(prompts, options, strict=True)
     expected = [generate(model, [prompt], max_new_tokens=12, first_row=2, **option)[0] for prompt, option in pairs]
     answers = [Answer(prompt, 12, row=2, **option) for prompt, option in zip(prompts, options, strict=True)]
-    run(Engine(SingleModel(model), max_rows=4), answers, steps_between=1)
+    run(engine_of(model, max_rows=4), answers, steps_between=1)
     assert [answer.tokens for answer in answers] == expected
 
 
@@ -115,14 +72,14 @@ def test_engine_greedy_row_with_min_new_tokens_equals_generate():
     ((end, *_),) = generate(model, [prompt], max_new_tokens=1)
     (expected,) = generate(model, [prompt], max_new_tokens=6, min_new_tokens=3, eos_token_id=end)
     answer = Answer(prompt, 6, [end], min_new_tokens=3)
-    run(Engine(SingleModel(model), max_rows=1), [answer])
+    run(engine_of(model, max_rows=1), [answer])
     assert answer.tokens == expected and len(expected) >= 3
 
 
 def test_engine_runs_other_rows_between_parts_of_a_long_prompt():
     model = tiny_model("llama_grouped_heads")
     short, long = Answer(random_prompts((3,))[0], 30), Answer(random_prompts((50,))[0], 2)
-    engine = Engine(SingleModel(model), max_rows=2, prompt_tokens_per_step=8)
+    engine = engine_of(model, max_rows=2, prompt_tokens_per_step=8)
     engine.submit(short.request)
     engine.step()
     engine.submit(long.request)
@@ -137,7 +94,7 @@ def test_engine_logprobs_equal_a_direct_forward_pass():
     """Compare prompt and new tokens, over several parts of a prompt, with the model's log-softmax."""
     model, prompt = tiny_model("gemma2_softcaps"), random_prompts((19,))[0]
     answers = [Answer(prompt, 4, num_top=3), Answer(prompt, 0, num_top=0), Answer([7], 1, num_top=2)]
-    run(Engine(SingleModel(model), max_rows=3, prompt_tokens_per_step=8), answers)
+    run(engine_of(model, max_rows=3, prompt_tokens_per_step=8), answers)
     scored, only_prompt, single = answers
     sequence = prompt + scored.tokens
     with paddle.no_grad():
@@ -173,7 +130,7 @@ def test_engine_rows_beyond_the_trained_context_do_not_change_others():
         prompts = random_prompts((17, 45, 5, 20, 23))
         expected = generate(model, prompts, max_new_tokens=8, batch_size=1)
         answers = [Answer(prompt, 8) for prompt in prompts]
-        run(Engine(SingleModel(model), max_rows=5, prompt_tokens_per_step=8), answers, steps_between=1)
+        run(engine_of(model, max_rows=5, prompt_tokens_per_step=8), answers, steps_between=1)
         assert [answer.tokens for answer in answers] == expected
 
 
@@ -188,7 +145,7 @@ def test_engine_request_ends_when_its_callback_says_so_or_fails():
         raise problem
 
     failing.request.on_token = on_token
-    run(Engine(SingleModel(model), max_rows=3), [stopped, failing, other])
+    run(engine_of(model, max_rows=3), [stopped, failing, other])
     assert (stopped.tokens, stopped.ended) == (expected[0][:3], [STOP])
     assert failing.ended == [problem]
     assert other.tokens == expected[2]
@@ -198,7 +155,7 @@ def test_engine_cancelled_requests_leave_without_a_call():
     """Cancel a waiting request, one with an incomplete prompt, and one that decodes."""
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((4, 40, 5, 6))
     decoding, incomplete, other, waiting = (Answer(prompt, 12) for prompt in prompts)
-    engine = Engine(SingleModel(model), max_rows=3, prompt_tokens_per_step=5)
+    engine = engine_of(model, max_rows=3, prompt_tokens_per_step=5)
     engine.submit(other.request)
     engine.step()
     for answer in (decoding, incomplete, waiting):
@@ -226,13 +183,13 @@ def test_engine_nan_in_one_row_ends_this_row_only():
     values[50] = np.nan
     weight.set_value(values)
     answers = [Answer(prompt, 6) for prompt in prompts]
-    run(Engine(SingleModel(model), max_rows=2), answers)
+    run(engine_of(model, max_rows=2), answers)
     assert "all logits of a row are NaN" in str(answers[1].ended[0])
     assert [answers[0].tokens, answers[2].tokens] == expected
 
 
 def test_engine_without_requests_holds_no_keys():
-    engine, answer = Engine(SingleModel(tiny_model("llama_grouped_heads")), max_rows=1), Answer([1, 2], 3)
+    engine, answer = engine_of(tiny_model("llama_grouped_heads"), max_rows=1), Answer([1, 2], 3)
     engine.submit(answer.request)
     engine.step()
     (batch,) = engine._batches.values()
@@ -245,7 +202,7 @@ def test_engine_without_requests_holds_no_keys():
 def test_engine_fail_ends_every_request_and_leaves_it_usable():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((4, 40, 5))
     answers = [Answer(prompt, 12) for prompt in prompts]
-    engine = Engine(SingleModel(model), max_rows=2, prompt_tokens_per_step=5)
+    engine = engine_of(model, max_rows=2, prompt_tokens_per_step=5)
     for answer in answers:
         engine.submit(answer.request)
     engine.step()
@@ -257,18 +214,9 @@ def test_engine_fail_ends_every_request_and_leaves_it_usable():
     assert again.tokens == generate(model, [prompts[0]], max_new_tokens=12)[0]
 
 
-@pytest.mark.parametrize("option", ["frequency_penalty", "presence_penalty"])
-def test_adjustments_penalties_subtract_from_generated_tokens(option):
-    logits = paddle.to_tensor([[3.0, 2.0, 1.0, 0.0]])
-    adjusted = Adjustments(**{option: 0.5}).apply(logits, [0, 2, 0])[0]
-    first = 2.0 if option == "frequency_penalty" else 2.5
-    np.testing.assert_allclose(adjusted, [first, 2.0, 0.5, 0.0])
-    assert Adjustments(**{option: 0.5}).apply(logits, []) is logits
-
-
 def test_engine_logit_bias_excludes_a_token():
     model, prompt = tiny_model("llama_grouped_heads"), random_prompts((4,))[0]
     first = generate(model, [prompt], max_new_tokens=1)[0][0]
-    answer = Answer(prompt, 1, adjustments=Adjustments(logit_bias={first: -100.0, 5: 200.0}))
-    run(Engine(SingleModel(model), max_rows=1), [answer])
+    answer = Answer(prompt, 1, adjustments=LogitAdjustments(logit_bias={first: -100.0, 5: 200.0}))
+    run(engine_of(model, max_rows=1), [answer])
     assert answer.tokens == [5]

@@ -20,7 +20,7 @@ from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.generation.token_chooser import TokenChooser
+from paddlenlp_ext.generation.sampling import TokenChooser
 from paddlenlp_ext.inference import device_and_dtype
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.adapters import default_config, tiny_model
-from tests.generation.test_continuous_batching import Answer, run
+from tests.generation.engine_answers import Answer, run
 
 PROMPTS = [np.random.default_rng(seed).integers(0, 61, 3 + 4 * seed).tolist() for seed in range(2)]
 ADAPTERS = {
@@ -56,7 +56,7 @@ def check_one_batch(folder: Path, base, names) -> AdapterGroups:
         expected += alone.generate(PROMPTS, max_new_tokens=5, batch_size=1, eos_token_id=None)
     assert len(set(map(tuple, expected))) > len(expected) - 2, "adapters do not change the answers"
     groups = AdapterGroups(base(), {name: read_adapter(folder / name) for name in names})
-    answers = [Answer(prompt, 5, variant=name) for prompt, name in zip(prompts, variants, strict=True)]
+    answers = [Answer(prompt, 5, adapter=name) for prompt, name in zip(prompts, variants, strict=True)]
     order = np.random.default_rng(0).permutation(len(answers))
     run(Engine(groups, max_rows=7, prompt_tokens_per_step=6), [answers[index] for index in order], steps_between=1)
     assert [answer.tokens for answer in answers] == expected

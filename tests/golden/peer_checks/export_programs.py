@@ -21,7 +21,8 @@ configure_runtime()  # before Paddle is imported
 import paddle
 
 from paddlenlp_ext.checkpoint.config_json import write_model_config
-from paddlenlp_ext.generation.prefill_and_decode import on_host, prefill, step
+from paddlenlp_ext.generation.logits_processors import on_host
+from paddlenlp_ext.generation.prefill_and_decode import prefill, step
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears

@@ -9,8 +9,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.generation.continuous_kv_cache import SlotCache
+from paddlenlp_ext.generation.logits_processors import on_host
 from paddlenlp_ext.generation.padded_kv_cache import BLOCK
-from paddlenlp_ext.generation.prefill_and_decode import forward, on_host, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoding import cpp_layers

@@ -10,8 +10,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.generation.continuous_kv_cache import SlotCache
+from paddlenlp_ext.generation.logits_processors import on_host
 from paddlenlp_ext.generation.padded_kv_cache import BLOCK, KVCache, _LayerKeyValues
-from paddlenlp_ext.generation.prefill_and_decode import forward, on_host, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpu import bf16, library

@@ -1,0 +1,108 @@
+"""Request to the engine of continuous batching, and its state while it runs.
+
+Shapes: V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.logits_processors import LogitAdjustments, ModelLogits
+from paddlenlp_ext.generation.logprobs import TokenLogprob, token_logprobs
+from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
+
+STOP, LENGTH = "stop", "length"
+"""Reasons of the end of a request: an end token or `on_token`; the limit of its tokens."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """Prompt to continue.
+
+    Attributes:
+        prompt: token ids, at least one.
+        max_new_tokens: limit of new tokens; 0 computes the log-probabilities of the prompt only.
+        decoding: options of the choice of tokens, and the tokens that end the request.
+        row: number of the request among those with one seed; it selects the random numbers.
+        adjustments: changes of single logits before the choice.
+        adapter: name of the adapter; a name that is not one of an adapter selects the base model.
+        num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities at all.
+        on_prompt: called once with the log-probabilities of the prompt's tokens from the second on; None: not computed.
+        on_token: called with each new token; it returns True to end the request.
+        on_end_token: called with the log-probability of the end token; None: not computed.
+        on_end: called once at the end with STOP or LENGTH, or with an error.
+        is_cancelled: set by the caller, from any thread, to remove the request without a further call.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    decoding: DecodingOptions
+    on_token: Callable[[int, TokenLogprob | None], bool]
+    on_end: Callable[[str | Exception], None]
+    on_prompt: Callable[[list[TokenLogprob]], None] | None = None
+    on_end_token: Callable[[TokenLogprob], None] | None = None
+    row: int = 0
+    adjustments: LogitAdjustments = field(default_factory=LogitAdjustments)
+    adapter: str = ""
+    num_top: int | None = None
+    is_cancelled: bool = False
+
+
+class RunningRow:
+    """State of a request in the batch.
+
+    Attributes:
+        tokens: prompt and new tokens.
+        ended: reason of the end; None while the row runs.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.chooser = TokenChooser(request.decoding)
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self.ended: str | Exception | None = None
+        decoding = request.decoding
+        is_plain = decoding.decode_strategy == "greedy_search" and decoding.repetition_penalty == 1.0
+        may_end = decoding.min_new_tokens == 0
+        self.takes_most_likely = is_plain and may_end and request.adjustments == LogitAdjustments()
+
+    @property
+    def number(self) -> int:
+        """Number that selects the random generator."""
+        return self.request.row
+
+    @property
+    def num_generated(self) -> int:
+        """Number of new tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def take(self, logits_1V: ModelLogits, most_likely: int | None) -> None:
+        """Choose the next token, and append it unless it ends the row."""
+        request, token = self.request, most_likely
+        if token is None:
+            adjusted_1V = request.adjustments.apply(logits_1V, self.tokens[len(request.prompt) :])
+            token = self.chooser.choose(adjusted_1V, [self])[0]
+        if token in request.decoding.eos_token_ids:
+            if request.on_end_token is not None:
+                request.on_end_token(token_logprobs(logits_1V, [token], request.num_top or 0)[0])
+            self.ended = STOP
+            return
+        self.tokens.append(token)
+        logprob = None if request.num_top is None else token_logprobs(logits_1V, [token], request.num_top)[0]
+        if request.on_token(token, logprob):
+            self.ended = STOP
+        elif self.num_generated >= request.max_new_tokens:
+            self.ended = LENGTH
+
+
+def take_tokens(rows: Sequence[RunningRow], logits_BV: ModelLogits) -> None:
+    """Choose the next token of each row; an error ends its row only."""
+    best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
+    for index, row in enumerate(rows):
+        try:
+            row.take(logits_BV[index : index + 1], best_B[index] if row.takes_most_likely else None)
+        except Exception as error:
+            row.ended = error
