@@ -30,7 +30,7 @@ from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.quantize_decoder_layer import quantize_decoder_layer
-from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, naming
+from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, prefix_errors
 from paddlenlp_ext.quantization.quantize_model import quantizable_layers
 from paddlenlp_ext.utils.layer_name_patterns import matching
 
@@ -68,7 +68,7 @@ def quantize_after_training(
     skipped = {name for pattern in options.skipped for name in matching(pattern, layers, "skip_list_names")}
     names = [name for name in layers if name not in skipped]
     for name in names:
-        with naming(name):
+        with prefix_errors(name):
             options.integers.group_of(layers[name].weight.shape[-1])
     decoder, errors = model.model, ErrorTotals()
     load = partial(_load, dict(model.named_parameters()), weights)

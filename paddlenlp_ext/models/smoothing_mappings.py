@@ -1,4 +1,4 @@
-"""Feeds of a decoder layer: norms and linear layers that can take the scales of the linear layers that read them.
+"""AWQ smoothing mappings of a decoder layer: which layers can take the scales of the linear layers that read them.
 
 | producer | consumers | where |
 | --- | --- | --- |
@@ -20,34 +20,37 @@ from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, Pre
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.latent_attention import LatentAttention
-from paddlenlp_ext.quantization.ptq.awq_mappings import Feed
+from paddlenlp_ext.quantization.ptq.smoothing import SmoothingMapping
 
 _ATTENTION, _MLP = "self_attn", "mlp"
 
 
-def smoothing_mappings(layer: DecoderLayer) -> list[Feed]:
-    """Return the feeds of a decoder layer."""
+def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
+    """Return the smoothing mappings of a decoder layer."""
     attention, mlp = layer.self_attn, layer.mlp
     readers = tuple(f"{_ATTENTION}.{name}" for name in attention.input_names)
     inner = () if isinstance(mlp, MixtureOfExperts) else (f"{_MLP}.gate_proj", f"{_MLP}.up_proj")
-    feeds = []
+    mappings = []
     if isinstance(layer, PreNormLayer | SandwichLayer):
-        feeds = [Feed(layer.norm_names["attention_norm"], readers), Feed(layer.norm_names["mlp_norm"], inner)]
+        mappings = [
+            SmoothingMapping(layer.norm_names["attention_norm"], readers),
+            SmoothingMapping(layer.norm_names["mlp_norm"], inner),
+        ]
     elif isinstance(layer, ParallelLayer) and inner:
-        feeds = [Feed("input_layernorm", (*readers, *inner))]
+        mappings = [SmoothingMapping("input_layernorm", (*readers, *inner))]
     if isinstance(attention, Attention):
-        feeds.append(Feed(f"{_ATTENTION}.v_proj", (f"{_ATTENTION}.o_proj",), _value_channels(attention)))
+        mappings.append(SmoothingMapping(f"{_ATTENTION}.v_proj", (f"{_ATTENTION}.o_proj",), _value_channels(attention)))
     if isinstance(attention, LatentAttention):
         latents = {"kv_a_layernorm": "kv_b_proj", "q_a_layernorm": "q_b_proj"}
-        feeds += [
-            Feed(f"{_ATTENTION}.{norm}", (f"{_ATTENTION}.{reader}",))
+        mappings += [
+            SmoothingMapping(f"{_ATTENTION}.{norm}", (f"{_ATTENTION}.{reader}",))
             for norm, reader in latents.items()
             if reader in attention.latent_names
         ]
     block = f"{_MLP}.{mlp.shape.shared_name}" if isinstance(mlp, MixtureOfExperts) else _MLP
     if not isinstance(mlp, MixtureOfExperts) or mlp.shape.shared_size:
-        feeds.append(Feed(f"{block}.up_proj", (f"{block}.down_proj",)))
-    return [feed for feed in feeds if feed.consumers]
+        mappings.append(SmoothingMapping(f"{block}.up_proj", (f"{block}.down_proj",)))
+    return [mapping for mapping in mappings if mapping.consumers]
 
 
 def _value_channels(attention: Attention) -> np.ndarray:

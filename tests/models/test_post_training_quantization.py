@@ -17,9 +17,9 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
 from paddlenlp_ext.nn.submodules import layer_at
-from paddlenlp_ext.quantization.ptq.awq_mappings import move_scales
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.smoothing import move_scales
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from tests.common.arrays import normal
 from tests.generation.tiny_models import FAMILIES, SIZES

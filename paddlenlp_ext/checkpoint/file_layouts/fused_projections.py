@@ -22,7 +22,7 @@ FusedLayers = Mapping[str, Mapping[str, int]]
 """Last component of a fused layer's name -> that of each part, in the order of the file -> its number of outputs."""
 _STACKED = ("weight", "bias")
 _INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
-"""Tensors of an integer weight (quantization/checkpoint_tensors.py) that are joined like the weight, or summed."""
+"""Tensors of an integer weight (quantization/integer_tensors.py) that are joined like the weight, or summed."""
 
 
 class FusedName(NamedTuple):

@@ -1,6 +1,6 @@
 """Files of other programs with linear layers in 4 or 8 bits, under the names and in the layout of this package.
 
-    in a file of GPTQ                        as read (quantization/checkpoint_tensors.py)
+    in a file of GPTQ                        as read (quantization/integer_tensors.py)
     q_proj.qweight int32 [in / 8, out]       q_proj.weight uint8 [out * in / 2], two codes per byte
     q_proj.scales float16 [groups, out]      q_proj.weight_scale [out, groups]
     q_proj.qzeros, q_proj.g_idx              q_proj.weight_zero, q_proj.weight_order
@@ -126,7 +126,7 @@ def pack_tensors(tensors: Mapping[str, Any], layout: PackedLayout, scale_dtype: 
     """Return the tensors of a model with its integer weights in the layout of another program.
 
     Args:
-        tensors: tensors by their names in files, integer weights as quantization/checkpoint_tensors.py stores them.
+        tensors: tensors by their names in files, integer weights as quantization/integer_tensors.py stores them.
         layout: layout to write.
         scale_dtype: format of the scales in the file, which holds them without rounding.
 

@@ -39,10 +39,11 @@ class InverseFactor:
     is_reordered: bool
 
     @classmethod
-    def of(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
-        """Compute U.
+    def from_hessian(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
+        """Return the upper Cholesky factor U of H^-1.
 
-        With both axes reversed, H = L L^T makes U the inverse of L, reversed: no full inverse is computed.
+        The full inverse is not computed: if L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with
+        both axes reversed.
 
         Args:
             hessian_II: X^T X of the inputs, or a multiple of it.

@@ -1,7 +1,7 @@
 """Post-training quantization of one decoder layer.
 
     1. run the calibration batches through the layer in full precision, recording the inputs of its linear layers
-    2. AWQ: search the scales of each feed and move them into the producers
+    2. AWQ: search the scales of each smoothing mapping, and move them into the producer
     3. quantize each matrix, and replace the linear layers
     4. experts: the same in groups of experts, so that the statistics of few experts are in memory at a time
 
@@ -24,9 +24,14 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.ops.quantized.weight import QuantizedWeight, stack_weights
 from paddlenlp_ext.quantization.ptq.awq import search_scales
-from paddlenlp_ext.quantization.ptq.awq_mappings import Feed, move_scales
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics, record_expert_inputs, record_inputs
-from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, naming, quantize_matrix
+from paddlenlp_ext.quantization.ptq.quantize_matrix import (
+    ErrorTotals,
+    PostTrainingOptions,
+    prefix_errors,
+    quantize_matrix,
+)
+from paddlenlp_ext.quantization.ptq.smoothing import SmoothingMapping, move_scales
 from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
@@ -38,7 +43,7 @@ _STATISTICS_BYTES = 1 << 30
 def quantize_decoder_layer(
     layer: nn.Layer,
     names: Mapping[str, str],
-    feeds: Sequence[Feed],
+    mappings: Sequence[SmoothingMapping],
     run: Callable[[], None],
     options: PostTrainingOptions,
     errors: ErrorTotals,
@@ -48,7 +53,7 @@ def quantize_decoder_layer(
     Args:
         layer: the decoder layer.
         names: name in the decoder layer of each layer to quantize -> its name in the model, for errors.
-        feeds: norms and linear layers that can take scales.
+        mappings: norms and linear layers that can take the scales of the linear layers that read them.
         run: runs the calibration batches through the layer.
         options: method and format.
         errors: totals to which the errors of the matrices are added.
@@ -62,10 +67,10 @@ def quantize_decoder_layer(
         with record_inputs(linears) as statistics:
             run()
     if options.method == "awq":
-        for feed in feeds:
-            if set(feed.consumers) <= linears.keys():
-                with naming(names[feed.consumers[0]]):
-                    _scale_feed(layer, feed, statistics, options)
+        for mapping in mappings:
+            if set(mapping.consumers) <= linears.keys():
+                with prefix_errors(names[mapping.consumers[0]]):
+                    _apply_smoothing(layer, mapping, statistics, options)
     experts: dict[str, dict[str, str]] = {}
     for name, in_model in names.items():
         if name not in linears:
@@ -79,19 +84,19 @@ def quantize_decoder_layer(
         replace_layer(layer, name, QuantizedLinear(packed, linear.bias, linear.compute_dtype))
 
 
-def _scale_feed(
-    layer: nn.Layer, feed: Feed, statistics: dict[str, InputStatistics], options: PostTrainingOptions
+def _apply_smoothing(
+    layer: nn.Layer, mapping: SmoothingMapping, statistics: dict[str, InputStatistics], options: PostTrainingOptions
 ) -> None:
-    """Search the scales of a feed and move them; the statistics of the consumers become those of the scaled inputs."""
-    inputs = statistics[feed.consumers[0]]
-    consumers = [layer_at(layer, name) for name in feed.consumers]
-    channels = np.arange(consumers[0].in_features) if feed.channel_of_input is None else feed.channel_of_input
+    """Search the scales of a mapping and move them; update the consumers' statistics for the scaled inputs."""
+    inputs = statistics[mapping.consumers[0]]
+    consumers = [layer_at(layer, name) for name in mapping.consumers]
+    channels = np.arange(consumers[0].in_features) if mapping.channel_of_input is None else mapping.channel_of_input
     magnitudes = np.bincount(channels, inputs.magnitudes) / np.bincount(channels)
     weight = np.concatenate([consumer.weight_value().numpy() for consumer in consumers])
     scales = search_scales(weight, inputs.hessian, magnitudes.astype(np.float32), options.integers, channels)
-    move_scales(layer_at(layer, feed.producer), consumers, scales, channels)
+    move_scales(layer_at(layer, mapping.producer), consumers, scales, channels)
     scaled = inputs.divided(scales[channels])
-    statistics.update(dict.fromkeys(feed.consumers, scaled))
+    statistics.update(dict.fromkeys(mapping.consumers, scaled))
 
 
 def _quantize_experts(
@@ -121,7 +126,7 @@ def _quantize_experts(
             inner = own.get("down_proj")
             can_scale = options.method == "awq" and len(stacks) == 2 and not isinstance(experts.gate, ClampedGate)
             if can_scale and inner is not None and inner.rows:
-                with naming(f"{names['down_proj']}, expert {expert}"):
+                with prefix_errors(f"{names['down_proj']}, expert {expert}"):
                     own["down_proj"] = _scale_expert(matrices, inner, options)
             for part, weight in matrices.items():
                 parts = np.split(weight, stacks[part].parts)

@@ -44,8 +44,8 @@ class PostTrainingOptions:
 
 
 @contextmanager
-def naming(layer: str) -> Iterator[None]:
-    """Return a context in which errors begin with the name of a layer."""
+def prefix_errors(layer: str) -> Iterator[None]:
+    """Prefix errors raised in the block with the name of a layer."""
     try:
         yield
     except ValueError as error:
@@ -90,12 +90,12 @@ def quantize_matrix(
         ValueError: see `IntegerFormat` and `gptq`.
     """
     integers = options.integers
-    with naming(name):
+    with prefix_errors(name):
         if inputs is None or inputs.rows == 0 or options.method == "rtn":
             return round_to_nearest(weight_OI, integers).packed(integers)
         hessian_II = inputs.hessian
         if options.method == "gptq":
-            factor = inputs.derived(lambda: InverseFactor.of(hessian_II, options.act_order, options.damping))
+            factor = inputs.derived(lambda: InverseFactor.from_hessian(hessian_II, options.act_order, options.damping))
             rounded = gptq(weight_OI, factor, integers)
         else:
             shrink_OG = search_clipping(weight_OI, hessian_II, integers) if options.clips else 1.0

@@ -66,7 +66,7 @@ def by_elimination(integers: IntegerFormat, act_order: bool) -> np.ndarray:
 @by_format
 @pytest.mark.parametrize("act_order", [False, True])
 def test_gptq_matches_elimination_from_the_full_inverse(integers: IntegerFormat, act_order: bool):
-    found = gptq(WEIGHT, InverseFactor.of(HESSIAN, act_order), integers)
+    found = gptq(WEIGHT, InverseFactor.from_hessian(HESSIAN, act_order), integers)
     expected = by_elimination(integers, act_order)
     is_close = np.abs(found.codes - expected) <= (1 if integers.bits == 8 else 0)
     assert is_close.mean() > 0.99  # ties round differently in float32
@@ -75,7 +75,7 @@ def test_gptq_matches_elimination_from_the_full_inverse(integers: IntegerFormat,
 @by_format
 @pytest.mark.parametrize("act_order", [False, True])
 def test_gptq_leaves_a_smaller_error_of_the_outputs_than_rounding(integers: IntegerFormat, act_order: bool):
-    found = gptq(WEIGHT, InverseFactor.of(HESSIAN, act_order), integers)
+    found = gptq(WEIGHT, InverseFactor.from_hessian(HESSIAN, act_order), integers)
     nearest = round_to_nearest(WEIGHT, integers)
     errors = [output_error(each.dequantized() - WEIGHT, HESSIAN) for each in (found, nearest)]
     assert errors[0] < 0.6 * errors[1]

@@ -30,7 +30,7 @@ def test_quantize_matrix_by_gptq_follows_its_options(act_order: bool, damping: f
     found, _ = quantized(X, method="gptq", act_order=act_order, damping=damping)
     inputs = InputStatistics(IN)
     inputs.add(paddle.to_tensor(X))
-    expected = gptq(WEIGHT, InverseFactor.of(inputs.hessian, act_order, damping), INTEGERS).dequantized()
+    expected = gptq(WEIGHT, InverseFactor.from_hessian(inputs.hessian, act_order, damping), INTEGERS).dequantized()
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 

@@ -1,9 +1,9 @@
-"""Layers whose outputs are the inputs of others, channel by channel, so that a scale can move between them.
+"""Move AWQ's smoothing scales between a layer and the linear layers that read its outputs.
 
     (producer(x) / s) (W diag(s))^T = producer(x) W^T
 
-A norm or linear layer that is followed by nothing but a product per channel can take 1 / s, and the linear layers that
-read it s, without a change of the model.
+The outputs of the model stay the same if a norm or linear layer is divided by s, and the linear layers that read its
+outputs, possibly after an elementwise product, are multiplied by s.
 
 Shapes: C channels of the producer, I inputs of a consumer.
 """
@@ -25,13 +25,14 @@ Producer = Linear | RMSNorm | LayerNorm
 
 
 @dataclass(frozen=True)
-class Feed:
-    """Producer and all linear layers that read it, by their names in a decoder layer.
+class SmoothingMapping:
+    """Layer and all linear layers that read its outputs, by their names in a decoder layer.
 
     Attributes:
         producer: name of a norm or linear layer.
         consumers: names of the linear layers.
-        channel_of_input: channel of the producer of each input of the consumers, int [I]; None: the same one.
+        channel_of_input: for each input of the consumers, the producer's channel that it reads, int [I]; None: input i
+            reads channel i.
     """
 
     producer: str
