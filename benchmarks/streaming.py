@@ -39,6 +39,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from paddlenlp_ext import configure_runtime
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 
 configure_runtime()  # before Paddle is imported
 
@@ -46,7 +47,7 @@ from benchmarks.measure import report
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
-from paddlenlp_ext.data.dataset import load_dataset, row_encoder
+from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_splits
 from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
@@ -251,7 +252,7 @@ def measure_audit(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]
     data = str(options.folder / f"plain-{options.megabytes}")
     config = DataConfig(dataset_name_or_path=data, chat_template="none", src_length=LENGTH // 2, max_length=LENGTH)
     readers = open_splits((data,), "train")
-    split = AuditedSplit("train", readers, row_encoder(config, load_template("none", tokenizer), readers))
+    split = AuditedSplit("train", readers, RowEncoder.from_config(config, load_template("none", tokenizer), readers))
     before, audited = resident_megabytes(), audit_splits([split], data, options.workers)
     return {
         "rows": audited.num_rows,

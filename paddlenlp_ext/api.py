@@ -1,4 +1,4 @@
-"""Public functions that combine models, adapters and data."""
+"""Public functions that combine models and adapters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base
-from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data import dataset
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification, load_for_task
 from paddlenlp_ext.peft.merge import merge_adapter as merge
 from paddlenlp_ext.peft.peft_model import PeftModel
@@ -83,21 +81,3 @@ def merge_adapter(
         ValueError: see `peft.merge.merge_adapter.merge_adapter`; no partial output is left behind.
     """
     return merge.merge_adapter(adapter, output, load_for_task, base, **options)
-
-
-def load_dataset(
-    dataset_name_or_path: str | os.PathLike[str], split: str, tokenizer: Any, **keys: Any
-) -> dataset.TokenizedDataset:
-    """Return a split of a dataset as tokens; the result is cached.
-
-    Args:
-        dataset_name_or_path: a folder with `train.json` and `dev.json`, or "inflection".
-        split: "train" or "dev".
-        tokenizer: from `AutoTokenizer`.
-        keys: further data keys of a run, such as `max_length` or `chat_template`.
-
-    Raises:
-        ValueError: the dataset does not exist or has invalid rows.
-    """
-    config = DataConfig(dataset_name_or_path=os.fspath(dataset_name_or_path), **keys)
-    return dataset.load_dataset(config, split, tokenizer)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.readers.dataset_files import BUILTIN_NAMES, dataset_names, open_splits
-from paddlenlp_ext.data.rows.errors import DataError
+from paddlenlp_ext.data.readers.dataset_files import (
+    open_dataset,
+    open_reader,
+    title_of,
+)
+from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.rows.formats import parse_row
-from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
-from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
-from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays, TokenWriter
-from paddlenlp_ext.data.tokenization.token_cache import load_or_build
-from paddlenlp_ext.data.tokenization.truncation import LengthLimits
-from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
+from paddlenlp_ext.data.tokenization.workers import tokenize
 from paddlenlp_ext.utils.json_reader import Location
-from paddlenlp_ext.utils.logging import get_logger
-
-DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
 
 class TokenizedDataset:
@@ -111,39 +111,62 @@ class TokenizedDataset:
 
 
 def load_dataset(
-    config: DataConfig,
+    dataset_name_or_path: DataConfig | str | os.PathLike[str] | Rows,
     split: str,
     tokenizer: Any,
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
+    **keys: Any,
 ) -> TokenizedDataset:
-    """Tokenize a split, or map its tokens from the cache.
+    """Return a split of a dataset as tokens, which are cached.
 
     Args:
-        config: `config.data` of a run.
-        split: "train" or "dev".
-        tokenizer: a Hugging Face tokenizer.
+        dataset_name_or_path: a folder with `train.json` and `dev.json`, a data file, a built-in name, a hub id, rows as
+            a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
+        split: "train" or "dev"; a file and rows in memory are the split that is named.
+        tokenizer: a Hugging Face tokenizer, such as `AutoTokenizer` returns.
         template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
+        keys: further data keys of a run, such as `max_length` or `chat_template`; none with `config.data`.
 
     Raises:
         ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
-    if config.dataset_name_or_path is None:
-        known = ", ".join(BUILTIN_NAMES)
-        raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
-    names = dataset_names(config.dataset_name_or_path)
-    readers = open_splits(names, split, config.task_name)
+    if isinstance(dataset_name_or_path, DataConfig):
+        assert not keys, "the data keys are in the configuration"
+        config = dataset_name_or_path
+        return load_split(config, split, open_dataset(config, split), tokenizer, template, fingerprint)
+    if isinstance(dataset_name_or_path, str | os.PathLike):
+        config = DataConfig(dataset_name_or_path=os.fspath(dataset_name_or_path), **keys)
+        path = Path(dataset_name_or_path).expanduser()
+        readers = [open_reader(path)] if path.is_file() else open_dataset(config, split)
+    else:
+        config, readers = DataConfig(**keys), [InMemoryReader(dataset_name_or_path)]
+    return load_split(config, split, readers, tokenizer, template, fingerprint)
+
+
+def load_split(
+    config: DataConfig,
+    split: str,
+    readers: Sequence[Reader],
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+) -> TokenizedDataset:
+    """Tokenize the rows of some readers, or map their tokens from the cache; see `load_dataset`."""
     template = choose_template(config, tokenizer, template)
-    encoder = row_encoder(config, template, readers)
-    limits = encoder.limits
+    encoder = RowEncoder.from_config(config, template, readers)
     key = cache_key(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
         # Earlier versions truncated plain text: "split" in the key tells their caches apart.
-        options={**vars(limits), "bad_rows": config.bad_rows, "autoregressive": config.autoregressive and "split"},
+        options={
+            **vars(encoder.limits),
+            "bad_rows": config.bad_rows,
+            "autoregressive": config.autoregressive and "split",
+        },
         reads_more=template.writes_messages and config.bad_rows == "drop",
     )
 
@@ -151,75 +174,5 @@ def load_dataset(
         return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
 
     arrays, stats = load_or_build(cache_dir(config) / f"{split}-{key[:32]}", build)
-    log_stats(stats, f"{split} rows of {', '.join(names)}")
+    stats.log(f"{split} rows of {title_of(config, readers)}")
     return TokenizedDataset(arrays, stats, readers, template, config.autoregressive)
-
-
-def row_encoder(config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
-    """Return the encoder of the rows of some readers."""
-    limits = LengthLimits(config.src_length, config.max_length, config.truncation)
-    return RowEncoder(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
-
-
-def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:
-    """Return the template that renders the rows: none for plain text, else the given one or that of the config."""
-    if config.autoregressive:
-        return PlainTemplate(tokenizer)
-    return template or load_template(config.chat_template, tokenizer, template_options(config))
-
-
-def template_options(config: DataConfig) -> TemplateOptions:
-    """Return the options of the chat template that a configuration sets."""
-    return TemplateOptions(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
-
-
-def log_stats(stats: DataStats, title: str) -> None:
-    """Log the statistics of a split, the first dropped rows, and the fields without effect."""
-    get_logger().info("%s", stats.table(title))
-    for problem in stats.examples:
-        get_logger().warning("dropped: %s", problem)
-    for line in stats.describe_unknown_fields():
-        get_logger().info("%s", line)
-
-
-def cache_dir(config: DataConfig) -> Path:
-    """Return the directory that holds the cached tokens of all datasets."""
-    return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
-
-
-def tokenize(
-    readers: Sequence[Reader],
-    encoder: RowEncoder,
-    folder: Path,
-    bad_rows: str = "error",
-    num_processes: int | None = None,
-) -> DataStats:
-    """Tokenize the rows of data files into the arrays of `folder`, and count them.
-
-    Args:
-        readers: readers of the files, in reading order.
-        encoder: encoder of the rows.
-        folder: directory for the arrays of `TokenArrays`.
-        bad_rows: "error" or "drop".
-        num_processes: number of processes; None: the available processors.
-
-    Raises:
-        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-        ValueError: no row is valid.
-    """
-    stats = DataStats()
-    invalid: list[InvalidRow] = []
-    num_processes = num_workers(num_processes, sum(reader.size for reader in readers))
-    blocks = (block for reader in readers for block in reader.blocks())
-    with BlockEncoder(encoder, num_processes) as workers, TokenWriter(folder) as writer:
-        for encoded in workers.encode(blocks):
-            writer.append(encoded.arrays)
-            stats.add(encoded.stats)
-            invalid += [row for row in encoded.invalid if row.fatal or bad_rows == "error"]
-    if invalid:
-        raise DataError(invalid)
-    stats.check()
-    if not stats.num_untruncated + stats.num_truncated:
-        listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        raise ValueError(f"{', '.join(encoder.files)}: no valid row\n{stats.table()}{listed}")
-    return stats

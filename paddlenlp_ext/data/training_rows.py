@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, choose_template, load_dataset, row_encoder
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split
 from paddlenlp_ext.data.streaming.source_cursor import Source
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 
 TrainingRows = TokenizedDataset | MixedDataset | TokenStream
 
@@ -52,7 +54,7 @@ def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTempl
         weights = parse_weights(config.train_dataset_prob, names)
         sources = [Source(*each) for each in zip(names, opened, weights, strict=True)]
     readers = [reader for source in sources for reader in source.readers]
-    encoder = row_encoder(config, template, readers)
+    encoder = RowEncoder.from_config(config, template, readers)
     identity = {
         "shuffle_buffer_size": config.shuffle_buffer_size,
         "train_dataset_prob": config.train_dataset_prob or "unset",

@@ -14,11 +14,11 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, template_options
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import load_reward_dataset
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
-from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.templates.load import load_template, template_options
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
 from paddlenlp_ext.models.auto import build_skeleton, load_values

@@ -14,11 +14,12 @@ from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_spl
 from paddlenlp_ext.data.audit.html_page import render_page
 from paddlenlp_ext.data.audit.lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
-from paddlenlp_ext.data.dataset import choose_template, row_encoder
 from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardDataset
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.templates.load import choose_template
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.trainer.build import RunData
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger
@@ -82,7 +83,7 @@ def _open_split(config: RunConfig, section: DataConfig, split: str, name: str, d
         assert section.dataset_name_or_path is not None, "validation requires a dataset"
         is_stream = section.lazy and split == TRAIN
         readers = open_splits(dataset_names(section.dataset_name_or_path), split, section.task_name, is_stream)
-        encoder = row_encoder(section, choose_template(section, data.tokenizer, data.template), readers)
+        encoder = RowEncoder.from_config(section, choose_template(section, data.tokenizer, data.template), readers)
         return AuditedSplit(name, readers, encoder, STREAM_ROWS if is_stream else None)
     assert isinstance(section, PreferenceDataConfig), "a run on preference data has this section"
     if config.reward is not None:

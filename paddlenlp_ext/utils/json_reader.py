@@ -35,6 +35,10 @@ _HINTS = (
 )
 
 
+IN_MEMORY = "<rows>"
+"""File name in the locations of rows that a program passes in memory; their line is the index of the row."""
+
+
 @dataclass(frozen=True)
 class Location:
     """Position in a file as the user named it: line and column count from 1, None stands for the entire file."""
@@ -44,6 +48,8 @@ class Location:
     column: int | None = None
 
     def __str__(self) -> str:
+        if self.file == IN_MEMORY and self.line is not None:
+            return f"row {self.line}"
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
     def after(self, text: str) -> Location:

@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, cache_dir, log_stats, template_options, tokenize
+from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.templates.load import load_template, template_options
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
-from paddlenlp_ext.data.tokenization.token_cache import load_or_build
+from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
+from paddlenlp_ext.data.tokenization.workers import tokenize
 
 
 class PreferenceDataset(TokenizedDataset):
@@ -140,7 +141,7 @@ def load_pairs(
 
     folder = cache_dir(config) / f"{split}-{key[:32]}"
     arrays, stats = load_or_build(folder, build)
-    log_stats(stats, f"{split} rows of {', '.join(encoder.files)}")
+    stats.log(f"{split} rows of {', '.join(encoder.files)}")
     return dataset_class(arrays, stats, readers, template, share_prompt, folder)
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id, is_saved_dataset
 from paddlenlp_ext.data.readers.inflection import InflectionReader
@@ -42,6 +43,24 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
 
 class MissingSplitError(ValueError):
     """A dataset that exists has no such split."""
+
+
+def open_dataset(config: DataConfig, split: str, is_stream: bool = False) -> list[Reader]:
+    """Return the readers of one split of the datasets that a configuration names.
+
+    Raises:
+        ValueError: no dataset is named, or as for `open_splits`.
+    """
+    if config.dataset_name_or_path is None:
+        known = ", ".join(BUILTIN_NAMES)
+        raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
+    return open_splits(dataset_names(config.dataset_name_or_path), split, config.task_name, is_stream)
+
+
+def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
+    """Return the names of the datasets of a configuration, or the names of the readers without such names."""
+    written = config.dataset_name_or_path
+    return ", ".join([reader.name for reader in readers] if written is None else dataset_names(written))
 
 
 def open_splits(

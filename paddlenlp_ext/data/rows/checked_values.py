@@ -117,8 +117,8 @@ def dotted(path: FieldPath) -> str:
 
 
 def type_name(value: Any) -> str:
-    """Return the type of a JSON value in words."""
+    """Return the type of a value in the words of JSON, or its Python name if JSON has no such type."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return names[type(value)]
+    return names.get(type(value), f"a {type(value).__name__}")

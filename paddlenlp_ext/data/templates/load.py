@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
 from paddlenlp_ext.data.templates.plain import PlainTemplate
 from paddlenlp_ext.utils.json_reader import JsonError, Location, read_document
@@ -34,6 +35,18 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
         if options.mask_reasoning:
             raise ValueError("mask_reasoning: only a template in Jinja has thoughts; remove the key")
     return template
+
+
+def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:
+    """Return the template that renders the rows of a run: none for plain text, else `template` or that of the key."""
+    if config.autoregressive:
+        return PlainTemplate(tokenizer)
+    return template or load_template(config.chat_template, tokenizer, template_options(config))
+
+
+def template_options(config: DataConfig) -> TemplateOptions:
+    """Return the options of the chat template that a configuration sets."""
+    return TemplateOptions(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
 
 
 def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from paddlenlp_ext.data.readers.base import Block, Cursor
+from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.known_fields import NO_TARGET, unknown_fields
@@ -217,6 +218,12 @@ class RowEncoder:
     files: tuple[str, ...]
     num_answers: ClassVar[int] = 2
     """Second dimension of `TokenArrays.answers`."""
+
+    @classmethod
+    def from_config(cls, config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
+        """Return the encoder of the rows of some readers."""
+        limits = LengthLimits(config.src_length, config.max_length, config.truncation)
+        return cls(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
         """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails."""

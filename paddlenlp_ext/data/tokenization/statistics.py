@@ -10,6 +10,7 @@ from typing import Any
 from paddlenlp_ext.data.rows.errors import MAX_LISTED
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.utils.json_reader import Location
+from paddlenlp_ext.utils.logging import get_logger
 
 _STORED_KEYS = {
     "num_untruncated": "num_kept",
@@ -121,6 +122,14 @@ class DataStats:
         return [
             f"{file}: fields without effect: {_list_counts(counts)}" for file, counts in self.unknown_fields.items()
         ]
+
+    def log(self, title: str) -> None:
+        """Log the statistics, the first dropped rows, and the fields without effect."""
+        get_logger().info("%s", self.table(title))
+        for problem in self.examples:
+            get_logger().warning("dropped: %s", problem)
+        for line in self.describe_unknown_fields():
+            get_logger().info("%s", line)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for account.json, under the keys that earlier versions wrote."""

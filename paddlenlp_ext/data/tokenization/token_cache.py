@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays, file_name_of
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, sibling, write_json
@@ -22,6 +23,14 @@ from paddlenlp_ext.utils.logging import get_logger
 STATS_FILE = "account.json"
 SUMS_FILE = "sums.json"
 _CHUNK_BYTES = 1 << 22
+
+
+DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
+
+
+def cache_dir(config: DataConfig) -> Path:
+    """Return the directory that holds the cached tokens of all datasets."""
+    return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
 
 
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:

@@ -17,13 +17,19 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from paddlenlp_ext.data.readers.base import Block
+from paddlenlp_ext.data.readers.base import Block, Reader
+from paddlenlp_ext.data.rows.errors import DataError
+from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
+from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 
 BYTES_PER_WORKER = 1 << 22
 """Data for which it pays to start one more process, in bytes."""
@@ -129,3 +135,41 @@ def _exit_with_parent(parent: int) -> None:
 def _encode_in_worker(block: Block) -> Any:
     assert _worker_encoder is not None, "this process is not a worker"
     return _worker_encoder(block)
+
+
+def tokenize(
+    readers: Sequence[Reader],
+    encoder: RowEncoder,
+    folder: Path,
+    bad_rows: str = "error",
+    num_processes: int | None = None,
+) -> DataStats:
+    """Tokenize the rows of data files into the arrays of `folder`, and count them.
+
+    Args:
+        readers: readers of the files, in reading order.
+        encoder: encoder of the rows.
+        folder: directory for the arrays of `TokenArrays`.
+        bad_rows: "error" or "drop".
+        num_processes: number of processes; None: the available processors.
+
+    Raises:
+        DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+        ValueError: no row is valid.
+    """
+    stats = DataStats()
+    invalid: list[InvalidRow] = []
+    num_processes = num_workers(num_processes, sum(reader.size for reader in readers))
+    blocks = (block for reader in readers for block in reader.blocks())
+    with BlockEncoder(encoder, num_processes) as workers, TokenWriter(folder) as writer:
+        for encoded in workers.encode(blocks):
+            writer.append(encoded.arrays)
+            stats.add(encoded.stats)
+            invalid += [row for row in encoded.invalid if row.fatal or bad_rows == "error"]
+    if invalid:
+        raise DataError(invalid)
+    stats.check()
+    if not stats.num_untruncated + stats.num_truncated:
+        listed = "".join(f"\n  {problem}" for problem in stats.examples)
+        raise ValueError(f"{', '.join(encoder.files)}: no valid row\n{stats.table()}{listed}")
+    return stats

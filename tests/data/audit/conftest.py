@@ -8,9 +8,10 @@ import pytest
 
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
-from paddlenlp_ext.data.dataset import choose_template, row_encoder
 from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
 from paddlenlp_ext.data.readers.dataset_files import open_splits
+from paddlenlp_ext.data.templates.load import choose_template
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from tests.data.audit.rows import dumps
 
 
@@ -32,7 +33,7 @@ def audit(options, tokenizer, tmp_path):
         opened = []
         for split in splits:
             readers = open_splits((str(folder),), split)
-            opened.append(AuditedSplit(split, readers, row_encoder(config, loaded, readers)))
+            opened.append(AuditedSplit(split, readers, RowEncoder.from_config(config, loaded, readers)))
         return audit_splits(opened, "set", num_processes)
 
     return run

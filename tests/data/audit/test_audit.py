@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerFast
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
 from paddlenlp_ext.data.audit.audited_row import TokenizerFacts
 from paddlenlp_ext.data.audit.block_auditor import BlockAuditor
-from paddlenlp_ext.data.dataset import choose_template, row_encoder
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.readers.base import ParsedBlock
 from paddlenlp_ext.data.readers.inflection import InflectionReader
 from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
@@ -110,7 +110,7 @@ def test_audit_of_rows_with_one_long_system_prompt_finds_nothing(audit):
 
 def test_audit_of_inflection_finds_nothing(options, tokenizer):
     config, reader = options("inflection"), InflectionReader("dev")
-    encoder = row_encoder(config, choose_template(config, tokenizer), [reader])
+    encoder = RowEncoder.from_config(config, choose_template(config, tokenizer), [reader])
     report = audit_splits([AuditedSplit("dev", [reader], encoder)], "inflection", 1)
     assert report.num_rows == 400 and places(report) == set()
 
@@ -209,7 +209,7 @@ def test_audit_of_a_sample_reads_the_beginning_of_every_file(options, tokenizer,
         path.write_text(f'{{"src": "<br>", "tgt": "{name}"}}\n' * count)
         readers.append(json_lines.JsonLinesReader(path))
     config = options(tmp_path)
-    encoder = row_encoder(config, choose_template(config, tokenizer), readers)
+    encoder = RowEncoder.from_config(config, choose_template(config, tokenizer), readers)
     report = audit_splits([AuditedSplit(TRAIN, readers, encoder, max_rows=150)], "abc", 1)
     assert 103 <= report.num_rows < 150 and report.splits[0].is_sample
     (duplicates,) = (
@@ -224,7 +224,7 @@ def test_block_auditor_result_does_not_grow_with_the_findings(tokenizer, options
     path.write_text('{"src": "<br> a", "tgt": "b\\ufffd"}\n' * 40)
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 400)
     config, reader = options(tmp_path), json_lines.JsonLinesReader(path)
-    encoder = row_encoder(config, choose_template(config, tokenizer), [reader])
+    encoder = RowEncoder.from_config(config, choose_template(config, tokenizer), [reader])
     report = audit_splits([AuditedSplit(TRAIN, [reader], encoder)], "a", 1)
     findings = report.splits[0].rows.findings
     assert {len(found) for found in findings.places.values()} == {5}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import normalizers
 
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data import dataset as dataset_module
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_reader
@@ -199,7 +200,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
     versions = json.loads((folder / "versions.json").read_text())
     monkeypatch.setattr(cache_key_module, "version", versions.__getitem__)
     monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
-    dataset = load_dataset(data_config(), "train", make_words_tokenizer())
+    dataset = load_dataset(DataConfig(**vars(data_config())), "train", make_words_tokenizer())
     account = DataStats(
         num_read=4,
         num_untruncated=2,

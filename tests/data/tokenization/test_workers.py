@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.dataset import tokenize
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.errors import DataError
@@ -19,7 +18,7 @@ from paddlenlp_ext.data.tokenization import workers as encode
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
-from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers
+from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers, tokenize
 
 
 @pytest.fixture
