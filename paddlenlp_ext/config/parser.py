@@ -166,6 +166,10 @@ def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any
 
 
 def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple[str | None, Any]:
+    for key, reason in _unavailable_keys(method).items():
+        if state.value(key) not in (state.table.options[key].default, None, ()):
+            state.report.error(f"{switch}: {key} is not available: {reason}", key)
+            return None, None
     options = method_options(switch, method)
     if not state.report.invalid_keys.isdisjoint(option.key for option in options):
         return None, None
@@ -179,9 +183,15 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
         return None, None
 
 
+def _unavailable_keys(method: type) -> Mapping[str, str]:
+    """Return the keys of the refined method that this variant rejects, with the reason."""
+    return getattr(method, "unavailable_keys", {})
+
+
 def _note_unused_method_keys(state: ParseState, known: KnownKeys, chosen: list[str]) -> None:
     for key, switches in known.method_keys.items():
         is_unused = state.report.invalid_keys.isdisjoint((key, *switches)) and not set(switches) & set(chosen)
+        is_unused = is_unused and not any(key in _unavailable_keys(known.methods[switch]) for switch in chosen)
         if key in state.settings and is_unused:
             is_off = not any(state.value(switch) is True for switch in switches)
             names_method = is_off and (len(switches) == 1 or not chosen)

@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import paddle
@@ -20,8 +22,11 @@ from paddle import nn
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles, find_config, read_config
-from paddlenlp_ext.peft.constructor_arguments import ConfigType
+from paddlenlp_ext.peft.constructor_arguments import ConfigType, field_of
 from paddlenlp_ext.peft.layers import AdapterLayer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Fields of adapter_config.json that describe the origin of a file and do not affect the numbers.
 _INFORMATIVE = frozenset(
@@ -57,7 +62,7 @@ _EFFECTS = {
 """Unsupported fields of Hugging Face PEFT -> what they do, for errors."""
 
 BIASES = ("none", "all", "adapted")
-"""Values of `trainable_bias`."""
+"""Values of `bias`."""
 
 
 @dataclass(kw_only=True)
@@ -81,6 +86,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         own_keys: name of a tensor that belongs to no layer -> its full key in Hugging Face PEFT's file.
         key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompts.
         changes_bias: whether merging changes biases too.
+        unavailable_keys: for a variant, JSON key of the refined method that the variant lacks -> reason, for errors.
         excludes: incompatible key (tensor_parallel_degree, sequence_parallel) -> reason.
         free_on_resume: fields that may differ from those of the resumed checkpoint, because they affect only training
             or initialization, or because names and shapes of the tensors imply them.
@@ -97,10 +103,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     own_keys: ClassVar[Mapping[str, str]] = {}
     key_prefix: ClassVar[str] = "base_model.model."
     changes_bias: ClassVar[bool] = False
+    unavailable_keys: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[Mapping[str, str]] = {}
     free_on_resume: ClassVar[frozenset[str]] = frozenset(
         {"path", "dropout", "target_modules"}
-        | {"exclude_modules", "modules_to_save", "trainable_bias", "saved_embeddings", "ensure_weight_tying"}
+        | {"exclude_modules", "modules_to_save", "bias", "saved_embeddings", "ensure_weight_tying"}
     )
 
     trainable_token_indices: ClassVar[object | None] = None
@@ -115,7 +122,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     """Name suffixes or regular expressions of layers that are not adapted, though they are targets."""
     modules_to_save: tuple[str, ...] | None = None
     """Ends of the names of modules to train in full and save with the adapter, such as "lm_head" or "norm"."""
-    trainable_bias: str = "none"
+    bias: str = "none"
     """Biases of the base to train and save with the adapter: "none", "all", or "adapted" (of the adapted layers)."""
     ensure_weight_tying: bool = False
     """Whether modules to save that the base ties stay tied; Hugging Face PEFT has it for LoRA and AdaLoRA."""
@@ -128,10 +135,34 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             entries = getattr(self, name)
             if entries is not None:
                 setattr(self, name, (entries,) if isinstance(entries, str) else tuple(entries) or None)
-        if self.trainable_bias.endswith("_only"):  # Hugging Face PEFT's names: lora_only, oft_only, ...
-            self.trainable_bias = "adapted"
-        if self.trainable_bias not in BIASES:
-            raise ValueError(f"trainable_bias={self.trainable_bias!r} is not one of: {', '.join(BIASES)}")
+        if self.bias.endswith("_only"):  # Hugging Face PEFT's names: lora_only, oft_only, ...
+            self.bias = "adapted"
+        if self.bias not in BIASES:
+            raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
+
+    if not TYPE_CHECKING:  # type checkers know the fields, which are the names to use
+
+        def __getattr__(self, name):
+            """Return an option by another of its names, such as `rank` for `r`."""
+            field_name = field_of(type(self), name)
+            if field_name is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self, field_name)
+
+        def __setattr__(self, name, value):
+            """Set an option by any of its names."""
+            super().__setattr__(field_of(type(self), name) or name, value)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other options, checked like a new config; what was read from files stays."""
+        changed = copy.copy(self)
+        for name in list(vars(self)):
+            if isinstance(getattr(type(self), name, None), cached_property):
+                del changed.__dict__[name]
+        for name, value in changes.items():
+            setattr(changed, name, value)
+        changed.__post_init__()
+        return changed
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:

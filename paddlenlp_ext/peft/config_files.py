@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,13 +75,13 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
         raise ValueError(f"{file}: peft_type {peft_type!r} is not available; known: {', '.join(known)}")
     with in_file(file):
         common, own = _split_common_fields(fields)
-        return dataclasses.replace(_reader(methods, own).from_adapter_config(own), **common), fields
+        return _reader(methods, own).from_adapter_config(own).replace(**common), fields
 
 
 def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options that every method has, by the names of `PeftConfig`, and the other fields."""
     own = dict(fields)
-    common = {"trainable_bias": own.pop("bias", None) or "none"}
+    common = {"bias": own.pop("bias", None) or "none"}
     common["modules_to_save"] = own.pop("modules_to_save", None)
     common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
     excluded = own.pop("exclude_modules", None)

@@ -1,19 +1,25 @@
-"""Constructor arguments of the adapter configs, by the names of this package, of Hugging Face PEFT and of PaddleNLP.
+"""Names of the adapter configs' constructor arguments.
 
-| name of a field | example |
+A field has Hugging Face PEFT's name where PEFT has the option. Signature, `help` and completion show the fields. The
+constructor also accepts an option under these names:
+
+| name | example |
 | --- | --- |
-| its own | `rank` |
-| its key in a run's file | `lora_rank` |
-| further names, from `option(..., arguments=...)` | `r` |
+| field | `r` |
+| key in a run's JSON file, and its aliases | `lora_rank` |
+| further names, declared by `option(..., arguments=...)` | `rank` |
+
+Arguments of PEFT and PaddleNLP that have no field are accepted at values without effect.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import inspect
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.config.run_config import method_options, options_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -88,22 +94,23 @@ class PromptTuningInit(str, enum.Enum):
 
 
 class ConfigType(type):
-    """Metaclass that lets constructors of adapter configs accept the argument names of PEFT and PaddleNLP.
+    """Metaclass of the adapter configs: their constructors accept all names of an option and select variants.
 
     `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
     """
 
-    # Any, because type checkers would otherwise allow only the arguments of __init__.
-    def __call__(cls, *args: Any, **arguments: Any) -> Any:
-        if not arguments.keys() <= {field.name for field in dataclasses.fields(cast(Any, cls))}:
-            cls, arguments = _translate(cls, arguments)
-        return type.__call__(cls, *args, **arguments)
+    if not TYPE_CHECKING:  # type checkers and editors take the arguments from the fields
 
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """Signature of the constructor, for help() and editors."""
-        own = inspect.signature(cls.__init__)
-        return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
+        def __call__(cls, **arguments):
+            """Return a config of this method, or of the variant that the arguments select."""
+            cls, arguments = _translate(cls, arguments)
+            return type.__call__(cls, **arguments)
+
+        @property
+        def __signature__(cls):
+            """Signature of `__init__`, because `inspect` would otherwise show `__call__`."""
+            own = inspect.signature(cls.__init__)
+            return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
@@ -128,16 +135,25 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
     return method, values
 
 
-def argument_names(method: type) -> dict[str, str]:
+@functools.cache
+def argument_names(method: type) -> Mapping[str, str]:
     """Return a mapping from every accepted argument name to the name of its field."""
     switch = _switch_of(method)
     options = options_of(method, "") if switch is None else method_options(switch, method)
-    names = {field.name: field.name for field in dataclasses.fields(method)} | {"bias": "trainable_bias"}
+    names = {field.name: field.name for field in dataclasses.fields(method)} | {"trainable_bias": "bias"}
     for option in options:
         for name in (*option.spellings, *option.arguments):
             assert names.get(name, option.attribute) == option.attribute, f"{method.__name__}: two fields named {name}"
             names[name] = option.attribute
     return names
+
+
+def field_of(method: type, name: str) -> str | None:
+    """Return the field that another name of an option stands for; None if `name` is a field or not an option."""
+    if name.startswith("_") or name in getattr(method, "__dataclass_fields__", {}):
+        return None
+    field = argument_names(method).get(name)
+    return None if field == name else field
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
@@ -172,7 +188,8 @@ def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]
     """
     if name in _WITHOUT_EFFECT:
         return
-    if name not in _UNAVAILABLE:
+    reasons = {**_UNAVAILABLE, **method.unavailable_keys}
+    if name not in reasons:
         raise TypeError(f"{method.__name__} has no argument {name!r}{did_you_mean(name, names)}")
     if value not in (*_OFF, *_ALSO_OFF.get(name, ())):
-        raise ValueError(f"{method.__name__}: {name}={value!r} is not available: {_UNAVAILABLE[name]}")
+        raise ValueError(f"{method.__name__}: {name}={value!r} is not available: {reasons[name]}")

@@ -12,7 +12,6 @@ Shapes: k rank of a layer's update, in/out features of the layer.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -142,8 +141,8 @@ def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
     rank = max(ranks.values())
     others = {name: other for name, other in ranks.items() if other != rank}
     return LoRAConfig(
-        rank=rank,
-        alpha=rank,
+        r=rank,
+        lora_alpha=rank,
         target_modules=tuple(factors),
         rank_pattern=others,
         alpha_pattern={name: float(other) for name, other in others.items()},
@@ -180,7 +179,7 @@ def save_as_lora(
     factors = factors_of(model, without_replaced=True) if factors is None else factors
     replaced = model.replaced_of(model.adapter_state()) if replaced is None else replaced
     tokens = model.peft_config.trainable_token_indices
-    config = dataclasses.replace(lora_config_for(factors), trainable_token_indices=tokens)
+    config = lora_config_for(factors).replace(trainable_token_indices=tokens)
     tensors = {**lora_tensors(factors), **replaced}
     model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), tensors)
 

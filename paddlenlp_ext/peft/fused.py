@@ -17,7 +17,6 @@ B is dense: each part gets its rows of B and a copy of A, which computes the sam
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -58,7 +57,7 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
             changes[name] = {part: value[entry] for entry, named in parts.items() for part in named}
         else:
             changes[name] = tuple(part for named in parts.values() for part in named)
-    return dataclasses.replace(config, **changes) if changes else config
+    return config.replace(**changes) if changes else config
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:

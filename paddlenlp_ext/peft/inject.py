@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +155,7 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
         changed["target_modules"] = matched or tuple(targets)
     if config.modules_to_save:
         changed["modules_to_save"] = matching_modules(model, config.modules_to_save) or config.modules_to_save
-    return dataclasses.replace(config, **changed)
+    return config.replace(**changed)
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Options of the methods that adapt linear layers of the user's choice."""
+"""Base configs of methods that adapt linear layers: their targets, and ranks that differ by layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.inject import linear_names, select_targets
 
 @dataclass(kw_only=True)
 class LinearTargetsConfig(PeftConfig):
-    """Base of the options of a method that adapts linear layers, by default all of the decoder.
+    """Options of a method that adapts linear layers, by default all of the decoder.
 
     Class attributes:
         targets_key: JSON key of `target_modules`, for errors.
@@ -31,16 +31,21 @@ class LinearTargetsConfig(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
         assert isinstance(stored, type(self))
-        own = {name: getattr(self, name) for name in ("path", "dropout") if hasattr(self, name)}
-        return dataclasses.replace(stored, **own)
+        fields = [field.name for field in dataclasses.fields(self)]
+        return stored.replace(**{name: getattr(self, name) for name in fields if name.endswith(("path", "dropout"))})
 
 
 @dataclass(kw_only=True)
 class LayerRanksConfig(LinearTargetsConfig):
-    """Base of the options of a method whose rank and alpha may differ by layer; a subclass declares both options."""
+    """Options of a method whose rank and alpha may differ by layer; a subclass declares `r` and the option of alpha.
 
-    rank: int
-    alpha: float | None
+    Class attributes:
+        alpha_option: name of the field with alpha.
+    """
+
+    alpha_option: ClassVar[str] = "alpha"
+
+    r: int
     rank_pattern: dict[str, int] = field(default_factory=dict)
     """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
@@ -48,5 +53,5 @@ class LayerRanksConfig(LinearTargetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_option("rank", *self.rank_pattern.values())
-        self.check_option("alpha", *self.alpha_pattern.values())
+        self.check_option("r", *self.rank_pattern.values())
+        self.check_option(self.alpha_option, *self.alpha_pattern.values())

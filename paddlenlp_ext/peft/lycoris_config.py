@@ -19,24 +19,26 @@ _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layer
 
 @dataclass(kw_only=True)
 class LycorisConfig(LayerRanksConfig):
-    """Base of the options of LoKr and LoHa; a subclass declares `rank` and `alpha`.
+    """Options that LoKr and LoHa share; a subclass declares `r` and `alpha`.
 
     Class attributes:
-        own_fields: field of adapter_config.json specific to the method -> its option.
+        own_fields: options that only this method has, with the same names in adapter_config.json.
     """
 
-    own_fields: ClassVar[Mapping[str, str]] = {}
+    own_fields: ClassVar[tuple[str, ...]] = ()
+
+    alpha: float | None
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
         """Return rank r and scaling s of the layer `name`."""
-        rank = int(by_pattern(self.rank_pattern, name, self.rank))
+        rank = int(by_pattern(self.rank_pattern, name, self.r))
         assert self.alpha is not None
         return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
+            "r": self.r,
             "alpha": self.alpha,
             "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern,
@@ -45,17 +47,17 @@ class LycorisConfig(LayerRanksConfig):
             "module_dropout": 0.0,
             "init_weights": True,
             "modules_to_save": None,
-            **{own: getattr(self, option) for own, option in self.own_fields.items()},
+            **{name: getattr(self, name) for name in self.own_fields},
         }
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> LycorisConfig:
-        refuse_unread_fields(fields, _READ | _WITHOUT_EFFECT | cls.own_fields.keys())
+        refuse_unread_fields(fields, _READ | _WITHOUT_EFFECT | set(cls.own_fields))
         return cls(
-            rank=fields.get("r", 8),
+            r=fields.get("r", 8),
             alpha=fields.get("alpha", 8),
             rank_pattern=fields.get("rank_pattern") or {},
             alpha_pattern=fields.get("alpha_pattern") or {},
             target_modules=targets_from_peft(fields),
-            **{option: fields[own] for own, option in cls.own_fields.items() if own in fields},
+            **{name: fields[name] for name in cls.own_fields if name in fields},
         )

@@ -2,7 +2,7 @@
 
 | option of the config | replaced parameters | trained |
 | --- | --- | --- |
-| `trainable_bias` | the biases of the adapted layers, or of all layers | yes |
+| `bias` | the biases of the adapted layers, or of all layers | yes |
 | `modules_to_save` | all parameters of the named modules | yes |
 | `saved_embeddings` | embedding and lm_head that the adapter's file contains in full | no |
 
@@ -73,13 +73,13 @@ def with_trained_modules(config: PeftConfig, model: TrainableModel) -> PeftConfi
     """Return the config with the modules that every adapter of the model trains, as PEFT adds a classifier's head."""
     missing = [name for name in model.trained_modules if not covers(config.modules_to_save, name)]
     modules = (*(config.modules_to_save or ()), *missing)
-    return dataclasses.replace(config, modules_to_save=modules) if missing else config
+    return config.replace(modules_to_save=modules) if missing else config
 
 
 def is_replacement(config: PeftConfig, name: str) -> bool:
     """Return whether the stored tensor `name` replaces a parameter of the base, and does not belong to a layer."""
     module, _, leaf = name.rpartition(".")
-    is_bias = leaf == "bias" and config.trainable_bias != "none" and not re.search(r"\.lora_\w+$", module)
+    is_bias = leaf == "bias" and config.bias != "none" and not re.search(r"\.lora_\w+$", module)
     return is_bias or name in (_TIED, _TIED_COPY) or covers(config.modules_to_save, module)
 
 
@@ -263,9 +263,9 @@ def _ties_factors(config: PeftConfig) -> bool:
 def common_fields(model: TrainableModel, config: PeftConfig) -> dict[str, Any]:
     """Return the fields of adapter_config.json that describe the trained parameters of the base."""
     fields: dict[str, Any] = {}
-    if config.trainable_bias != "none":
+    if config.bias != "none":
         method = "lora" if config.peft_type.endswith("LORA") else config.peft_type.lower()
-        fields["bias"] = "all" if config.trainable_bias == "all" else f"{method}_only"
+        fields["bias"] = "all" if config.bias == "all" else f"{method}_only"
     if config.modules_to_save:
         fields["modules_to_save"] = list(config.modules_to_save)
     is_adapted = EMBEDDING in dict(adapter_layers(model))
@@ -293,8 +293,8 @@ def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
     """
     names = list(base_parameters(model))
     adapted = {f"{name}.bias" for name, _ in adapter_layers(model)}
-    biases = {name for name in names if name.endswith(".bias") and (config.trainable_bias == "all" or name in adapted)}
-    trained = biases if config.trainable_bias != "none" else set()
+    biases = {name for name in names if name.endswith(".bias") and (config.bias == "all" or name in adapted)}
+    trained = biases if config.bias != "none" else set()
     modules = [*dict.fromkeys(name.rpartition(".")[0] for name in names)]
     is_tied = model.config.tie_word_embeddings
     for entry in config.modules_to_save or ():

@@ -46,9 +46,9 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
         ValueError: the methods differ.
     """
     require_same_method(str(stored.folder), stored.config, config)
-    common = ("exclude_modules", "modules_to_save", "trainable_bias", "ensure_weight_tying", "saved_embeddings")
+    common = ("exclude_modules", "modules_to_save", "bias", "ensure_weight_tying", "saved_embeddings")
     result = config.warm_start(structure)
-    result = dataclasses.replace(result, **{name: getattr(structure, name) for name in common})
+    result = result.replace(**{name: getattr(structure, name) for name in common})
     for field in dataclasses.fields(result):
         used, requested = getattr(result, field.name), getattr(config, field.name)
         if field.compare and used != requested:

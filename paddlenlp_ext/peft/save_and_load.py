@@ -202,7 +202,7 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
     layers = {name: value for name, value in named.items() if name not in replaced}
     if not config.adapts_tables:
         _refuse_unavailable_layers(folder / WEIGHTS_FILE, layers)
-    config = dataclasses.replace(config.for_tensors(layers), saved_embeddings=embeddings)
+    config = config.for_tensors(layers).replace(saved_embeddings=embeddings)
     with in_file(folder / WEIGHTS_FILE):
         tensors = {**config.from_stored(layers), **replaced}
     overrides = fields.get("base_config_overrides") or {}

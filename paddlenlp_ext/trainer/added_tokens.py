@@ -19,7 +19,7 @@ from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.replaced_parameters import covers
 from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, token_ids, tokens_by_table
@@ -90,7 +90,7 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     if not changes or peft.path is not None:
         return config
     logger.info("the adapter trains the rows of the new tokens too (trainable_token_indices)")
-    return dataclasses.replace(config, peft=dataclasses.replace(peft, **changes))
+    return dataclasses.replace(config, peft=peft.replace(**changes))
 
 
 def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[i
     """
     if not tables:
         return {}
-    if isinstance(peft, LoRAConfig):
+    if isinstance(peft, LowRankConfig):
         return _trained_with_lora(peft, tables, new_ids, is_tied)
     if isinstance(peft, TrainableTokensConfig) and len(tables) == len(peft.target_modules or ()):
-        ids = token_ids(peft.indices, "trainable_tokens_indices")
+        ids = token_ids(peft.token_indices, "trainable_tokens_indices")
         missing = [index for index in new_ids if index not in ids]
-        return {"indices": (*ids, *missing)} if missing else {}
+        return {"token_indices": (*ids, *missing)} if missing else {}
     names = ", ".join(table.rpartition(".")[2] for table in tables)
     raise ValueError(
         f"add_tokens, add_special_tokens, resize_vocab: an adapter of type {peft.peft_type} ({type(peft).__name__}) "
@@ -116,7 +116,7 @@ def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[i
 
 
 def _trained_with_lora(
-    peft: LoRAConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool
+    peft: LowRankConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool
 ) -> dict[str, Any]:
     """Return `trainable_token_indices` of the tables that are not targets.
 

@@ -106,7 +106,7 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
         ({"trainable_modules": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
         ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
-        ({"pissa": True, "init_lora_weights": "gaussian"}, "PiSSAConfig computes the initial values"),
+        ({"pissa": True, "init_lora_weights": "gaussian"}, "the method computes the initial values"),
         ({"layers_to_transform": [1]}, "target_modules"),
         ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig; .* choose one"),
     ],

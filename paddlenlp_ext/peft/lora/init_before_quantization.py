@@ -12,9 +12,9 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -22,7 +22,7 @@ import paddle
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.inject import ALL_LINEAR
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, LoRAWithInitConfig
+from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, SubtractedInitConfig
 from paddlenlp_ext.peft.replaced_parameters import excluded_targets
 from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
@@ -43,17 +43,15 @@ class InitialFactors(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class QuantizedInitLoRAConfig(LoRAWithInitConfig):
+class InitBeforeQuantizationConfig(SubtractedInitConfig):
     """Options of LoRA that is initialized from the weights before they are quantized.
 
     One object must process the weights (`before_quantizing`) and wrap the quantized layers (`wrap`).
     """
 
-    initial_factors: dict[str, InitialFactors] = field(default_factory=dict, compare=False, repr=False)
-    """Layer name -> factors that `before_quantizing` computed and `wrap` has not consumed yet."""
-    over_residual: bool = field(default=False, compare=False)
+    over_residual = False
     """Whether a stored adapter was trained over the residual W - s B' A'."""
-    init: Literal["new", "stored", "recomputed"] = field(default="new", compare=False)
+    factors_source = "new"
     """Source of the initial factors.
 
     | value | source |
@@ -62,6 +60,17 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
     | stored | read from the adapter's file |
     | recomputed | computed from the base each time the adapter is loaded |
     """
+
+    @cached_property
+    def initial_factors(self) -> dict[str, InitialFactors]:
+        """Layer name -> factors that `before_quantizing` computed and `wrap` has not consumed yet."""
+        return {}
+
+    def with_source(self, factors_source: str, over_residual: bool = False) -> InitBeforeQuantizationConfig:
+        """Return the config of a stored adapter; see the attributes."""
+        config = self.replace()
+        config.factors_source, config.over_residual = factors_source, over_residual
+        return config
 
     @cached_property
     def _from_path(self) -> AdapterFiles:
@@ -122,14 +131,16 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         Raises:
             ValueError: the base was quantized without this config, or for another adapter.
         """
-        factors, is_stored = self.initial_factors.pop(name, None), self.init == "stored"
+        factors, is_stored = self.initial_factors.pop(name, None), self.factors_source == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
                 f"{name}: the weight was quantized without this adapter's config, so its initial factors are "
                 "unknown; load the original model with weight_quantize_algo and this adapter's config together"
             )
         rank, scaling = self.rank_and_scaling(name)
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, base_is_residual=base.is_residual)
+        layer = LoRALinearWithInit(
+            base, rank, scaling, self.lora_dropout, seed, name, base_is_residual=base.is_residual
+        )
         if factors is not None:
             layer.set_initial_factors(*factors)
         return layer
@@ -139,10 +150,10 @@ class QuantizedInitLoRAConfig(LoRAWithInitConfig):
         over_residual = any(isinstance(layer, QuantizedLinear) and layer.is_residual for layer in model.sublayers())
         return {**super().recorded_fields(model), "over_residual": over_residual}
 
-    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
+    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> SubtractedInitConfig:
         config = super().with_recorded_options(recorded_fields)
-        assert isinstance(config, QuantizedInitLoRAConfig)
-        return replace(config, over_residual=bool(recorded_fields.get("over_residual")), init="stored")
+        assert isinstance(config, InitBeforeQuantizationConfig)
+        return config.with_source("stored", bool(recorded_fields.get("over_residual")))
 
 
 def principal_factors(

@@ -11,7 +11,7 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,22 +20,22 @@ from paddle import nn
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.layers import has_values
-from paddlenlp_ext.peft.lora.init_before_quantization import InitialFactors, QuantizedInitLoRAConfig
+from paddlenlp_ext.peft.lora.init_before_quantization import InitBeforeQuantizationConfig, InitialFactors
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 
 @dataclass(kw_only=True)
-class WeightInitLoRAConfig(QuantizedInitLoRAConfig):
+class InitFromWeightsConfig(InitBeforeQuantizationConfig):
     """Options of LoRA whose initial factors are a function of the weight alone; s is 1 unless `lora_alpha` is set."""
 
-    starts_from_weights: ClassVar[bool] = True
+    starts_from_weights: ClassVar[bool] = True  # type: ignore[override]
 
     def __post_init__(self) -> None:
-        if self.alpha is None:
-            self.alpha = self.rank**0.5 if self.rslora else self.rank
+        if self.lora_alpha is None:
+            self.lora_alpha = self.r**0.5 if self.use_rslora else self.r
         super().__post_init__()
 
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -52,26 +52,28 @@ class WeightInitLoRAConfig(QuantizedInitLoRAConfig):
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
-        persist_init = self.init != "recomputed"
-        layer = LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name, persist_init=persist_init)
-        if self.init != "stored" and has_values(base):
+        persist_init = self.factors_source != "recomputed"
+        layer = LoRALinearWithInit(base, rank, scaling, self.lora_dropout, seed, name, persist_init=persist_init)
+        if self.factors_source != "stored" and has_values(base):
             layer.set_initial_factors(*self.factors_of_weight(name, layer.base.weight_value()))
         return layer
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        if self.init == "recomputed":
-            return {**LoRAConfig.to_adapter_config(self, model), "init_lora_weights": self.variant}
+        if self.factors_source == "recomputed":
+            return {**LowRankConfig.to_adapter_config(self, model), "init_lora_weights": self.variant}
         return super().to_adapter_config(model)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(tensors) if self.init == "recomputed" else super().to_stored(tensors)
+        return dict(tensors) if self.factors_source == "recomputed" else super().to_stored(tensors)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return dict(tensors) if self.init == "recomputed" else super().from_stored(tensors)
+        return dict(tensors) if self.factors_source == "recomputed" else super().from_stored(tensors)
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         if fields.get("init_lora_weights") != cls.variant:
             return super().from_adapter_config(fields)
-        return replace(super().from_adapter_config({**fields, "init_lora_weights": True}), init="recomputed")
+        config = super().from_adapter_config({**fields, "init_lora_weights": True})
+        assert isinstance(config, InitFromWeightsConfig)
+        return config.with_source("recomputed")

@@ -19,7 +19,7 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +27,8 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.lora.layers import LoRALinear
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.sharding_spec import Style, shard_of
 
 A_WEIGHT, B_WEIGHT = "lora_A.weight", "lora_B.weight"
@@ -120,7 +121,7 @@ _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(kw_only=True)
-class LoRAWithInitConfig(LoRAConfig):
+class SubtractedInitConfig(LowRankConfig):
     """Options of a LoRA with initial factors, and the conversion of its files.
 
     Class attributes:
@@ -130,8 +131,10 @@ class LoRAWithInitConfig(LoRAConfig):
             from PEFT's files of the method, and the remedy.
     """
 
-    refines: ClassVar[str | None] = "lora"
-    draws_a: ClassVar[bool] = False
+    unavailable_keys: ClassVar[Mapping[str, str]] = {
+        **LowRankConfig.unavailable_keys,
+        "init_lora_weights": "the method computes the initial values; leave it out",
+    }
     variant: ClassVar[str]
     recorded_options: ClassVar[tuple[str, ...]] = ()
     missing_init_reason: ClassVar[str]
@@ -140,10 +143,10 @@ class LoRAWithInitConfig(LoRAConfig):
         """Return the fields that files of the method have in addition to LoRA's; `model` carries the adapter."""
         return {name: getattr(self, name) for name in self.recorded_options}
 
-    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> LoRAWithInitConfig:
+    def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> SubtractedInitConfig:
         """Return this config with the options that `recorded_fields` stored."""
-        return replace(
-            self, **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
+        return self.replace(
+            **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
         )
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -160,10 +163,10 @@ class LoRAWithInitConfig(LoRAConfig):
         return is_rank_2r(cls.variant, fields) or fields.get("init_lora_weights") == cls.variant
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         if is_rank_2r(cls.variant, fields):
             config = super().from_adapter_config(from_rank_2r_fields(fields))
-            assert isinstance(config, LoRAWithInitConfig)
+            assert isinstance(config, SubtractedInitConfig)
             return config.with_recorded_options(fields[METADATA_FIELD])
         init = fields.get("init_lora_weights")
         if init is not True:

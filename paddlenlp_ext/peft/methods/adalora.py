@@ -14,7 +14,6 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -32,13 +31,13 @@ from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
 from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
     BudgetSchedule,
     ImportanceAverages,
     Triplets,
     select_ranks,
 )
-from paddlenlp_ext.peft.methods.lora import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
@@ -157,22 +156,31 @@ class AdaLoRAConfig(LinearTargetsConfig):
     targets_key: ClassVar[str] = "adalora_target_modules"
     model_class: ClassVar[type[TrainableModel] | None] = AdaLoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
-        *("target_r", "tinit", "tfinal", "delta_t", "total_step"),
+        *("target_r", "tinit", "tfinal", "deltaT", "total_step", "lora_dropout"),
         *("beta1", "beta2", "orth_reg_weight"),
     }
 
     init_r: int = option(12, help="initial rank of every layer's update", minimum=1)
     target_r: int = option(8, help="final rank of a layer's update, on average", minimum=1)
-    alpha: float | None = option(
-        None, help="scale of the update is alpha / init_r; unset: 2 * init_r", above=0, arguments=("lora_alpha",)
+    lora_alpha: float | None = option(
+        None,
+        help="scale of the update is alpha / init_r; unset: 2 * init_r",
+        above=0,
+        arguments=("alpha",),
+        key="adalora_alpha",
     )
-    dropout: float = option(
-        0.0, help="dropout on the adapter's input during training", minimum=0, below=1, arguments=("lora_dropout",)
+    lora_dropout: float = option(
+        0.0,
+        help="dropout on the adapter's input during training",
+        minimum=0,
+        below=1,
+        arguments=("dropout",),
+        key="adalora_dropout",
     )
     tinit: int | None = option(None, help="initial steps without rank pruning; unset: 10 % of the run", minimum=0)
     tfinal: int | None = option(None, help="final steps with fixed ranks; unset: 30 % of the run", minimum=0)
-    delta_t: int = option(
-        1, help="steps between rank allocations", minimum=1, key="adalora_deltaT", arguments=("deltaT",)
+    deltaT: int = option(  # noqa: N815 - name in Hugging Face PEFT
+        1, help="steps between rank allocations", minimum=1, key="adalora_deltaT", arguments=("delta_t",)
     )
     beta1: float = option(0.85, help="decay rate of the average sensitivity", above=0, below=1)
     beta2: float = option(0.85, help="decay rate of the average uncertainty", above=0, below=1)
@@ -190,24 +198,24 @@ class AdaLoRAConfig(LinearTargetsConfig):
                 f"adalora_target_r={self.target_r} is above adalora_init_r={self.init_r}, and ranks only decrease; "
                 "raise adalora_init_r or lower adalora_target_r"
             )
-        if self.alpha is None:
-            self.alpha = 2 * self.init_r
+        if self.lora_alpha is None:
+            self.lora_alpha = 2 * self.init_r
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdaLoRALinear:
-        assert self.alpha is not None
+        assert self.lora_alpha is not None
         rank = sum(self.rank_pattern.get(f"{name}.lora_E", [True] * self.init_r))
-        return AdaLoRALinear(base, rank, self.alpha / (self.init_r + _EPSILON), self.dropout, seed, name)
+        return AdaLoRALinear(base, rank, self.lora_alpha / (self.init_r + _EPSILON), self.lora_dropout, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> AdaLoRAConfig:
         assert isinstance(stored, AdaLoRAConfig)
         shape = {name: getattr(stored, name) for name in ("init_r", "alpha", "target_modules", "rank_pattern")}
-        return dataclasses.replace(self, **shape)
+        return self.replace(**shape)
 
     def for_run(self, total_steps: int) -> AdaLoRAConfig:
         """Return this config with unset schedule steps derived from the run's length."""
         tinit = total_steps // 10 if self.tinit is None else self.tinit
         tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
-        return dataclasses.replace(self, total_step=total_steps, tinit=tinit, tfinal=tfinal)
+        return self.replace(total_step=total_steps, tinit=tinit, tfinal=tfinal)
 
     def schedule(self, total_steps: int, num_values: int, num_layers: int) -> BudgetSchedule:
         """Return the budget schedule of a run.
@@ -227,7 +235,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
             target=min(self.target_r * num_layers, num_values),
             warmup=config.tinit,
             final=config.tfinal,
-            interval=self.delta_t,
+            interval=self.deltaT,
             total_steps=total_steps,
         )
 
@@ -237,7 +245,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         for name, mask in masks.items():
             before, flags = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(mask.tolist())
             pattern[f"{name}.lora_E"] = [had and next(flags) for had in before]
-        return dataclasses.replace(self, rank_pattern=pattern)
+        return self.replace(rank_pattern=pattern)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -245,12 +253,12 @@ class AdaLoRAConfig(LinearTargetsConfig):
         return {
             "init_r": self.init_r,
             "target_r": self.target_r,
-            "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout,
+            "lora_alpha": self.lora_alpha,
+            "lora_dropout": self.lora_dropout,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "tinit": tinit,
             "tfinal": tfinal,
-            "deltaT": self.delta_t,
+            "deltaT": self.deltaT,
             "beta1": self.beta1,
             "beta2": self.beta2,
             "orth_reg_weight": self.orth_reg_weight,
@@ -263,7 +271,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         }
 
     def for_tensors(self, names: Collection[str]) -> AdaLoRAConfig:
-        return dataclasses.replace(self, target_modules=resolve_targets(self.target_modules, names))
+        return self.replace(target_modules=resolve_targets(self.target_modules, names))
 
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> AdaLoRAConfig:
@@ -276,9 +284,9 @@ class AdaLoRAConfig(LinearTargetsConfig):
         pattern = fields.get("rank_pattern") or {}
         return cls(
             **{name: fields[name] for name in same if fields.get(name) is not None},
-            alpha=field_or(fields, "lora_alpha", 8),
-            dropout=field_or(fields, "lora_dropout", 0.0),
-            delta_t=field_or(fields, "deltaT", 1),
+            lora_alpha=field_or(fields, "lora_alpha", 8),
+            lora_dropout=field_or(fields, "lora_dropout", 0.0),
+            deltaT=field_or(fields, "deltaT", 1),
             target_modules=targets_from_peft(fields) if fields.get("target_modules") else TARGETS_OF_TENSORS,
             rank_pattern={name.replace(".default", ""): list(flags) for name, flags in pattern.items()},
         )

@@ -22,7 +22,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear, require_complete_units
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
@@ -44,24 +44,44 @@ class BOFTConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "BOFT"
     targets_key: ClassVar[str] = "boft_target_modules"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"boft_dropout"}
 
-    block_size: int | None = option(
-        None, help="features per rotation block, a divisor of in_features; unset or 0: 4", minimum=0
+    boft_block_size: int | None = option(
+        None,
+        help="features per rotation block, a divisor of in_features; unset or 0: 4",
+        minimum=0,
+        key="boft_block_size",
+        arguments=("block_size",),
     )
-    num_blocks: int | None = option(
-        None, help="blocks per layer, in place of boft_block_size", minimum=0, aliases=("boft_block_num",)
+    boft_block_num: int | None = option(
+        None,
+        help="blocks per layer, in place of boft_block_size",
+        minimum=0,
+        aliases=("boft_block_num",),
+        key="boft_num_blocks",
+        arguments=("num_blocks",),
     )
-    butterfly_factors: int = option(
-        1, help="factors of the rotation; 1: the rotation of OFT", minimum=1, aliases=("boft_n_butterfly_factor",)
+    boft_n_butterfly_factor: int = option(
+        1,
+        help="factors of the rotation; 1: the rotation of OFT",
+        minimum=1,
+        aliases=("boft_n_butterfly_factor",),
+        key="boft_butterfly_factors",
+        arguments=("butterfly_factors",),
     )
-    dropout: float = option(
-        0.0, help="share of the blocks of one factor that are the identity in a training step", minimum=0, below=1
+    boft_dropout: float = option(
+        0.0,
+        help="share of the blocks of one factor that are the identity in a training step",
+        minimum=0,
+        below=1,
+        key="boft_dropout",
+        arguments=("dropout",),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.block_size, self.num_blocks = self.block_size or None, self.num_blocks or None  # PEFT writes 0 for unset
-        self.block_size = chosen_block_size("boft", self.block_size, self.num_blocks, BLOCK_SIZE)
+        self.boft_block_num = self.boft_block_num or None  # PEFT writes 0 for unset
+        self.boft_block_size = chosen_block_size("boft", self.boft_block_size or None, self.boft_block_num, BLOCK_SIZE)
 
     def block_size_of(self, name: str, in_features: int) -> int:
         """Return the block size of the layer `name`.
@@ -69,27 +89,27 @@ class BOFTConfig(LinearTargetsConfig):
         Raises:
             ValueError: the inputs cannot be divided into blocks, or the blocks not by the butterfly factors.
         """
-        key = "boft_num_blocks" if self.block_size is None else "boft_block_size"
-        requested = self.num_blocks if self.block_size is None else self.block_size
+        key = "boft_num_blocks" if self.boft_block_size is None else "boft_block_size"
+        requested = self.boft_block_num if self.boft_block_size is None else self.boft_block_size
         assert requested is not None
         remedy = "choose another divisor, or leave this layer out of boft_target_modules"
         if in_features % requested:
             raise ValueError(f"{key}={requested} does not divide the {in_features} inputs of {name}; {remedy}")
-        size = in_features // requested if self.block_size is None else requested
+        size = in_features // requested if self.boft_block_size is None else requested
         if size == 1:
             raise ValueError(f"{key}={requested} would rotate blocks of 1 of {in_features} inputs of {name}; {remedy}")
-        span = size * 2 ** (self.butterfly_factors - 1)
-        if self.butterfly_factors > 1 and (size % 2 or in_features % span):
+        span = size * 2 ** (self.boft_n_butterfly_factor - 1)
+        if self.boft_n_butterfly_factor > 1 and (size % 2 or in_features % span):
             raise ValueError(
-                f"boft_butterfly_factors={self.butterfly_factors} needs an even block size, of which "
-                f"{2 ** (self.butterfly_factors - 1)} times divides the {in_features} inputs of {name}, not {size}; "
-                f"lower it, {remedy}"
+                f"boft_butterfly_factors={self.boft_n_butterfly_factor} needs an even block size b with "
+                f"{2 ** (self.boft_n_butterfly_factor - 1)} * b dividing in_features={in_features} of {name}, but b is "
+                f"{size}; lower it, {remedy}"
             )
         return size
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         block_size = self.block_size_of(name, as_linear(base).in_features)
-        return BOFTLinear(base, block_size, self.butterfly_factors, self.dropout)
+        return BOFTLinear(base, block_size, self.boft_n_butterfly_factor, self.boft_dropout)
 
     def decays(self, parameter_name: str) -> bool:
         """Return whether weight decay may act on a parameter: not on the scales, whose neutral value is 1."""
@@ -98,10 +118,10 @@ class BOFTConfig(LinearTargetsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "boft_block_size": self.block_size or 0,
-            "boft_block_num": self.num_blocks or 0,
-            "boft_n_butterfly_factor": self.butterfly_factors,
-            "boft_dropout": self.dropout,
+            "boft_block_size": self.boft_block_size or 0,
+            "boft_block_num": self.boft_block_num or 0,
+            "boft_n_butterfly_factor": self.boft_n_butterfly_factor,
+            "boft_dropout": self.boft_dropout,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "bias": "none",
             "fan_in_fan_out": False,
@@ -114,10 +134,10 @@ class BOFTConfig(LinearTargetsConfig):
         read = {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "boft_dropout", "target_modules"}
         refuse_unread_fields(fields, read | {"layers_to_transform", "layers_pattern", "init_weights"})
         return cls(
-            block_size=fields.get("boft_block_size", BLOCK_SIZE) or None,
-            num_blocks=fields.get("boft_block_num") or None,
-            butterfly_factors=fields.get("boft_n_butterfly_factor", 1),
-            dropout=fields.get("boft_dropout", 0.0),
+            boft_block_size=fields.get("boft_block_size", BLOCK_SIZE) or None,
+            boft_block_num=fields.get("boft_block_num") or None,
+            boft_n_butterfly_factor=fields.get("boft_n_butterfly_factor", 1),
+            boft_dropout=fields.get("boft_dropout", 0.0),
             target_modules=targets_from_peft(fields),
         )
 

@@ -15,7 +15,6 @@ Shapes: D hidden, r bottleneck.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -90,7 +89,7 @@ class BottleneckConfig(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
         assert isinstance(stored, BottleneckConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+        return stored.replace(path=self.path, dropout=self.dropout)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}

@@ -22,29 +22,27 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import has_values
-from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.lora.layers import LoRALinear
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig, RandomInitConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
 
 @PEFT_METHODS.register("use_dora")
 @dataclass(kw_only=True)
-class DoRAConfig(LoRAConfig):
+class DoRAConfig(RandomInitConfig):
     """Options of DoRA: LoRA on the direction of each weight row, with a trained magnitude.
 
     Raises:
         ValueError: an option is out of range.
     """
 
-    refines: ClassVar[str | None] = "lora"
-    starts_from_weights: ClassVar[bool] = True
-    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no DoRA
+    starts_from_weights: ClassVar[bool] = True  # type: ignore[override]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> DoRALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return self.with_initial_a(DoRALinear(base, rank, scaling, self.dropout, seed, name), name, seed)
+        return self.with_initial_a(DoRALinear(base, rank, scaling, self.lora_dropout, seed, name), name, seed)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {**super().to_adapter_config(model), "use_dora": True}
@@ -54,7 +52,7 @@ class DoRAConfig(LoRAConfig):
         return bool(fields.get("use_dora"))
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         return super().from_adapter_config({name: value for name, value in fields.items() if name != "use_dora"})
 
 

@@ -21,7 +21,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, kaiming_uniform
 from paddlenlp_ext.peft.linalg import factor_axes
@@ -42,20 +42,33 @@ class HiRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "HIRA"
     targets_key: ClassVar[str] = "hira_target_modules"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"hira_dropout"}
 
-    rank: int = option(
-        32, help="rank r of the matrix that multiplies the weight", minimum=1, maximum=65536, arguments=("r",)
+    r: int = option(
+        32,
+        help="rank r of the matrix that multiplies the weight",
+        minimum=1,
+        maximum=65536,
+        arguments=("rank",),
+        key="hira_rank",
     )
-    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    hira_dropout: float = option(
+        0.0,
+        help="dropout on the adapter's input during training",
+        minimum=0,
+        below=1,
+        key="hira_dropout",
+        arguments=("dropout",),
+    )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        return HiRALinear(base, self.rank, self.dropout, seed, name)
+        return HiRALinear(base, self.r, self.hira_dropout, seed, name)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
-            "hira_dropout": self.dropout,
+            "r": self.r,
+            "hira_dropout": self.hira_dropout,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "fan_in_fan_out": False,
             "init_weights": True,
@@ -68,8 +81,8 @@ class HiRAConfig(LinearTargetsConfig):
         # Initial values only; PEFT 0.21 ignores the pattern for linear layers.
         refuse_unread_fields(fields, read | {"init_weights", "rank_pattern"})
         return cls(
-            rank=fields.get("r", 32),
-            dropout=fields.get("hira_dropout", 0.0),
+            r=fields.get("r", 32),
+            hira_dropout=fields.get("hira_dropout", 0.0),
             target_modules=targets_from_peft(fields),
         )
 

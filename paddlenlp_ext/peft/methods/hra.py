@@ -55,32 +55,34 @@ class HRAConfig(LinearTargetsConfig):
     peft_type: ClassVar[str] = "HRA"
     targets_key: ClassVar[str] = "hra_target_modules"
 
-    rank: int = option(
+    r: int = option(
         8,
         help="number r of reflections per layer; with an even number the model starts as its base",
         minimum=1,
         maximum=65536,
-        arguments=("r",),
+        arguments=("rank",),
+        key="hra_rank",
     )
-    gram_schmidt: bool = option(
+    apply_GS: bool = option(  # noqa: N815 - name in Hugging Face PEFT
         False,
         help="orthonormalize the reflections of a layer; the model then does not start as its base",
         aliases=("hra_apply_GS",),
-        arguments=("apply_GS",),
+        arguments=("gram_schmidt",),
+        key="hra_gram_schmidt",
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
         names = super().targets(model)
         smallest = min(as_linear(layer_at(model, name)).in_features for name in names)
-        if self.gram_schmidt and self.rank > smallest:
+        if self.apply_GS and self.r > smallest:
             raise ValueError(
-                f"hra_rank={self.rank} with hra_gram_schmidt: at most {smallest} vectors of the {smallest} inputs of "
+                f"hra_rank={self.r} with hra_gram_schmidt: at most {smallest} vectors of the {smallest} inputs of "
                 "a layer are orthogonal; lower the rank"
             )
         return names
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> HRALinear:
-        return HRALinear(base, self.rank, self.gram_schmidt, seed, name)
+        return HRALinear(base, self.r, self.apply_GS, seed, name)
 
     def decays(self, parameter_name: str) -> bool:
         """Return False: only the directions of the vectors matter, and weight decay would only shorten them."""
@@ -88,8 +90,8 @@ class HRAConfig(LinearTargetsConfig):
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
-            "apply_GS": self.gram_schmidt,
+            "r": self.r,
+            "apply_GS": self.apply_GS,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "bias": "none",
             "init_weights": True,
@@ -101,8 +103,8 @@ class HRAConfig(LinearTargetsConfig):
         read = {"r", "apply_GS", "init_weights", "target_modules", "layers_to_transform", "layers_pattern"}
         refuse_unread_fields(fields, read)
         return cls(
-            rank=fields.get("r", 8),
-            gram_schmidt=fields.get("apply_GS", False),
+            r=fields.get("r", 8),
+            apply_GS=fields.get("apply_GS", False),
             target_modules=targets_from_peft(fields),
         )
 

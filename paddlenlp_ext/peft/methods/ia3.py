@@ -12,7 +12,6 @@ Shapes: in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -73,7 +72,7 @@ class IA3Config(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> IA3Config:
         assert isinstance(stored, IA3Config)
-        return dataclasses.replace(stored, path=self.path)
+        return stored.replace(path=self.path)
 
     def decays(self, parameter_name: str) -> bool:
         """Return False: weight decay pulls scales to 0, and the base corresponds to 1."""

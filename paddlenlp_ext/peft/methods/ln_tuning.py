@@ -11,7 +11,6 @@ Shapes: D length of the normalized axis.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -59,7 +58,7 @@ class LNTuningConfig(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> LNTuningConfig:
         assert isinstance(stored, LNTuningConfig)
-        return dataclasses.replace(stored, path=self.path)
+        return stored.replace(path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {

@@ -26,15 +26,14 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.lora.init_before_quantization import (
     SVD_CHOICES,
+    InitBeforeQuantizationConfig,
     InitialFactors,
-    QuantizedInitLoRAConfig,
     principal_factors,
 )
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
@@ -42,7 +41,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 @PEFT_METHODS.register("loftq")
 @dataclass(kw_only=True)
-class LoftQConfig(QuantizedInitLoRAConfig):
+class LoftQConfig(InitBeforeQuantizationConfig):
     """Options of LoftQ: LoRA over a quantized base, initialized with the quantization error.
 
     Raises:
@@ -56,8 +55,7 @@ class LoftQConfig(QuantizedInitLoRAConfig):
         "train it again"
     )
     needs_quantized_base: ClassVar[bool] = True
-    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no LoftQ
-    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
+    free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"svd"}
 
     iters: int = option(
         1,
@@ -89,4 +87,4 @@ class LoftQConfig(QuantizedInitLoRAConfig):
         if isinstance(base, QuantizedLinear):
             return self.wrap_quantized(name, base, seed)
         rank, scaling = self.rank_and_scaling(name)
-        return LoRALinearWithInit(base, rank, scaling, self.dropout, seed, name)
+        return LoRALinearWithInit(base, rank, scaling, self.lora_dropout, seed, name)

@@ -41,14 +41,19 @@ class LoHaConfig(LycorisConfig):
     peft_type: ClassVar[str] = "LOHA"
     targets_key: ClassVar[str] = "loha_target_modules"
 
-    rank: int = option(
-        8, help="rank r of both products; the update has rank up to r * r", minimum=1, maximum=65536, arguments=("r",)
+    r: int = option(
+        8,
+        help="rank r of both products; the update has rank up to r * r",
+        minimum=1,
+        maximum=65536,
+        arguments=("rank",),
+        key="loha_rank",
     )
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: rank", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.alpha = self.rank if self.alpha is None else self.alpha
+        self.alpha = self.r if self.alpha is None else self.alpha
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoHaLinear:
         return LoHaLinear(base, *self.rank_and_scaling(name), seed, name)

@@ -40,35 +40,37 @@ class LoKrConfig(LycorisConfig):
 
     peft_type: ClassVar[str] = "LOKR"
     targets_key: ClassVar[str] = "lokr_target_modules"
-    own_fields: ClassVar[Mapping[str, str]] = {"decompose_factor": "factor", "decompose_both": "decompose_both"}
+    own_fields: ClassVar[tuple[str, ...]] = ("decompose_factor", "decompose_both")
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lokr_config.json")
 
-    rank: int = option(
+    r: int = option(
         8,
         help="rank r of a decomposed factor",
         minimum=1,
         maximum=65536,
         aliases=("lokr_dim",),
-        arguments=("r", "lora_dim"),
+        arguments=("lora_dim", "rank"),
+        key="lokr_rank",
     )
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset or 0: rank", minimum=0)
-    factor: int = option(
+    decompose_factor: int = option(
         -1,
         help="size of the first factor; -1: both factors as close to square as possible",
         minimum=-1,
-        arguments=("decompose_factor",),
+        arguments=("factor",),
+        key="lokr_factor",
     )
     decompose_both: bool = option(False, help="decompose the first factor too if it is large compared to the rank")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         # PaddleNLP stores alpha 0 and trains with a scale of 1.
-        self.alpha = self.alpha or self.rank
-        if self.factor == 0:
+        self.alpha = self.alpha or self.r
+        if self.decompose_factor == 0:
             raise ValueError("lokr_factor=0 is out of range; allowed: -1, or at least 1")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoKrLinear:
-        return LoKrLinear(base, *self.rank_and_scaling(name), self.factor, self.decompose_both, seed, name)
+        return LoKrLinear(base, *self.rank_and_scaling(name), self.decompose_factor, self.decompose_both, seed, name)
 
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
@@ -78,9 +80,9 @@ class LoKrConfig(LycorisConfig):
         read |= {"dtype", "tensor_parallel_degree"}  # do not affect the numbers
         refuse_unread_fields(fields, read)
         return cls(
-            rank=fields.get("lokr_dim", 8),
+            r=fields.get("lokr_dim", 8),
             alpha=fields.get("lokr_alpha"),
-            factor=fields.get("factor", -1),
+            decompose_factor=fields.get("factor", -1),
             decompose_both=fields.get("decompose_both", False),
             target_modules=fields.get("target_modules"),
         )

@@ -18,7 +18,7 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -27,11 +27,11 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
+from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, LoRAWithInitConfig
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, SubtractedInitConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.logging import get_logger
@@ -76,7 +76,7 @@ class LoRAGAModel(PeftModel):
 
 @PEFT_METHODS.register("lora_ga")
 @dataclass(kw_only=True)
-class LoRAGAConfig(LoRAWithInitConfig):
+class LoRAGAConfig(SubtractedInitConfig):
     """Options of LoRA-GA: LoRA initialized from the gradient of a few batches.
 
     Raises:
@@ -89,8 +89,7 @@ class LoRAGAConfig(LoRAWithInitConfig):
         "with path_initial_model_for_weight_conversion"
     )
     model_class: ClassVar[type[TrainableModel] | None] = LoRAGAModel
-    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP's depend on the run that wrote them
-    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
+    free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
     ga_batches: int = option(8, help="LoRA-GA: micro-batches that the initial gradient is summed over", minimum=1)
     ga_stable_gamma: float = option(
@@ -99,11 +98,11 @@ class LoRAGAConfig(LoRAWithInitConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LoRAGALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return LoRAGALinear(base, rank, scaling, self.dropout, seed, name)
+        return LoRAGALinear(base, rank, scaling, self.lora_dropout, seed, name)
 
-    def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
+    def warm_start(self, stored: PeftConfig) -> LowRankConfig:
         config = super().warm_start(stored)
-        return replace(config, ga_batches=self.ga_batches, ga_stable_gamma=self.ga_stable_gamma)
+        return config.replace(ga_batches=self.ga_batches, ga_stable_gamma=self.ga_stable_gamma)
 
 
 class GradientSum:

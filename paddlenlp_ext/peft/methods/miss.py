@@ -16,7 +16,6 @@ Shapes: r rank, k mini rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,36 +56,54 @@ class MiSSConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "MISS"
     targets_key: ClassVar[str] = "miss_target_modules"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"miss_dropout"}
 
-    rank: int = option(
-        32, help="input features per shard; the rank of the update", minimum=1, maximum=65536, arguments=("r",)
+    r: int = option(
+        32,
+        help="input features per shard; the rank of the update",
+        minimum=1,
+        maximum=65536,
+        arguments=("rank",),
+        key="miss_rank",
     )
-    variant: str = option(
+    init_weights: str = option(
         "balance",
         help="balance; mini: with miss_mini_rank columns; bat: an update that also depends on the weight",
         choices=VARIANTS,
-        arguments=("init_weights",),
+        arguments=("variant",),
+        key="miss_variant",
     )
-    mini_rank: int = option(
-        1, help="trained columns of the variant mini, a divisor of out_features", minimum=1, arguments=("mini_r",)
+    mini_r: int = option(
+        1,
+        help="trained columns of the variant mini, a divisor of out_features",
+        minimum=1,
+        arguments=("mini_rank",),
+        key="miss_mini_rank",
     )
-    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    miss_dropout: float = option(
+        0.0,
+        help="dropout on the adapter's input during training",
+        minimum=0,
+        below=1,
+        key="miss_dropout",
+        arguments=("dropout",),
+    )
 
     def __post_init__(self) -> None:
-        if self.variant is True:  # Hugging Face PEFT's init_weights
-            self.variant = "balance"
+        if self.init_weights is True:  # Hugging Face PEFT's init_weights
+            self.init_weights = "balance"
         super().__post_init__()
-        if self.variant == "bat" and self.dropout:
-            raise ValueError(f"miss_dropout={self.dropout} has no effect with miss_variant bat; leave it out")
+        if self.init_weights == "bat" and self.miss_dropout:
+            raise ValueError(f"miss_dropout={self.miss_dropout} has no effect with miss_variant bat; leave it out")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        layer = MiSSBatLinear if self.variant == "bat" else MiSSLinear
+        layer = MiSSBatLinear if self.init_weights == "bat" else MiSSLinear
         return layer(base, self, name)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
         assert isinstance(stored, MiSSConfig)
-        dropout = 0.0 if stored.variant == "bat" else self.dropout
-        return dataclasses.replace(stored, path=self.path, dropout=dropout)
+        dropout = 0.0 if stored.init_weights == "bat" else self.miss_dropout
+        return stored.replace(path=self.path, miss_dropout=dropout)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Rename the tensors of Bone, as older versions of Hugging Face PEFT call the method."""
@@ -95,10 +112,10 @@ class MiSSConfig(LinearTargetsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
-            "mini_r": self.mini_rank,
-            "miss_dropout": self.dropout,
-            "init_weights": True if self.variant == "balance" else self.variant,
+            "r": self.r,
+            "mini_r": self.mini_r,
+            "miss_dropout": self.miss_dropout,
+            "init_weights": True if self.init_weights == "balance" else self.init_weights,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "bias": "none",
             "modules_to_save": None,
@@ -110,10 +127,10 @@ class MiSSConfig(LinearTargetsConfig):
         refuse_unread_fields(fields, {*read, "layers_pattern"})
         variant = fields.get("init_weights", True)
         return cls(
-            rank=fields.get("r", 64),
-            variant="balance" if variant in (True, False) else variant,  # False: random values at the start
-            mini_rank=fields.get("mini_r", 1),
-            dropout=0.0 if variant == "bat" else fields.get("miss_dropout", 0.0),
+            r=fields.get("r", 64),
+            init_weights="balance" if variant in (True, False) else variant,  # False: random values at the start
+            mini_r=fields.get("mini_r", 1),
+            miss_dropout=0.0 if variant == "bat" else fields.get("miss_dropout", 0.0),
             target_modules=targets_from_peft(fields),
         )
 

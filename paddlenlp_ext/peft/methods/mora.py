@@ -31,12 +31,12 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config import refuse_unread_fields
+from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
-from paddlenlp_ext.peft.methods.lora import IGNORED_PADDLENLP_FIELDS
+from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -54,14 +54,29 @@ class MoRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "MORA"
     targets_key: ClassVar[str] = "lora_target_modules"
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"lora_dropout"}
     refines: ClassVar[str | None] = "lora"
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     excludes: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
     }
 
-    rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
-    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    r: int = option(
+        8,
+        help="rank of the LoRA with as many parameters",
+        minimum=1,
+        maximum=65536,
+        arguments=("rank",),
+        key="lora_rank",
+    )
+    lora_dropout: float = option(
+        0.0,
+        help="dropout on the adapter's input during training",
+        minimum=0,
+        below=1,
+        key="lora_dropout",
+        arguments=("dropout",),
+    )
     folding: str = option(
         "rotated",
         help="how features are compressed: rotated (small ranks) or sharing (large ranks)",
@@ -70,13 +85,13 @@ class MoRAConfig(LinearTargetsConfig):
     )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoRALinear:
-        return MoRALinear(base, self.rank, self.folding, self.dropout)
+        return MoRALinear(base, self.r, self.folding, self.lora_dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
-            "lora_dropout": self.dropout,
+            "r": self.r,
+            "lora_dropout": self.lora_dropout,
             "mora_folding": self.folding,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
         }
@@ -85,8 +100,8 @@ class MoRAConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> MoRAConfig:
         refuse_unread_fields(fields, {"r", "lora_dropout", "mora_folding", "target_modules"})
         return cls(
-            rank=fields.get("r", 8),
-            dropout=fields.get("lora_dropout", 0.0),
+            r=fields.get("r", 8),
+            lora_dropout=fields.get("lora_dropout", 0.0),
             folding=fields.get("mora_folding", "rotated"),
             target_modules=targets_from_peft(fields),
         )
@@ -101,8 +116,8 @@ class MoRAConfig(LinearTargetsConfig):
         read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # no effect in PaddleNLP: MoRA's scale is 1
         refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
-            rank=fields.get("r", 8),
-            dropout=fields.get("lora_dropout", 0.0),
+            r=fields.get("r", 8),
+            lora_dropout=fields.get("lora_dropout", 0.0),
             target_modules=fields.get("target_modules"),
         )
 

@@ -11,7 +11,6 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +22,11 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.factors import Factors, save_as_lora
 from paddlenlp_ext.peft.layers import Factor, adapter_layers_of, kaiming_uniform
-from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
+from paddlenlp_ext.peft.lora.layers import LoRALinear
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig, RandomInitConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -50,7 +51,7 @@ class MoSLoRAModel(PeftModel):
 
 @PEFT_METHODS.register("lora_use_mixer")
 @dataclass(kw_only=True)
-class MoSLoRAConfig(LoRAConfig):
+class MoSLoRAConfig(RandomInitConfig):
     """Options of MoSLoRA: LoRA with a mixer between its two matrices.
 
     Raises:
@@ -58,9 +59,9 @@ class MoSLoRAConfig(LoRAConfig):
     """
 
     peft_type: ClassVar[str] = "MOSLORA"
-    refines: ClassVar[str | None] = "lora"
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     model_class: ClassVar[type[TrainableModel] | None] = MoSLoRAModel
-    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"mixer_to_lora"}
+    free_on_resume: ClassVar[frozenset[str]] = RandomInitConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(
         False, help="save a finished run as a plain LoRA, with the mixer folded in", key="mixer_to_lora"
@@ -68,17 +69,17 @@ class MoSLoRAConfig(LoRAConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return self.with_initial_a(MoSLoRALinear(base, rank, scaling, self.dropout, seed, name), name, seed)
+        return self.with_initial_a(MoSLoRALinear(base, rank, scaling, self.lora_dropout, seed, name), name, seed)
 
-    def warm_start(self, stored: PeftConfig) -> LoRAConfig:
-        return dataclasses.replace(super().warm_start(stored), mixer_to_lora=self.mixer_to_lora)
+    def warm_start(self, stored: PeftConfig) -> LowRankConfig:
+        return super().warm_start(stored).replace(mixer_to_lora=self.mixer_to_lora)
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
         return bool(fields.get("lora_use_mixer"))
 
     @classmethod
-    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         return super().from_paddlenlp({**fields, "lora_use_mixer": False})
 
 

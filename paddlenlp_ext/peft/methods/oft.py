@@ -57,32 +57,44 @@ class OFTConfig(LinearTargetsConfig):
     peft_type: ClassVar[str] = "OFT"
     targets_key: ClassVar[str] = "oft_target_modules"
 
-    block_size: int | None = option(
-        None, help="features per rotation block, rounded to a divisor of in_features; unset: 32", minimum=2
+    oft_block_size: int | None = option(
+        None,
+        help="features per rotation block, rounded to a divisor of in_features; unset: 32",
+        minimum=2,
+        key="oft_block_size",
+        arguments=("block_size",),
     )
-    num_blocks: int | None = option(
-        None, help="blocks per layer, in place of oft_block_size", minimum=1, aliases=("oft_r",), arguments=("r",)
+    r: int | None = option(
+        None,
+        help="blocks per layer, in place of oft_block_size",
+        minimum=1,
+        aliases=("oft_r",),
+        arguments=("num_blocks",),
+        key="oft_num_blocks",
     )
     block_share: bool = option(False, help="share one rotation between all blocks of a layer")
-    neumann_terms: int = option(
+    num_cayley_neumann_terms: int = option(
         0,
         help="0: exact inverse (orthogonal); above 1: terms of a Neumann series in place of the inverse",
         minimum=0,
-        arguments=("num_cayley_neumann_terms",),
+        arguments=("neumann_terms",),
+        key="oft_neumann_terms",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.block_size = chosen_block_size("oft", self.block_size, self.num_blocks, BLOCK_SIZE)
-        if self.neumann_terms == 1:
+        self.oft_block_size = chosen_block_size("oft", self.oft_block_size, self.r, BLOCK_SIZE)
+        if self.num_cayley_neumann_terms == 1:
             raise ValueError("oft_neumann_terms=1 is out of range; allowed: 0 (exact inverse), or at least 2")
 
     def targets(self, model: TrainableModel) -> list[str]:
         names = super().targets(model)
         sizes = sorted({as_linear(layer_at(model, name)).in_features for name in names})
-        if self.block_size is not None and any(size % self.block_size for size in sizes):
+        if self.oft_block_size is not None and any(size % self.oft_block_size for size in sizes):
             used = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
-            logger.info("oft_block_size %d does not divide the inputs of all layers; using %s", self.block_size, used)
+            logger.info(
+                "oft_block_size %d does not divide the inputs of all layers; using %s", self.oft_block_size, used
+            )
         return names
 
     def block_size_of(self, in_features: int) -> int:
@@ -91,28 +103,30 @@ class OFTConfig(LinearTargetsConfig):
         Raises:
             ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
         """
-        requested = self.num_blocks if self.block_size is None else self.block_size
+        requested = self.r if self.oft_block_size is None else self.oft_block_size
         assert requested is not None
         divisors = [divisor for divisor in range(1, in_features + 1) if in_features % divisor == 0]
         nearest = min(divisors, key=lambda divisor: (abs(divisor - requested), divisor))
-        size = in_features // nearest if self.block_size is None else nearest
+        size = in_features // nearest if self.oft_block_size is None else nearest
         if size == 1:
-            key = "oft_num_blocks" if self.block_size is None else "oft_block_size"
+            key = "oft_num_blocks" if self.oft_block_size is None else "oft_block_size"
             raise ValueError(
                 f"{key}={requested} would rotate blocks of 1 of {in_features} inputs; choose another divisor"
             )
         return size
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> OFTLinear:
-        return OFTLinear(base, self.block_size_of(as_linear(base).in_features), self.block_share, self.neumann_terms)
+        return OFTLinear(
+            base, self.block_size_of(as_linear(base).in_features), self.block_share, self.num_cayley_neumann_terms
+        )
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.num_blocks or 0,
-            "oft_block_size": self.block_size or 0,
+            "r": self.r or 0,
+            "oft_block_size": self.oft_block_size or 0,
             "block_share": self.block_share,
-            "use_cayley_neumann": self.neumann_terms > 0,
-            "num_cayley_neumann_terms": self.neumann_terms or 5,
+            "use_cayley_neumann": self.num_cayley_neumann_terms > 0,
+            "num_cayley_neumann_terms": self.num_cayley_neumann_terms or 5,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "bias": "none",
             "coft": False,
@@ -137,10 +151,10 @@ class OFTConfig(LinearTargetsConfig):
             )
         terms = fields.get("num_cayley_neumann_terms", 5) if fields.get("use_cayley_neumann", True) else 0
         return cls(
-            num_blocks=fields.get("r") or None,
-            block_size=fields.get("oft_block_size", BLOCK_SIZE) or None,
+            r=fields.get("r") or None,
+            oft_block_size=fields.get("oft_block_size", BLOCK_SIZE) or None,
             block_share=fields.get("block_share", False),
-            neumann_terms=terms,
+            num_cayley_neumann_terms=terms,
             target_modules=targets_from_peft(fields),
         )
 

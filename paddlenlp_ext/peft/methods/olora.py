@@ -17,15 +17,14 @@ from typing import ClassVar
 
 import paddle
 
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.linalg import require_triplets
-from paddlenlp_ext.peft.lora.init_from_weights import WeightInitLoRAConfig
+from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 
 @PEFT_METHODS.register("olora")
 @dataclass(kw_only=True)
-class OLoRAConfig(WeightInitLoRAConfig):
+class OLoRAConfig(InitFromWeightsConfig):
     """Options of OLoRA: LoRA initialized with the QR decomposition of each weight.
 
     Raises:
@@ -34,13 +33,12 @@ class OLoRAConfig(WeightInitLoRAConfig):
 
     variant: ClassVar[str] = "olora"
     missing_init_reason: ClassVar[str] = "is not known; PEFT has 'olora'"
-    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no OLoRA
 
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         rank, scaling = self.rank_and_scaling(name)
         require_triplets(rank, weight.shape, name)
         a, b = orthonormal_factors(weight, rank)
-        root = 1.0 if self.init == "recomputed" else scaling**0.5
+        root = 1.0 if self.factors_source == "recomputed" else scaling**0.5
         return a / root, b / root
 
 

@@ -18,7 +18,6 @@ Shapes: P prompt vectors, D hidden, F `encoder_hidden_size`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,12 +79,21 @@ class PTuningConfig(PromptConfig):
         "encoder_dropout",
     }
 
-    encoder: str = option(
+    num_virtual_tokens: int = option(
+        20,
+        help="number of virtual tokens",
+        minimum=1,
+        maximum=65536,
+        key="p_tuning_num_tokens",
+        arguments=("num_tokens",),
+    )
+    encoder_reparameterization_type: str = option(
         "mlp",
         help="network that computes the vectors: mlp, lstm, or none (they are trained themselves)",
         choices=ENCODERS,
         synonyms=_PEFT_ENCODERS,
-        arguments=("encoder_reparameterization_type",),
+        arguments=("encoder",),
+        key="p_tuning_encoder",
     )
     encoder_hidden_size: int | None = option(
         None, help="width of the network; unset: the model's hidden size", minimum=1, maximum=65536
@@ -95,9 +103,10 @@ class PTuningConfig(PromptConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.encoder != "lstm" and (self.encoder_num_layers != 2 or self.encoder_dropout):
+        if self.encoder_reparameterization_type != "lstm" and (self.encoder_num_layers != 2 or self.encoder_dropout):
             raise ValueError(
-                f"p_tuning_encoder={self.encoder!r} with p_tuning_encoder_num_layers={self.encoder_num_layers}, "
+                f"p_tuning_encoder={self.encoder_reparameterization_type!r} with "
+                f"p_tuning_encoder_num_layers={self.encoder_num_layers}, "
                 f"p_tuning_encoder_dropout={self.encoder_dropout}: both are options of the LSTM; set p_tuning_encoder "
                 "to 'lstm', or leave them out"
             )
@@ -108,14 +117,14 @@ class PTuningConfig(PromptConfig):
 
     def warm_start(self, stored: PeftConfig) -> PTuningConfig:
         assert isinstance(stored, PTuningConfig)
-        dropout = self.encoder_dropout if stored.encoder == "lstm" else 0.0
-        return dataclasses.replace(stored, path=self.path, encoder_dropout=dropout)
+        dropout = self.encoder_dropout if stored.encoder_reparameterization_type == "lstm" else 0.0
+        return stored.replace(path=self.path, encoder_dropout=dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            **shape_fields(model, self.num_tokens),
-            "encoder_reparameterization_type": "LSTM" if self.encoder == "lstm" else "MLP",
+            **shape_fields(model, self.num_virtual_tokens),
+            "encoder_reparameterization_type": "LSTM" if self.encoder_reparameterization_type == "lstm" else "MLP",
             "encoder_hidden_size": self.encoder_hidden_size or model.config.hidden_size,
             "encoder_num_layers": self.encoder_num_layers,
             "encoder_dropout": self.encoder_dropout,
@@ -134,15 +143,15 @@ class PTuningConfig(PromptConfig):
             )
         of_lstm = {"encoder_num_layers": 2, "encoder_dropout": 0.0} if encoder == "lstm" else {}
         return cls(
-            num_tokens=required_field(fields, "num_virtual_tokens"),
-            encoder=encoder,
+            num_virtual_tokens=required_field(fields, "num_virtual_tokens"),
+            encoder_reparameterization_type=encoder,
             encoder_hidden_size=fields.get("encoder_hidden_size"),
             **{name: fields.get(name, default) for name, default in of_lstm.items()},
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the prompt [P, D], and the tensors of the network, so that training can be continued."""
-        if self.encoder == "none":
+        if self.encoder_reparameterization_type == "none":
             return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}
         own = {name.removeprefix(_ENCODER): tensor.astype("float32") for name, tensor in tensors.items()}
         return {STORED: compute_prompt(own), **tensors}
@@ -151,13 +160,11 @@ class PTuningConfig(PromptConfig):
         """Return a config without encoder if the file has only the prompt, as PEFT's files do."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
-        return dataclasses.replace(
-            self, encoder="none", encoder_hidden_size=None, encoder_num_layers=2, encoder_dropout=0.0
-        )
+        return self.replace(encoder="none", encoder_hidden_size=None, encoder_num_layers=2, encoder_dropout=0.0)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Invert `to_stored`; the prompt that a stored network computes is dropped."""
-        if self.encoder == "none":
+        if self.encoder_reparameterization_type == "none":
             return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
         return {name: value for name, value in tensors.items() if name != STORED}
 

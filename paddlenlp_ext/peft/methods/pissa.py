@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import paddle
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.config_files import PaddleNLPFiles
 from paddlenlp_ext.peft.lora.init_before_quantization import SVD_CHOICES, principal_factors
-from paddlenlp_ext.peft.lora.init_from_weights import WeightInitLoRAConfig
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -39,7 +40,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 @PEFT_METHODS.register("pissa")
 @dataclass(kw_only=True)
-class PiSSAConfig(WeightInitLoRAConfig):
+class PiSSAConfig(InitFromWeightsConfig):
     """Options of PiSSA: LoRA initialized with the leading singular triplets of each weight.
 
     Raises:
@@ -48,8 +49,9 @@ class PiSSAConfig(WeightInitLoRAConfig):
 
     variant: ClassVar[str] = "pissa"
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
+    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     missing_init_reason: ClassVar[str] = "is not known; PEFT has 'pissa' and 'pissa_niter_N'"
-    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"svd"}
+    free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"svd"}
 
     svd: str = option(
         "fast",
@@ -59,7 +61,7 @@ class PiSSAConfig(WeightInitLoRAConfig):
     )
 
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        exact = self.init == "recomputed" or self.svd == "exact"
+        exact = self.factors_source == "recomputed" or self.svd == "exact"
         rank, scaling = self.rank_and_scaling(name)
         return principal_factors(weight, rank, scaling, name, exact)
 
@@ -72,7 +74,7 @@ class PiSSAConfig(WeightInitLoRAConfig):
         return by_peft or super().claims(fields) or bool(fields.get("pissa"))
 
     @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         init = fields.get("init_lora_weights")
         if re.fullmatch(r"pissa_niter_\d+", str(init)):
             logger.warning(
@@ -84,7 +86,8 @@ class PiSSAConfig(WeightInitLoRAConfig):
         return super().from_adapter_config(fields)
 
     @classmethod
-    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoRAConfig:
+    def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
+        assert isinstance(config, PiSSAConfig)
         # PaddleNLP ignores alpha: its s is 1.
-        return replace(config, alpha=config.rank, rslora=False, init="recomputed")
+        return config.replace(lora_alpha=config.r, use_rslora=False).with_source("recomputed")

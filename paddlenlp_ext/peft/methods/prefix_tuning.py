@@ -22,7 +22,6 @@ Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H hea
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ class PrefixModel(PeftModel):
     def _init_from_tokens(self, seed: int) -> None:
         """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
-        token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_tokens)
+        token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_virtual_tokens)
         keys_and_values = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
         for layer in self._layers_with_values():
             pair = keys_and_values[layer.base.layer_index]
@@ -106,7 +105,7 @@ class PrefixModel(PeftModel):
         if cache is not None and cache.is_new:
             layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in layers})
-        decoder, num_tokens = self.base_model.model, self.peft_config.num_tokens
+        decoder, num_tokens = self.base_model.model, self.peft_config.num_virtual_tokens
         inputs = decoder.attention_inputs(
             input_ids, position_ids, document_lengths, cache, num_tokens, document_parents
         )
@@ -191,16 +190,16 @@ class PrefixTuningConfig(PeftConfig):
     key_prefix: ClassVar[str] = "base_model."
     model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("prefix_config.json", array=PADDLENLP_ARRAY)
-    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "projection_hidden_size"}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "encoder_hidden_size"}
 
     path: str | None = option(None, help="folder of a prefix to start from; its structure is used", key="prefix_path")
-    num_tokens: int = option(
+    num_virtual_tokens: int = option(
         128,
         help="number of prefix tokens",
         minimum=1,
         maximum=65536,
         key="num_prefix_tokens",
-        arguments=("num_virtual_tokens",),
+        arguments=("num_tokens",),
     )
     init: str = option(
         "vocab",
@@ -208,17 +207,18 @@ class PrefixTuningConfig(PeftConfig):
         choices=INIT_CHOICES,
         key="prefix_init",
     )
-    projection: bool = option(
+    prefix_projection: bool = option(
         False,
         help="reparametrize the prefix by a two-layer network, which can train more stably",
         key="prefix_projection",
+        arguments=("projection",),
     )
-    projection_hidden_size: int | None = option(
+    encoder_hidden_size: int | None = option(
         None,
         help="hidden size of the projection network; unset: width of a layer's keys",
         minimum=1,
         key="prefix_projection_hidden_size",
-        arguments=("encoder_hidden_size",),
+        arguments=("projection_hidden_size",),
     )
     dropout: float = option(0.0, help="dropout on the prefix during training", minimum=0, below=1, key="prefix_dropout")
 
@@ -228,26 +228,26 @@ class PrefixTuningConfig(PeftConfig):
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:
         assert isinstance(base, AttentionLayer)
         hidden_size = None
-        if self.projection:
-            hidden_size = self.projection_hidden_size or prefix_width(base)
-        return PrefixAttention(base, self.num_tokens, hidden_size, self.dropout, seed, name)
+        if self.prefix_projection:
+            hidden_size = self.encoder_hidden_size or prefix_width(base)
+        return PrefixAttention(base, self.num_virtual_tokens, hidden_size, self.dropout, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> PrefixTuningConfig:
         assert isinstance(stored, PrefixTuningConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+        return stored.replace(path=self.path, dropout=self.dropout)
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         shape = model.config
         width = prefix_width(next(adapter_layers_of(model, PrefixAttention))[1].base)
         return {
-            "num_virtual_tokens": self.num_tokens,
+            "num_virtual_tokens": self.num_virtual_tokens,
             "num_layers": shape.num_hidden_layers,
             "num_attention_heads": shape.num_key_value_heads if shape.latent is None else 1,
             "token_dim": width,
             "num_transformer_submodules": 1,
-            "prefix_projection": self.projection,
-            "encoder_hidden_size": self.projection_hidden_size or width,
+            "prefix_projection": self.prefix_projection,
+            "encoder_hidden_size": self.encoder_hidden_size or width,
         }
 
     @classmethod
@@ -258,10 +258,10 @@ class PrefixTuningConfig(PeftConfig):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
         return cls(
-            num_tokens=required_field(fields, "num_virtual_tokens"),
+            num_virtual_tokens=required_field(fields, "num_virtual_tokens"),
             init="random",  # the stored tensors overwrite it
-            projection=bool(fields.get("prefix_projection")),
-            projection_hidden_size=fields.get("encoder_hidden_size"),
+            prefix_projection=bool(fields.get("prefix_projection")),
+            encoder_hidden_size=fields.get("encoder_hidden_size"),
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class PrefixTuningConfig(PeftConfig):
 
         The tensors of a projection are stored too, so that training can be continued.
         """
-        if not self.projection:
+        if not self.prefix_projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
         per_layer = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(per_layer, axis=1), **tensors}
@@ -278,16 +278,16 @@ class PrefixTuningConfig(PeftConfig):
         """Return a config without projection if the file has only the projected prefix, as PEFT's files do."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
-        return dataclasses.replace(self, projection=False, projection_hidden_size=None)
+        return self.replace(prefix_projection=False, encoder_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Invert `to_stored`; the prefix that a stored projection computes is dropped."""
-        return {name: value for name, value in tensors.items() if not (self.projection and name == STORED)}
+        return {name: value for name, value in tensors.items() if not (self.prefix_projection and name == STORED)}
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         dropout = fields.get("prefix_dropout") or 0.0
-        return cls(num_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
+        return cls(num_virtual_tokens=required_field(fields, "num_prefix_tokens"), init="random", dropout=dropout)
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -105,7 +105,7 @@ class PromptModel(PeftModel):
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Return the shape of the hidden states inside the decoder: all rows in one, after the prompt vectors."""
-        return [1, self.peft_config.num_tokens + batch * length, self.config.hidden_size]
+        return [1, self.peft_config.num_virtual_tokens + batch * length, self.config.hidden_size]
 
 
 class PromptTuningModel(PromptModel):
@@ -114,7 +114,7 @@ class PromptTuningModel(PromptModel):
     def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
         super().__init__(model, peft_config)
         embedding = model.model.embed_tokens
-        if peft_config.init == "text" and has_values(embedding):
+        if peft_config.prompt_tuning_init == "text" and has_values(embedding):
             embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
 
 
@@ -144,9 +144,7 @@ class PromptConfig(PeftConfig):
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     key_prefix: ClassVar[str] = "base_model."
 
-    num_tokens: int = option(
-        20, help="number of virtual tokens", minimum=1, maximum=65536, arguments=("num_virtual_tokens",)
-    )
+    num_virtual_tokens: int
 
     def targets(self, model: TrainableModel) -> list[str]:
         return [EMBEDDING]
@@ -165,19 +163,32 @@ class PromptTuningConfig(PromptConfig):
     peft_type: ClassVar[str] = "PROMPT_TUNING"
     model_class: ClassVar[type[TrainableModel] | None] = PromptTuningModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
-        "init",
-        "init_text",
+        "prompt_tuning_init",
+        "prompt_tuning_init_text",
         "tokenizer_name_or_path",
     }
 
-    init: str = option(
+    num_virtual_tokens: int = option(
+        20,
+        help="number of virtual tokens",
+        minimum=1,
+        maximum=65536,
+        key="prompt_tuning_num_tokens",
+        arguments=("num_tokens",),
+    )
+    prompt_tuning_init: str = option(
         "vocab",
         help="initialization: embeddings of random tokens (vocab), of a text's tokens (text), or noise (random)",
         choices=INIT_CHOICES,
         synonyms=_PEFT_INITS,
+        key="prompt_tuning_init",
+        arguments=("init",),
     )
-    init_text: str | None = option(
-        None, help="text for prompt_tuning_init: text, truncated or repeated to the number of tokens"
+    prompt_tuning_init_text: str | None = option(
+        None,
+        help="text for prompt_tuning_init: text, truncated or repeated to the number of tokens",
+        key="prompt_tuning_init_text",
+        arguments=("init_text",),
     )
     tokenizer_name_or_path: str | None = option(
         None, help="tokenizer for prompt_tuning_init_text; unset: the model's own"
@@ -185,23 +196,24 @@ class PromptTuningConfig(PromptConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.init == "text") != bool(self.init_text):
+        if (self.prompt_tuning_init == "text") != bool(self.prompt_tuning_init_text):
             raise ValueError(
-                f"prompt_tuning_init={self.init!r} with prompt_tuning_init_text={self.init_text!r}: "
+                f"prompt_tuning_init={self.prompt_tuning_init!r} with "
+                f"prompt_tuning_init_text={self.prompt_tuning_init_text!r}: "
                 "set both prompt_tuning_init to 'text' and the text, or neither"
             )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
         assert isinstance(base, Embedding)
-        return PromptEmbedding(base, self.num_tokens, self.init, seed, name)
+        return PromptEmbedding(base, self.num_virtual_tokens, self.prompt_tuning_init, seed, name)
 
     def warm_start(self, stored: PeftConfig) -> PromptTuningConfig:
         assert isinstance(stored, PromptTuningConfig)
-        return dataclasses.replace(stored, path=self.path)
+        return stored.replace(path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            **shape_fields(model, self.num_tokens),
+            **shape_fields(model, self.num_virtual_tokens),
             "prompt_tuning_init": "RANDOM",  # readers overwrite the initial values
         }
 
@@ -210,7 +222,7 @@ class PromptTuningConfig(PromptConfig):
         of_start = {"prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"}
         read = shape_fields_read(fields) | of_start
         refuse_unread_fields(fields, read)
-        return cls(num_tokens=required_field(fields, "num_virtual_tokens"), init="random")
+        return cls(num_virtual_tokens=required_field(fields, "num_virtual_tokens"), prompt_tuning_init="random")
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}

@@ -21,7 +21,7 @@ Shapes: r rank, in/out features of the adapted linear.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,11 +37,11 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
+from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
-from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, LoRAWithInitConfig, set_local_shard
-from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
+from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, SubtractedInitConfig, set_local_shard
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.config_json import from_quantization_config
@@ -105,7 +105,7 @@ class QERAModel(PeftModel):
 
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
-class QERAConfig(LoRAWithInitConfig):
+class QERAConfig(SubtractedInitConfig):
     """Options of QERA: LoRA over a quantized base with a frozen correction of its output error.
 
     Raises:
@@ -116,8 +116,7 @@ class QERAConfig(LoRAWithInitConfig):
     missing_init_reason: ClassVar[str] = "needs initial factors that the file does not contain; train the adapter again"
     model_class: ClassVar[type[TrainableModel] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
-    paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None  # PaddleNLP has no QERA
-    free_on_resume: ClassVar[frozenset[str]] = LoRAConfig.free_on_resume | {"batches", "inputs"}
+    free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"batches", "inputs"}
 
     batches: int = option(
         8, help="QERA: micro-batches that the input statistics are measured on", key="qera_batches", minimum=1
@@ -131,10 +130,10 @@ class QERAConfig(LoRAWithInitConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> QERALinear:
         rank, scaling = self.rank_and_scaling(name)
-        return QERALinear(base, rank, scaling, self.dropout, seed, name)
+        return QERALinear(base, rank, scaling, self.lora_dropout, seed, name)
 
-    def warm_start(self, stored: LoRAConfig) -> LoRAConfig:
-        return replace(super().warm_start(stored), batches=self.batches, inputs=self.inputs)
+    def warm_start(self, stored: PeftConfig) -> LowRankConfig:
+        return super().warm_start(stored).replace(batches=self.batches, inputs=self.inputs)
 
 
 class InputCorrelation:

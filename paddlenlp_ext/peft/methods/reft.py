@@ -284,7 +284,7 @@ class ReFTConfig(PeftConfig):
 
     def warm_start(self, stored: PeftConfig) -> ReFTConfig:
         assert isinstance(stored, ReFTConfig)
-        return dataclasses.replace(stored, path=self.path, dropout=self.dropout)
+        return stored.replace(path=self.path, dropout=self.dropout)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {field: getattr(self, field) for field in _FIELDS}

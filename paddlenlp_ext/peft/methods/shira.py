@@ -66,11 +66,18 @@ class SHiRAConfig(LinearTargetsConfig):
     model_class: ClassVar[type[TrainableModel] | None] = SHiRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
-    rank: int = option(8, help="rank of the LoRA with as many parameters", minimum=1, maximum=65536, arguments=("r",))
+    r: int = option(
+        8,
+        help="rank of the LoRA with as many parameters",
+        minimum=1,
+        maximum=65536,
+        arguments=("rank",),
+        key="shira_rank",
+    )
     random_seed: int | None = option(None, help="seed of the positions; unset: the run's seed", minimum=0)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
-        return SHiRALinear(base, self.rank, seed if self.random_seed is None else self.random_seed, name)
+        return SHiRALinear(base, self.r, seed if self.random_seed is None else self.random_seed, name)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Convert the positions to integers: Hugging Face PEFT stores them as float32 on Windows."""
@@ -82,7 +89,7 @@ class SHiRAConfig(LinearTargetsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
+            "r": self.r,
             "random_seed": self.random_seed,
             "mask_type": "random",
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
@@ -96,7 +103,7 @@ class SHiRAConfig(LinearTargetsConfig):
         read = {"r", "random_seed", "target_modules"}
         refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # how positions and values were initialized
         return cls(
-            rank=fields.get("r", 32), random_seed=fields.get("random_seed"), target_modules=targets_from_peft(fields)
+            r=fields.get("r", 32), random_seed=fields.get("random_seed"), target_modules=targets_from_peft(fields)
         )
 
 

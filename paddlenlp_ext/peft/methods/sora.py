@@ -17,7 +17,6 @@ Shapes: r rank, in/out features of the adapted linear.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -122,7 +121,9 @@ class SoRAConfig(LinearTargetsConfig):
     model_class: ClassVar[type[TrainableModel] | None] = SoRAModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
-    rank: int = option(16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("r",))
+    r: int = option(
+        16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("rank",), key="sora_rank"
+    )
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
@@ -135,11 +136,11 @@ class SoRAConfig(LinearTargetsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha is None:
-            self.alpha = 2 * self.rank
+            self.alpha = 2 * self.r
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> SoRALinear:
         assert self.alpha is not None
-        return SoRALinear(base, self.rank, self.alpha / self.rank, self.dropout, seed, name)
+        return SoRALinear(base, self.r, self.alpha / self.r, self.dropout, seed, name)
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         return self.gate_scale if parameter_name.endswith(".gate") else 1.0
@@ -147,15 +148,15 @@ class SoRAConfig(LinearTargetsConfig):
     def warm_start(self, stored: PeftConfig) -> SoRAConfig:
         assert isinstance(stored, SoRAConfig)
         shape = {name: getattr(stored, name) for name in ("rank", "alpha", "target_modules")}
-        return dataclasses.replace(self, **shape)
+        return self.replace(**shape)
 
     def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
         """Return the config of a LoRA with these ranks (layer -> rank) and this method's scale."""
         assert self.alpha is not None
-        scaling, common_rank = self.alpha / self.rank, Counter(ranks.values()).most_common(1)[0][0]
+        scaling, common_rank = self.alpha / self.r, Counter(ranks.values()).most_common(1)[0][0]
         others = {name: rank for name, rank in ranks.items() if rank != common_rank}
         return LoRAConfig(
-            rank=common_rank,
+            r=common_rank,
             alpha=scaling * common_rank,
             dropout=self.dropout,
             rank_pattern=others,
@@ -165,7 +166,7 @@ class SoRAConfig(LinearTargetsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "r": self.rank,
+            "r": self.r,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
@@ -180,7 +181,7 @@ class SoRAConfig(LinearTargetsConfig):
         refuse_unread_fields(fields, {*same, "r", "lora_alpha", "lora_dropout", "target_modules"})
         return cls(
             **{name: fields[name] for name in same if name in fields},
-            rank=fields.get("r", 16),
+            r=fields.get("r", 16),
             alpha=fields.get("lora_alpha"),
             dropout=fields.get("lora_dropout", 0.0),
             target_modules=targets_from_peft(fields),

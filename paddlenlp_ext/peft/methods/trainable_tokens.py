@@ -6,7 +6,6 @@ of its own is adapted only if `target_modules` names it, with rows of its own. M
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,10 +39,11 @@ class TrainableTokensConfig(PeftConfig):
     peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
     starts_from_weights: ClassVar[bool] = True
 
-    indices: object | None = option(
+    token_indices: object | None = option(
         None,
         help="ids of the tokens to train, such as [3, 7]; required, except with trainable_tokens_path",
-        arguments=("token_indices",),
+        arguments=("indices",),
+        key="trainable_tokens_indices",
     )
     target_modules: tuple[str, ...] | None = option(
         TARGETS, help="tables to adapt: embed_tokens, and lm_head where it is not tied to the embedding"
@@ -51,10 +51,10 @@ class TrainableTokensConfig(PeftConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.indices = token_ids(self.indices, _KEY)
+        self.token_indices = token_ids(self.token_indices, _KEY)
 
     def targets(self, model: TrainableModel) -> list[str]:
-        ids = token_ids(self.indices, _KEY)
+        ids = token_ids(self.token_indices, _KEY)
         if not ids:
             raise ValueError(f"{_KEY} is empty; list the ids of the tokens to train, such as [128002, 128003]")
         require_in_vocabulary(ids, model, _KEY)
@@ -64,15 +64,15 @@ class TrainableTokensConfig(PeftConfig):
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> TrainableTokens:
         assert isinstance(base, (Embedding, Linear))
-        return TrainableTokens(base, token_ids(self.indices, _KEY))
+        return TrainableTokens(base, token_ids(self.token_indices, _KEY))
 
     def warm_start(self, stored: PeftConfig) -> TrainableTokensConfig:
         assert isinstance(stored, TrainableTokensConfig)
-        return dataclasses.replace(stored, path=self.path)
+        return stored.replace(path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
-            "token_indices": list(token_ids(self.indices, _KEY)),
+            "token_indices": list(token_ids(self.token_indices, _KEY)),
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
             "init_weights": True,
         }
@@ -80,7 +80,9 @@ class TrainableTokensConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> TrainableTokensConfig:
         refuse_unread_fields(fields, {"token_indices", "target_modules", "init_weights"})
-        return cls(indices=tuple(required_field(fields, "token_indices")), target_modules=targets_from_peft(fields))
+        return cls(
+            token_indices=tuple(required_field(fields, "token_indices")), target_modules=targets_from_peft(fields)
+        )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Drop the second copy of the rows that PEFT stores for an lm_head tied to the embedding."""

@@ -125,26 +125,36 @@ class VeRAConfig(LinearTargetsConfig):
     model_class: ClassVar[type[TrainableModel] | None] = VeRAModel
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("vera_config.json")
-    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"alpha", "d_initial", "projection_prng_key"}
+    free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
+        *("alpha", "d_initial", "projection_prng_key", "vera_dropout"),
+    }
 
-    rank: int = option(
+    r: int = option(
         8,
         help="rank r of the shared matrices; a layer trains r + out_features numbers",
         minimum=1,
         maximum=65536,
-        arguments=("r",),
+        arguments=("rank",),
+        key="vera_rank",
     )
     alpha: float | None = option(None, help="PaddleNLP's scale alpha / rank; VeRA has none, so it must equal vera_rank")
-    dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
+    vera_dropout: float = option(
+        0.0,
+        help="dropout on the adapter's input during training",
+        minimum=0,
+        below=1,
+        key="vera_dropout",
+        arguments=("dropout",),
+    )
     d_initial: float = option(0.1, help="initial value of every element of d", above=0)
     projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
     save_projection: bool = option(True, help="store the shared matrices too, not only their seed")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha not in (None, self.rank):
+        if self.alpha not in (None, self.r):
             raise ValueError(
-                f"vera_alpha={self.alpha!r} differs from vera_rank={self.rank!r}, and VeRA has no scale; leave it out, "
+                f"vera_alpha={self.alpha!r} differs from vera_rank={self.r!r}, and VeRA has no scale; leave it out, "
                 "and set the initial size of the update with vera_d_initial"
             )
 
@@ -156,18 +166,18 @@ class VeRAConfig(LinearTargetsConfig):
         widest_out = max(base.out_features for base in bases.values())
         key = seed if self.projection_prng_key is None else self.projection_prng_key
         projections = functools.cache(
-            lambda dtype: Projections(self.rank, widest_in, widest_out, key, dtype, self.save_projection)
+            lambda dtype: Projections(self.r, widest_in, widest_out, key, dtype, self.save_projection)
         )
         return lambda name, base: VeRALinear(
-            base, projections(as_linear(base).compute_dtype), self.d_initial, self.dropout
+            base, projections(as_linear(base).compute_dtype), self.d_initial, self.vera_dropout
         )
 
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         layers = dict(adapter_layers_of(model, VeRALinear))
         return {
-            "r": self.rank,
-            "vera_dropout": self.dropout,
+            "r": self.r,
+            "vera_dropout": self.vera_dropout,
             "d_initial": self.d_initial,
             "projection_prng_key": next(iter(layers.values())).projections.key,
             "save_projection": self.save_projection,
@@ -186,8 +196,8 @@ class VeRAConfig(LinearTargetsConfig):
             read.add("init_weights")
         refuse_unread_fields(fields, read)
         return cls(
-            rank=fields.get("r", 256),
-            dropout=fields.get("vera_dropout", 0.0),
+            r=fields.get("r", 256),
+            vera_dropout=fields.get("vera_dropout", 0.0),
             d_initial=fields.get("d_initial", 0.1),
             projection_prng_key=fields.get("projection_prng_key", 0),
             save_projection=fields.get("save_projection", True),

@@ -91,8 +91,14 @@ def test_boft_weight_decay_spares_the_scales():
         ({"block_size": 8, "num_blocks": 2}, "boft_block_size=8 and boft_num_blocks=2"),
         ({"block_size": 5}, "boft_block_size=5 does not divide the 36 inputs of model.layers.0.self_attn.q_proj"),
         ({"num_blocks": 36}, "boft_num_blocks=36 would rotate blocks of 1 of 36 inputs of model.layers.0"),
-        ({"num_blocks": 4, "butterfly_factors": 2}, "needs an even block size, .* 2 times divides the 36 .*, not 9;"),
-        ({"butterfly_factors": 3}, "boft_butterfly_factors=3 needs an even .* 4 times divides the 36 inputs .*, not 4"),
+        (
+            {"num_blocks": 4, "butterfly_factors": 2},
+            r"even block size b with 2 \* b dividing .*=36 .*, but b is 9;",
+        ),
+        (
+            {"butterfly_factors": 3},
+            r"boft_butterfly_factors=3 needs an even .* 4 \* b dividing .*=36 .* b is 4;",
+        ),
     ],
 )
 def test_boft_option_that_does_not_fit_raises(settings: dict, message: str):
