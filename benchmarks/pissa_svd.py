@@ -20,7 +20,7 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
-from paddlenlp_ext.peft.linalg import leading_svd
+from paddlenlp_ext.peft.leading_svd import leading_svd
 
 
 def main() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification, load_for_task
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.merge import merge_adapter as merge
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import read_adapter
 
 
 class AutoPeftModelForCausalLM:

@@ -153,9 +153,9 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.models.auto import AutoModelForCausalLM
     from paddlenlp_ext.models.gguf_export import architecture_for
-    from paddlenlp_ext.peft.gguf import export_gguf_adapter
+    from paddlenlp_ext.peft.formats.gguf import export_gguf_adapter
+    from paddlenlp_ext.peft.formats.read_adapter import read_adapter
     from paddlenlp_ext.peft.peft_model import PeftModel
-    from paddlenlp_ext.peft.save_and_load import read_adapter
 
     if adapter is None:
         raise ValueError("adapter_only: pass --lora_path ADAPTER")

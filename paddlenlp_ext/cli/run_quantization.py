@@ -16,8 +16,8 @@ from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
 from paddlenlp_ext.config.sections.ptq import PTQConfig
 from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
-from paddlenlp_ext.peft.merge.files import write_companions
 from paddlenlp_ext.peft.merge.merge_adapter import check_output
+from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
 from paddlenlp_ext.quantization.quantize_model import quantization_report

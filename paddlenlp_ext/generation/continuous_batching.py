@@ -31,7 +31,7 @@ from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_t
 
 
 class AdapterModels(Protocol):
-    """Interface of the models that the engine runs: a base model and its adapters (peft/adapter_groups.py)."""
+    """Interface of the models that the engine runs: a base model and its adapters (peft/mixed_batches.py)."""
 
     @property
     def config(self) -> Any:

@@ -16,8 +16,8 @@ from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu, choos
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears
 from paddlenlp_ext.static_graph.static_model import StaticModel

@@ -28,7 +28,7 @@ class TrainableModel(nn.Layer):
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if it is tied to the embedding.
-        set_aside: base parameters that an adapter replaces (peft/replaced_parameters.py), by name.
+        set_aside: base parameters that an adapter replaces (peft/modules_to_save.py), by name.
         has_loaded_replacements: whether the replacements of base parameters were read from an adapter's file.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
         task_type: task of the model under its name in Hugging Face PEFT.

@@ -8,7 +8,7 @@ from paddlenlp_ext.checkpoint.load_weights import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import has_storage
-from paddlenlp_ext.peft.replaced_parameters import base_parameters
+from paddlenlp_ext.peft.modules_to_save import base_parameters
 from paddlenlp_ext.sharding_spec import is_materialized
 
 

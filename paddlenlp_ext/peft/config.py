@@ -21,8 +21,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles, find_config, read_config
 from paddlenlp_ext.peft.constructor_arguments import ConfigType, field_of
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles, find_config, read_config
 from paddlenlp_ext.peft.layers import AdapterLayer
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     )
 
     trainable_token_indices: ClassVar[object | None] = None
-    """Tokens whose rows of embedding and lm_head train next to the adapter (token_rows.py); an option of LoRA."""
+    """Tokens whose rows of embedding and lm_head are trained with the adapter; an option of LoRA."""
     adapts_tables: ClassVar[bool] = False
     """Whether embedding and lm_head can be targets."""
 

@@ -255,6 +255,26 @@ class Factor(nn.Layer):
         self.weight = new_parameter(self, value, dtype)
 
 
+def factor_axes(style: Style) -> tuple[int | None, int | None]:
+    """Return the axes along which A [r, in] and B [out, r] are sharded for a base sharded in `style`; None: replicated.
+
+    A column-parallel base and an lm_head shard B along the outputs, a row-parallel base A along the inputs.
+    """
+    axes: dict[str, tuple[int | None, int | None]] = {
+        "colwise": (None, 0),
+        "vocab": (None, 0),
+        "rowwise": (1, None),
+        "replicated": (None, None),
+    }
+    assert style in axes, f"a linear cannot be sharded {style}"
+    return axes[style]
+
+
+def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
+    """Select indices of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
+    return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
+
+
 def has_values(base: nn.Layer) -> bool:
     """Return whether a layer's tensors have values; under `paddle.LazyGuard` they have only shapes."""
     return all(has_storage(tensor) for tensor in (*base.parameters(), *base.buffers()))

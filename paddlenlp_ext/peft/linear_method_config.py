@@ -9,7 +9,7 @@ from typing import ClassVar
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.inject import linear_names, select_targets
+from paddlenlp_ext.peft.target_modules import linear_names, select_targets
 
 
 @dataclass(kw_only=True)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.inject import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig
+from paddlenlp_ext.peft.target_modules import by_pattern, shortest_targets, targets_from_peft
 
 # Initialization and dropout do not affect a stored adapter; the decomposition of convolutions does not affect linears.
 _WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.replaced_parameters import DetachedAdapter, attach_adapter, detach_adapter
+from paddlenlp_ext.peft.modules_to_save import DetachedAdapter, attach_adapter, detach_adapter
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 

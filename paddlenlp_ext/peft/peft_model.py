@@ -14,17 +14,21 @@ from paddlenlp_ext.generation.transformers_generate import generate_for
 from paddlenlp_ext.nn.causal_lm_forward import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import registered_member
-from paddlenlp_ext.peft import replaced_parameters, resume
+from paddlenlp_ext.peft import compatibility, modules_to_save
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.factors import Factors, combined_factors, factors_of, lora_config_for, lora_tensors
-from paddlenlp_ext.peft.fused import join_adapter, with_parts
-from paddlenlp_ext.peft.inject import inject, undone_on_failure, without_foreign_targets
+from paddlenlp_ext.peft.formats.fused_projections import join_adapter, with_parts
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, assign_tensors, read_adapter, read_tensors
+from paddlenlp_ext.peft.formats.write_adapter import write_adapter
+from paddlenlp_ext.peft.inject import inject, undone_on_failure
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
-from paddlenlp_ext.peft.save_and_load import AdapterFiles, assign_tensors, read_adapter, read_tensors, write_adapter
-from paddlenlp_ext.peft.token_rows import ROWS
+from paddlenlp_ext.peft.save_as_lora import lora_config_for, lora_tensors
+from paddlenlp_ext.peft.target_modules import without_foreign_targets
+from paddlenlp_ext.peft.trainable_token_indices import ROWS
+from paddlenlp_ext.peft.weighted_adapters import combined_factors
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
@@ -48,11 +52,11 @@ def get_peft_model(
         ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
     """
     own_config = with_parts(peft_config, model.config.fused_layers)
-    config = peft_config = replaced_parameters.with_trained_modules(own_config, model)
+    config = peft_config = modules_to_save.with_trained_modules(own_config, model)
     stored = read_adapter(config.path).for_base(model.config) if config.path else None
     if stored is not None:
-        resume.require_same_model(stored, model)
-        config = resume.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
+        compatibility.require_same_model(stored, model)
+        config = compatibility.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
     with undone_on_failure(model):
         inject(model, config, seed)
         _log_frozen_experts(model, config)
@@ -60,7 +64,7 @@ def get_peft_model(
         peft_model.adapters = MultiAdapterModel(adapter_name)
         if stored is not None:
             peft_model.load_tensors(stored.tensors, str(stored.folder))
-            resume.warn_of_other_quantization(stored, peft_model.quantization)
+            compatibility.warn_of_other_quantization(stored, peft_model.quantization)
     return peft_model
 
 
@@ -160,7 +164,7 @@ class PeftModel(TrainableModel):
     def mark_only_adapter_as_trainable(self) -> None:
         """Freeze the base model, as `get_peft_model` does."""
         own = {id(parameter) for _, layer in adapter_layers(self) for parameter in layer.own_parameters()}
-        own |= {id(parameter) for parameter in replaced_parameters.replaced_parameters(self.base_model).values()}
+        own |= {id(parameter) for parameter in modules_to_save.replaced_parameters(self.base_model).values()}
         for parameter in self.base_model.parameters():
             if id(parameter) not in own:
                 parameter.stop_gradient = True
@@ -184,7 +188,7 @@ class PeftModel(TrainableModel):
         for owner, name in switches:
             setattr(owner, name, False)
         try:
-            with replaced_parameters.base_values(self.base_model) if previous[0] else nullcontext():
+            with modules_to_save.base_values(self.base_model) if previous[0] else nullcontext():
                 yield
         finally:
             for (owner, name), value in zip(switches, previous, strict=True):
@@ -277,7 +281,7 @@ class PeftModel(TrainableModel):
             for name, tensor in layer.own_state().items():
                 state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
             state.update(layer.shared_state())
-        return {**state, **replaced_parameters.replaced_parameters(self.base_model)}
+        return {**state, **modules_to_save.replaced_parameters(self.base_model)}
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
         """Return the tensors to save by name, before the method converts them to its file format."""
@@ -316,10 +320,12 @@ class PeftModel(TrainableModel):
         config, model = self.peft_config, self.base_model
         shared = {"peft_type": peft_type, "task_type": model.task_type, "inference_mode": True}
         shared |= {"base_model_name_or_path": model.config.name_or_path}
-        shared |= resume.base_fields(self.config, self.quantization) | replaced_parameters.common_fields(model, config)
-        tensors = replaced_parameters.with_tied_copies(model, config, tensors)
+        shared |= compatibility.base_fields(self.config, self.quantization) | modules_to_save.common_fields(
+            model, config
+        )
+        tensors = modules_to_save.with_tied_copies(model, config, tensors)
         fields, tensors = join_adapter({**fields, **shared}, tensors, self.config.fused_layers)
-        keys = {**config.own_keys, **replaced_parameters.stored_keys(model, config)}
+        keys = {**config.own_keys, **modules_to_save.stored_keys(model, config)}
         write_adapter(folder, fields, tensors, keys, config.key_prefix)
 
     @classmethod
@@ -342,7 +348,7 @@ class PeftModel(TrainableModel):
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
-        resume.warn_of_other_quantization(stored, adapted.quantization)
+        compatibility.warn_of_other_quantization(stored, adapted.quantization)
         return adapted
 
     @classmethod
@@ -351,7 +357,7 @@ class PeftModel(TrainableModel):
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
         stored = stored.for_base(model.config)
-        resume.require_same_model(stored, model)
+        compatibility.require_same_model(stored, model)
         with undone_on_failure(model):
             config = without_foreign_targets(stored.config, model)
             inject(model, config)
@@ -379,8 +385,8 @@ class PeftModel(TrainableModel):
             ValueError: see `load_weights`; or the base is quantized differently or has another config.
         """
         stored = stored.for_base(self.config)
-        resume.require_same_base(stored, self.config, self.quantization)
-        resume.require_same_function(str(stored.folder), stored.config, self.peft_config)
+        compatibility.require_same_base(stored, self.config, self.quantization)
+        compatibility.require_same_function(str(stored.folder), stored.config, self.peft_config)
         self.load_tensors(stored.tensors, str(stored.folder))
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
@@ -389,7 +395,7 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`.
         """
-        tensors = replaced_parameters.without_tied_copies(self.base_model, tensors, where)
+        tensors = modules_to_save.without_tied_copies(self.base_model, tensors, where)
         assign_tensors(self.adapter_state(), tensors, where)
         self.base_model.has_loaded_replacements = True
 
@@ -405,7 +411,7 @@ class PeftModel(TrainableModel):
 
     def unload(self) -> TrainableModel:
         """Remove the adapter and return the base model; this object must not be used afterwards."""
-        replaced_parameters.detach_adapter(self.base_model)
+        modules_to_save.detach_adapter(self.base_model)
         return self.base_model
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_source, load_base, load_tokenizer
-from paddlenlp_ext.peft.adapter_groups import AdapterGroups
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
+from paddlenlp_ext.peft.mixed_batches import AdapterGroups
 from paddlenlp_ext.serve.arguments import ServeArguments
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger

@@ -19,7 +19,7 @@ import paddle
 from paddlenlp_ext.generation.logits_processors import on_host
 from paddlenlp_ext.generation.prefill_and_decode import Decoder, prefill, step
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.peft.merge.files import write_companions
+from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.static_graph.static_model import STATIC_GRAPH, StaticModel, program_files
 from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json

@@ -21,8 +21,8 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
-from paddlenlp_ext.peft.replaced_parameters import covers
-from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, token_ids, tokens_by_table
+from paddlenlp_ext.peft.modules_to_save import covers
+from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, HEAD, token_ids, tokens_by_table
 from paddlenlp_ext.utils.layer_name_patterns import matches
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -38,10 +38,10 @@ from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
 from paddlenlp_ext.parallel.zero import Sharding, build_sharding
-from paddlenlp_ext.peft.fused import with_parts
+from paddlenlp_ext.peft.formats.fused_projections import with_parts
+from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary, with_trained_tokens
 from paddlenlp_ext.trainer.callbacks.callback import Callback

@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.peft.config_files import find_config
+from paddlenlp_ext.peft.formats.adapter_config import find_config
 
 READERS = {
     "model.safetensors": open_weights,

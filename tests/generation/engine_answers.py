@@ -7,7 +7,7 @@ from typing import Any
 from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.request import Request
-from paddlenlp_ext.peft.adapter_groups import AdapterGroups
+from paddlenlp_ext.peft.mixed_batches import AdapterGroups
 
 
 def engine_of(model: Any, **options: int) -> Engine:

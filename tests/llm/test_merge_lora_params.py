@@ -17,11 +17,11 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge import files, merge_adapter
+from paddlenlp_ext.peft.merge import merge_adapter, write_merged
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.run_command import run_command
 from tests.common.models import ODD_SIZES
@@ -215,7 +215,7 @@ def test_merge_lora_params_wrong_merged_weights_are_an_error(
     dtype: str,
 ):
     adapter = save_adapter(tmp_path / "adapter", base=base)
-    monkeypatch.setattr(files, "merged_weight", lambda layer: layer.base.weight)
+    monkeypatch.setattr(write_merged, "merged_weight", lambda layer: layer.base.weight)
     error = error_of(script, capsys, tmp_path / "merged", "--lora_path", adapter, "--dtype", dtype)
     assert "the merged files and the model merged in memory differ by" in error
     assert "nothing is written" in error
@@ -285,7 +285,7 @@ def test_merge_lora_params_user_error_is_one_line(
 
 
 def write_tensors(folder: Path, tensors: dict[str, np.ndarray]) -> None:
-    from paddlenlp_ext.peft.save_and_load import write_adapter
+    from paddlenlp_ext.peft.formats.write_adapter import write_adapter
 
     write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
 
@@ -296,9 +296,9 @@ def test_write_merged_weights_reads_no_tensor_in_advance(base: Path, tmp_path: P
     source = open_weights(base)
     stored = read_adapter(adapter)
     prepared = {}
-    monkeypatch.setattr(files, "save_sharded", lambda folder, tensors: prepared.update(tensors))
+    monkeypatch.setattr(write_merged, "save_sharded", lambda folder, tensors: prepared.update(tensors))
     monkeypatch.setattr(type(source), "read", lambda self, name, dtype=None: pytest.fail(f"{name} was read"))
-    modules = files.tensors_by_module(stored, source)
-    files.write_merged_weights(tmp_path, QuantizedWeights(source), stored, modules, None)
+    modules = write_merged.tensors_by_module(stored, source)
+    write_merged.write_merged_weights(tmp_path, QuantizedWeights(source), stored, modules, None)
     assert prepared.keys() == set(source.names())
     assert len(modules) == 14

@@ -15,10 +15,10 @@ from paddlenlp_ext.cli.predict import load_predictor
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.quantization.quantize_weight import quantize

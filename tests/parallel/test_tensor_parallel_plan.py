@@ -17,9 +17,9 @@ from paddlenlp_ext.parallel.shard_parameters import shard_sizes
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_sizes, check_tensor_plan, styles_by_name
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
+from paddlenlp_ext.peft.modules_to_save import base_parameters
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.peft.replaced_parameters import base_parameters
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, placement_of, shard_of

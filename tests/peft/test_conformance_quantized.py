@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from tests.common.adapters import CHANGES_LOGITS_AT_START, logits_of, same_bits, state_of
 from tests.peft.adapted_case import (

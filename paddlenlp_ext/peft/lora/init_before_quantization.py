@@ -20,11 +20,11 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.inject import ALL_LINEAR
-from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.leading_svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, SubtractedInitConfig
-from paddlenlp_ext.peft.replaced_parameters import excluded_targets
-from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.modules_to_save import excluded_targets
+from paddlenlp_ext.peft.target_modules import ALL_LINEAR
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.layer_name_patterns import matches

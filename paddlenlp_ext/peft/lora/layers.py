@@ -27,8 +27,7 @@ from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, WeightAdapter, generator_for, kaiming_uniform
-from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, WeightAdapter, factor_axes, generator_for, kaiming_uniform
 from paddlenlp_ext.sharding_spec import Style
 
 LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")

@@ -8,7 +8,7 @@ from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of
-from paddlenlp_ext.peft.replaced_parameters import merge_replaced
+from paddlenlp_ext.peft.modules_to_save import merge_replaced
 from paddlenlp_ext.quantization.quantize_model import dequantize_linears
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 

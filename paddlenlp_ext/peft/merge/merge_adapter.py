@@ -31,16 +31,16 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, TASK_KEYS, ClassifierWeights
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.merge.files import (
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
+from paddlenlp_ext.peft.merge.write_merged import (
     round_to_stored,
     tensors_by_module,
     write_companions,
     write_merged_weights,
     write_model_card,
 )
-from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import AdapterFiles, read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.config_json import from_quantization_config
 from paddlenlp_ext.quantization.quantize_model import matrices_by_layer

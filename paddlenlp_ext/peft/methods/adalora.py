@@ -27,9 +27,14 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.adapter_config_schema import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, generator_for
-from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
+from paddlenlp_ext.peft.layers import (
+    LinearAdapter,
+    adapter_layers,
+    adapter_layers_of,
+    factor_axes,
+    generator_for,
+    take_ranks,
+)
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
@@ -40,6 +45,7 @@ from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
 )
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
 from paddlenlp_ext.utils.json_schema import check_values
 from paddlenlp_ext.utils.logging import get_logger

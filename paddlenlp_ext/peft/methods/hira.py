@@ -22,12 +22,11 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, kaiming_uniform
-from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, factor_axes, kaiming_uniform
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.weight_update import product_with_update
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 
 

@@ -23,14 +23,9 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import (
-    linear_names,
-    select_targets,
-    shortest_targets,
-    targets_from_peft,
-)
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import linear_names, select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.layer_name_patterns import matches
 

@@ -25,9 +25,9 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, adapter_layers, has_values
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import select_targets, shortest_targets, targets_from_peft
 
 
 @PEFT_METHODS.register("ln_tuning")

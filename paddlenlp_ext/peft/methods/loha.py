@@ -22,8 +22,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
-from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.layers import LinearAdapter, factor_axes, kaiming_uniform
 from paddlenlp_ext.peft.lycoris_config import LycorisConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style

@@ -22,7 +22,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import LinearAdapter, kaiming_uniform
 from paddlenlp_ext.peft.lycoris_config import LycorisConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS

@@ -43,8 +43,7 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, field_or
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import adaptable_names, select_targets, shortest_targets
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import WeightAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import (
     LoRAExperts,
@@ -58,7 +57,8 @@ from paddlenlp_ext.peft.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear
 from paddlenlp_ext.peft.lora.low_rank_config import TARGETS_OF_TENSORS, LowRankConfig, RandomInitConfig, resolve_targets
 from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, TrainableTokens
+from paddlenlp_ext.peft.target_modules import adaptable_names, select_targets, shortest_targets
+from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, HEAD, TrainableTokens
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -32,12 +32,12 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 
 FOLDINGS = ("rotated", "sharing")

@@ -4,7 +4,7 @@
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
 LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r of them. B M is one matrix, so
-a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/factors.py:save_as_lora`.
+a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/save_as_lora.py`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -22,13 +22,14 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.factors import Factors, save_as_lora
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import Factor, adapter_layers_of, kaiming_uniform
 from paddlenlp_ext.peft.lora.layers import LoRALinear
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig, RandomInitConfig
+from paddlenlp_ext.peft.low_rank_factors import Factors
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.sharding_spec import Style
 
 

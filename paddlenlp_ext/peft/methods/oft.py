@@ -26,7 +26,6 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import (
     Factor,
     LinearAdapter,
@@ -37,6 +36,7 @@ from paddlenlp_ext.peft.layers import (
 )
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger
 

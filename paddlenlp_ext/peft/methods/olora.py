@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import paddle
 
-from paddlenlp_ext.peft.linalg import require_triplets
+from paddlenlp_ext.peft.leading_svd import require_triplets
 from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 

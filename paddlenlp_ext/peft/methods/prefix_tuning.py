@@ -35,7 +35,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
 from paddlenlp_ext.peft.method_internals.prefix_attention import (
     PrefixAttention,

@@ -39,7 +39,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers_of
-from paddlenlp_ext.peft.linalg import leading_svd, require_triplets
+from paddlenlp_ext.peft.leading_svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, SubtractedInitConfig, set_local_shard
 from paddlenlp_ext.peft.peft_model import PeftModel

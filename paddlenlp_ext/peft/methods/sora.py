@@ -32,20 +32,21 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import (
     Factor,
     LinearAdapter,
     adapter_layers,
     adapter_layers_of,
+    factor_axes,
     generator_for,
     kaiming_uniform,
+    take_ranks,
 )
-from paddlenlp_ext.peft.linalg import factor_axes, take_ranks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -18,10 +18,10 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.inject import select_targets, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.token_rows import TrainableTokens, require_in_vocabulary, token_ids
+from paddlenlp_ext.peft.target_modules import select_targets, shortest_targets, targets_from_peft
+from paddlenlp_ext.peft.trainable_token_indices import TrainableTokens, require_in_vocabulary, token_ids
 
 TARGETS = ("embed_tokens",)
 _KEY = "trainable_tokens_indices"

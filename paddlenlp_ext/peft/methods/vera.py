@@ -31,14 +31,13 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.config_files import PaddleNLPFiles
-from paddlenlp_ext.peft.inject import shortest_targets, targets_from_peft
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, first_features
-from paddlenlp_ext.peft.linalg import factor_axes
+from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, factor_axes, first_features
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.save_and_load import AdapterFiles
+from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 
 

@@ -31,7 +31,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.gguf_export import architecture_for, export_gguf
-from paddlenlp_ext.peft.gguf import export_gguf_adapter
+from paddlenlp_ext.peft.formats.gguf import export_gguf_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

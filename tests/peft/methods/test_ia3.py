@@ -10,13 +10,13 @@ import pytest
 
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge.files import tensors_by_module, write_merged_weights
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
+from paddlenlp_ext.peft.merge.write_merged import tensors_by_module, write_merged_weights
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.trainer.optimizers.build_optimizer import parameter_groups
 from tests.common.adapters import logits_of, tiny_model, train

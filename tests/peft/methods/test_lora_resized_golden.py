@@ -12,9 +12,9 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from tests.golden import DATA
 from tests.golden.cases.model_cases import make_inputs
 from tests.golden.cases.peft_cases import RESIZED_CASES, resized_inputs

@@ -12,13 +12,13 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.peft.factors import save_as_lora
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from tests.golden import DATA
 from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE, NITER_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS

@@ -18,8 +18,8 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpu import library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.peft.replaced_parameters import drop_base_values
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import packed_size, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.memory import estimate as estimate_module

@@ -32,7 +32,7 @@ from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
 from paddlenlp_ext.paddle_compat import has_storage, own_parameters
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, attach_adapters, detach_adapters
-from paddlenlp_ext.peft.token_rows import EMBEDDING, HEAD, ROWS, TABLES, TrainableTokens
+from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, HEAD, ROWS, TABLES, TrainableTokens
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 # Hugging Face PEFT stores the full weight of embedding and lm_head with an adapter if asked to, if the adapter changes

@@ -12,11 +12,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.formats.pdparams import read_pickled_arrays
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
-from paddlenlp_ext.peft.pdparams import read_pickled_arrays
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from tests.common.adapters import logits_of, tiny_model, train
 
 

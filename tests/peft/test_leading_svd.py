@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.linalg import leading_svd
+from paddlenlp_ext.peft.leading_svd import leading_svd
 
 
 def matrix(shape: tuple[int, int], falling: bool) -> np.ndarray:

@@ -10,12 +10,12 @@ import pytest
 
 from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.adapter_groups import SHARED, AdapterGroups, RowAdapters, RowLoRALinear
-from paddlenlp_ext.peft.factors import Factors
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
+from paddlenlp_ext.peft.low_rank_factors import Factors
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
+from paddlenlp_ext.peft.mixed_batches import SHARED, AdapterGroups, RowAdapters, RowLoRALinear
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_and_load import read_adapter
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.adapters import default_config, tiny_model
 from tests.generation.engine_answers import Answer, run

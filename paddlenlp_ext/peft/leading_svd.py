@@ -1,7 +1,7 @@
-"""Linear algebra of low-rank updates: sharding axes of the factors, selection of ranks, leading singular triplets.
+"""Leading singular triplets of a matrix M by randomized SVD.
 
-The leading singular triplets of M are found by a randomized SVD, which takes a small part of the time of a full SVD
-(Halko, Martinsson and Tropp 2011, arXiv:0909.4061, algorithms 4.4 and 5.1), with G a random matrix:
+A randomized SVD takes a small part of the time of a full SVD (Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
+algorithms 4.4 and 5.1). G is a random matrix:
 
     Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
@@ -19,29 +19,6 @@ from typing import NamedTuple
 
 import numpy as np
 import paddle
-
-from paddlenlp_ext.sharding_spec import Style
-
-
-def factor_axes(style: Style) -> tuple[int | None, int | None]:
-    """Return the axes along which A [r, in] and B [out, r] are sharded for a base sharded in `style`; None: replicated.
-
-    A column-parallel base and an lm_head shard B along the outputs, a row-parallel base A along the inputs.
-    """
-    axes: dict[str, tuple[int | None, int | None]] = {
-        "colwise": (None, 0),
-        "vocab": (None, 0),
-        "rowwise": (1, None),
-        "replicated": (None, None),
-    }
-    assert style in axes, f"a linear cannot be sharded {style}"
-    return axes[style]
-
-
-def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Select indices of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
-    return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
-
 
 _NUM_ITERATIONS = 3
 _MAX_FULL_SVD = 128  # up to this smaller side a full SVD takes milliseconds

@@ -26,8 +26,8 @@ import paddle
 
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, part_name, part_rows
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.config_files import SPLIT_FIELD
-from paddlenlp_ext.peft.inject import by_pattern
+from paddlenlp_ext.peft.formats.adapter_config import SPLIT_FIELD
+from paddlenlp_ext.peft.target_modules import by_pattern
 from paddlenlp_ext.utils.layer_name_patterns import matches
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
+from paddlenlp_ext.peft.formats.torch_bin import _RebuildTensor, read_torch_tensors
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.save_and_load import read_adapter
-from paddlenlp_ext.peft.torch_bin import _RebuildTensor, read_torch_tensors
 from tests.golden import DATA
 from tests.peft.methods import golden_checks as shared
 

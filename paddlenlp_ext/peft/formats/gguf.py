@@ -22,7 +22,7 @@ from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor, write_gguf
 from paddlenlp_ext.checkpoint.gguf.write_weights import stored_name, stored_values
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
-from paddlenlp_ext.peft.factors import AdaptedModel, factors_of
+from paddlenlp_ext.peft.low_rank_factors import AdaptedModel, factors_of
 from paddlenlp_ext.utils.files import atomic_file, flush
 
 

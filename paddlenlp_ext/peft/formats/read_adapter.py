@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
-from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy, write_safetensors
+from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.config_files import (
+from paddlenlp_ext.peft.formats.adapter_config import (
     CONFIG_FILE,
     SPLIT_FIELD,
     find_config,
@@ -27,15 +25,14 @@ from paddlenlp_ext.peft.config_files import (
     missing_weights,
     read_config,
 )
-from paddlenlp_ext.peft.fused import split_dense, split_recorded, with_parts
-from paddlenlp_ext.peft.pdparams import read_pickled_arrays
-from paddlenlp_ext.peft.replaced_parameters import is_replacement
-from paddlenlp_ext.peft.token_rows import TABLES
-from paddlenlp_ext.peft.torch_bin import read_torch_tensors
+from paddlenlp_ext.peft.formats.fused_projections import split_dense, split_recorded, with_parts
+from paddlenlp_ext.peft.formats.pdparams import read_pickled_arrays
+from paddlenlp_ext.peft.formats.torch_bin import read_torch_tensors
+from paddlenlp_ext.peft.modules_to_save import is_replacement
+from paddlenlp_ext.peft.trainable_token_indices import TABLES
 from paddlenlp_ext.quantization.config import QuantizationConfig, describe_quantization
 from paddlenlp_ext.quantization.config_json import from_quantization_config, options_from_dict
 from paddlenlp_ext.sharding_spec import full_shape, is_on_stage, shard_of
-from paddlenlp_ext.utils.files import write_text
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _LEGACY_WEIGHTS_FILE = "adapter_model.bin"
@@ -146,29 +143,6 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     if file.name == CONFIG_FILE:
         return _read_huggingface(file.parent, config, fields, allow_pickle)
     return _read_paddlenlp(file.parent, config, fields, allow_pickle)
-
-
-def write_adapter(
-    folder: str | os.PathLike[str],
-    fields: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    keys: Mapping[str, str] = MappingProxyType({}),
-    prefix: str = PeftConfig.key_prefix,
-) -> None:
-    """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
-
-    Args:
-        folder: created if it does not exist.
-        fields: content of adapter_config.json.
-        tensors: the stored tensors, by this package's names.
-        keys: keys of tensors that are not their names with the prefix.
-        prefix: `PeftConfig.key_prefix` of the method.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}
-    write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
-    write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
 
 def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:

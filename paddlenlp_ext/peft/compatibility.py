@@ -11,8 +11,8 @@ from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.save_and_load import AdapterFiles
 from paddlenlp_ext.quantization.config import QuantizationConfig, describe_quantization
 from paddlenlp_ext.quantization.config_json import options_to_dict
 from paddlenlp_ext.utils.logging import get_logger

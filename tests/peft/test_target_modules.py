@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.peft.inject import linear_names, select_targets, shortest_targets
+from paddlenlp_ext.peft.target_modules import linear_names, select_targets, shortest_targets
 from tests.common.adapters import tiny_model
 
 LEAVES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -11,7 +11,7 @@ from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.gguf.write_weights import stored_tensors
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.gguf_export import architecture_for
-from paddlenlp_ext.peft.gguf import export_gguf_adapter
+from paddlenlp_ext.peft.formats.gguf import export_gguf_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

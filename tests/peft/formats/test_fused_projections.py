@@ -12,9 +12,9 @@ from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.peft import fused
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.inject import by_pattern
+from paddlenlp_ext.peft.formats import fused_projections
+from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
@@ -22,7 +22,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.oft import OFTConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_and_load import read_adapter
+from paddlenlp_ext.peft.target_modules import by_pattern
 from tests.common.adapters import logits_of, same_bits, train
 from tests.common.arrays import assert_all_close
 from tests.common.models import ODD_SIZES
@@ -151,7 +151,7 @@ def test_target_modules_of_fused_layers_are_their_parts():
 )
 def test_adapter_without_a_fused_form_is_stored_by_parts_with_a_warning(config: PeftConfig, tmp_path: Path, caplog):
     model = trained(config)
-    fused._warn_of_parts.cache_clear()
+    fused_projections._warn_of_parts.cache_clear()
     with caplog.at_level("WARNING", "paddlenlp_ext.peft"):
         model.save_pretrained(tmp_path)
     assert "its file names their parts, which only this package reads" in caplog.text

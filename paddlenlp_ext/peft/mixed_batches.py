@@ -26,11 +26,11 @@ import paddle
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.peft.factors import Factors, factors_of
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.layers import AdapterLayer, as_linear
+from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
+from paddlenlp_ext.peft.modules_to_save import DetachedAdapter, attach_adapter, detach_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.replaced_parameters import DetachedAdapter, attach_adapter, detach_adapter
-from paddlenlp_ext.peft.save_and_load import AdapterFiles
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")

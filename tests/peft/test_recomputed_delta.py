@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.weight_update import product_with_update
+from paddlenlp_ext.peft.recomputed_delta import product_with_update
 
 
 def tensors(*trained: bool) -> list[paddle.Tensor]:

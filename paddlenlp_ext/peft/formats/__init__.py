@@ -1,0 +1,1 @@
+"""File formats of adapters: Hugging Face PEFT's, PaddleNLP's, GGUF, and pickles."""

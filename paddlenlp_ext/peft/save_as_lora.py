@@ -1,0 +1,60 @@
+"""Save an adapter with low-rank updates as a plain LoRA, which other programs can read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import paddle
+
+from paddlenlp_ext.peft.low_rank_factors import AdaptedModel, Factors, factors_of
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+
+
+def save_as_lora(
+    model: AdaptedModel,
+    folder: str | os.PathLike[str],
+    factors: Mapping[str, Factors] | None = None,
+    replaced: Mapping[str, paddle.Tensor] | None = None,
+) -> None:
+    """Write a model's adapter as a plain LoRA over its base, which programs without the method can read.
+
+    The rank is that of the update: 2r for a method that subtracts r initial triplets from the weight.
+
+    Args:
+        model: model with the adapter.
+        folder: folder to write.
+        factors: factors of the unsharded layers; None: `factors_of(model)`.
+        replaced: unsharded tensors that replace parameters of the base, or rows of tokens; None: those of the model.
+
+    Raises:
+        ValueError: the update is not low-rank.
+    """
+    factors = factors_of(model, without_replaced=True) if factors is None else factors
+    replaced = model.replaced_of(model.adapter_state()) if replaced is None else replaced
+    tokens = model.peft_config.trainable_token_indices
+    config = lora_config_for(factors).replace(trainable_token_indices=tokens)
+    tensors = {**lora_tensors(factors), **replaced}
+    model.write_files(folder, config.peft_type, config.to_adapter_config(model.base_model), tensors)
+
+
+def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
+    """Return the config of a LoRA with these factors and the scale alpha / r = 1 in each layer."""
+    ranks = {name: pair.a.shape[0] for name, pair in factors.items()}
+    rank = max(ranks.values())
+    others = {name: other for name, other in ranks.items() if other != rank}
+    return LoRAConfig(
+        r=rank,
+        lora_alpha=rank,
+        target_modules=tuple(factors),
+        rank_pattern=others,
+        alpha_pattern={name: float(other) for name, other in others.items()},
+    )
+
+
+def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
+    """Return the factors by the names of a LoRA's tensors."""
+    tensors = {}
+    for name, pair in factors.items():
+        tensors |= {f"{name}.lora_A.weight": pair.a.contiguous(), f"{name}.lora_B.weight": pair.b.contiguous()}
+    return tensors
