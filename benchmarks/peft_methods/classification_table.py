@@ -15,7 +15,7 @@ _RATIOS = {
     "Recall, macro": "recall_macro",
     "F1, macro": "f1_macro",
     "F1, micro": "f1_micro",
-    "Answers that are no label": "unknown_labels",
+    "Answers that are not a label": "unknown_labels",
 }
 
 
@@ -50,7 +50,7 @@ def averages(groups: Mapping[str, Sequence[Result]]) -> str:
         "Method",
         "Seeds",
         *_RATIOS,
-        f"F1, macro, less that of {REFERENCE}",
+        f"F1, macro, minus {REFERENCE}",
         "Learning rate",
         "Trained parameters",
         "Peak memory",
