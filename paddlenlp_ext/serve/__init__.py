@@ -1,7 +1,9 @@
-"""Server of OpenAI's interface over a running batch: `python -m paddlenlp_ext.serve --help`.
+"""OpenAI-compatible server with continuous batching: `python -m paddlenlp_ext.serve --help`.
 
-HTTP request --fields.py, protocol.py--> GenerationRequest --models.py--> prompt ids
-prompt ids --worker.py: one thread--> generation/continuous_batching.py
-           --choices.py: text, stop texts, calls of tools--> events
-events --answers.py, responses.py--> JSON, or server-sent events (connection.py)
+HTTP request --requests.py, request_fields.py--> GenerationRequest --served_models.py--> prompt ids
+prompt ids --running_request.py, engine_thread.py--> generation/continuous_batching.py
+tokens --choice_deltas.py: text up to a stop string, tool calls--> deltas
+deltas --responses.py--> JSON; with stream.py: server-sent events
+
+access_control.py checks the API key and the Host header, connection.py closes idle connections.
 """

@@ -1,4 +1,4 @@
-"""Access to the server: with an API key, or without one from this computer only."""
+"""Check the API key of each request; without a key, accept requests to this computer only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from paddlenlp_ext.serve.responses import error_response
 
 
 class AccessCheck:
-    """Middleware that checks the API key, and without one that the request was meant for this computer.
+    """Middleware that checks the API key; without a key, it rejects non-loopback Host headers.
 
-    A web page can send requests to servers on its visitor's computer under a name of its own.
+    A web page can reach a server on its visitor's computer by DNS rebinding: it makes its own host name resolve to the
+    loopback address. The Host header then has the page's host name.
+
+    Args:
+        app: the application.
+        api_key: key that clients send as `Authorization: Bearer KEY`, or None.
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
@@ -36,7 +41,7 @@ class AccessCheck:
 
 
 def _is_local(host: str) -> bool:
-    """Return whether the value of a Host header is this computer's own name or address."""
+    """Return whether a Host header has the name or a loopback address of this computer."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""ASGI application: routes, checks of requests, and the work of the engine for each of them."""
+"""ASGI application: routes, request limits, and the mapping of errors to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import anyio
@@ -18,43 +18,33 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.generation import request as generation_request
 from paddlenlp_ext.serve.access_control import AccessCheck
-from paddlenlp_ext.serve.choice_deltas import Choice, Event
-from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, EventStream, until_disconnected
-from paddlenlp_ext.serve.engine_thread import Worker
+from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, until_disconnected
+from paddlenlp_ext.serve.engine_thread import EngineStoppedError, EngineThread, QueueFullError
 from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.serve.request_fields import Fields, parse_body
-from paddlenlp_ext.serve.requests import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    parse_chat,
-    parse_completion,
-)
+from paddlenlp_ext.serve.requests import GenerationRequest, parse_chat, parse_completion
 from paddlenlp_ext.serve.responses import (
     ChatFormat,
     CompletionFormat,
     ResponseFormat,
     TokenTexts,
     error_response,
+    full_response,
     model_entry,
 )
-from paddlenlp_ext.serve.running_request import Answers
+from paddlenlp_ext.serve.running_request import RunningRequest
 from paddlenlp_ext.serve.served_models import ModelSet, ServedModel
-from paddlenlp_ext.serve.tool_call_parser import call_text
+from paddlenlp_ext.serve.stream import EventStream, sse_events
 
 _JSON_TYPE = "application/json"
-_CONTEXT_TOKENS = 8  # enough for any character and the space between tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a request; times in seconds."""
+    """Limits of one request; times in seconds."""
 
     max_body_bytes: int = 1 << 21
-    max_answers: int = 256
+    max_choices: int = 256
     request_timeout: float = 600.0
     transfer_timeout: float = 30.0
 
@@ -64,12 +54,12 @@ class Service:
 
     Args:
         models: the models.
-        worker: the engine's thread.
-        limits: limits of a request.
+        engine: the engine's thread.
+        limits: limits of one request.
     """
 
-    def __init__(self, models: ModelSet, worker: Worker, limits: Limits) -> None:
-        self._models, self._worker, self._limits = models, worker, limits
+    def __init__(self, models: ModelSet, engine: EngineThread, limits: Limits) -> None:
+        self._models, self._engine, self._limits = models, engine, limits
         self._created = int(time.time())
         # A long text would block the event loop, and two threads cannot encode with one tokenizer.
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
@@ -77,7 +67,7 @@ class Service:
 
     async def health(self, request: Request) -> Response:
         """Answer 200 while requests are accepted, else 503."""
-        if not self._worker.is_running:
+        if not self._engine.is_running:
             raise ApiError(503, "the engine does not run", "unavailable")
         return JSONResponse({"status": "ok"})
 
@@ -93,25 +83,25 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        parsed = parse_chat(await self._fields(request))
+        parsed = parse_chat(await self._body(request))
         model = self._models.find(parsed.model)
-        prompt = await self._encode(_encode_chat, model, parsed)
+        prompt = await self._encode(model.encode_chat, parsed.conversation)
         form = ChatFormat(model.name, self._token_texts[model.name], parsed.num_top is not None)
-        return await self._answer(request, parsed, model, [prompt], form)
+        return await self._generate(request, parsed, model, [prompt], form)
 
     async def completions(self, request: Request) -> Response:
-        """Continue texts or token ids."""
-        parsed = parse_completion(await self._fields(request), self._limits.max_answers)
+        """Complete strings or token ids."""
+        parsed = parse_completion(await self._body(request), self._limits.max_choices)
         model = self._models.find(parsed.model)
-        prompts = await self._encode(_encode_prompts, model, parsed, self._models.groups.config.vocab_size)
+        prompts = await self._encode(model.encode_prompts, parsed.prompts)
         echoed: list[tuple[str, Sequence[int]]] = []
         if parsed.echo:
-            texts = await self._encode(_prompt_texts, model, parsed)
-            echoed = [pair for pair in zip(texts, prompts, strict=True) for _ in range(parsed.num_answers)]
+            texts = await self._encode(model.prompt_texts, parsed.prompts)
+            echoed = [pair for pair in zip(texts, prompts, strict=True) for _ in range(parsed.num_choices)]
         form = CompletionFormat(model.name, self._token_texts[model.name], parsed.num_top, echoed)
-        return await self._answer(request, parsed, model, prompts, form)
+        return await self._generate(request, parsed, model, prompts, form)
 
-    async def _fields(self, request: Request) -> Fields:
+    async def _body(self, request: Request) -> bytes:
         """Read the body within the limits of size and time."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != _JSON_TYPE:
@@ -129,13 +119,13 @@ class Service:
                         raise too_large
         except TimeoutError:
             raise ApiError(408, "the body was not received in time", "timeout") from None
-        return parse_body(bytes(body))
+        return bytes(body)
 
     async def _encode(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function that tokenizes in the thread for it."""
+        """Run a function that tokenizes in the encoder's thread."""
         return await asyncio.get_running_loop().run_in_executor(self._encoder, function, *arguments)
 
-    async def _answer(
+    async def _generate(
         self,
         request: Request,
         parsed: GenerationRequest,
@@ -143,99 +133,31 @@ class Service:
         prompts: Sequence[list[int]],
         form: ResponseFormat,
     ) -> Response:
-        """Generate all answers and return the response."""
-        limits = [self._new_tokens(len(prompt), parsed.max_tokens) for prompt in prompts]
-        if len(prompts) * parsed.num_answers > self._limits.max_answers:
-            raise invalid("n", f"more than {self._limits.max_answers} answers are requested; send several requests")
-        vocab_size = self._models.groups.config.vocab_size
-        if any(token >= vocab_size for token in parsed.adjustments.logit_bias):
-            raise invalid("logit_bias", f"a token id is not below {vocab_size}, the size of the vocabulary")
-        answers = Answers(form, sum(map(len, prompts)), self._limits.request_timeout)
-        for prompt, limit in zip(prompts, limits, strict=True):
-            for row in range(parsed.num_answers):
-                choice = _choice(parsed, model, len(answers.jobs), answers.send, prompt)
-                answers.jobs.append(_job(parsed, model, choice, prompt, limit, row))
-        self._worker.submit(answers.jobs)
+        """Generate all choices and return the response."""
+        max_new_tokens = [self._models.max_new_tokens(len(prompt), parsed.max_tokens) for prompt in prompts]
+        if len(prompts) * parsed.num_choices > self._limits.max_choices:
+            raise invalid("n", f"more than {self._limits.max_choices} answers are requested; send several requests")
+        if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
+            problem = f"a token id is not below {model.vocab_size}, the size of the vocabulary"
+            raise invalid("logit_bias", problem)
+        running = RunningRequest(parsed, model, prompts, max_new_tokens, self._limits.request_timeout)
+        self._engine.submit(running.engine_requests)
         if parsed.stream:
-            parts = answers.parts(parsed.include_usage)
-            return EventStream(parts, self._limits.transfer_timeout, on_end=answers.cancel)
+            events = sse_events(running, form, parsed.include_usage)
+            return EventStream(events, self._limits.transfer_timeout, on_end=running.cancel)
         try:
-            response = await until_disconnected(request, answers.full())
+            response = await until_disconnected(request, full_response(running, form))
         finally:
-            answers.cancel()
+            running.cancel()
         return response or Response(status_code=STATUS_CLIENT_CLOSED)
 
-    def _new_tokens(self, num_prompt: int, requested: int | None) -> int:
-        """Return the limit of new tokens.
 
-        Raises:
-            ApiError: prompt and answer exceed the context.
-        """
-        longest = self._models.max_total_length
-        if num_prompt + (1 if requested is None else requested) > longest:
-            limit = f"the limit of prompt and answer together is {longest}"
-            problem = f"the prompt has {num_prompt} tokens; {limit}; shorten the prompt"
-            if requested is not None:
-                problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one"
-            raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
-        return longest - num_prompt if requested is None else requested
+async def _on_queue_full(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(429, str(error), "queue_full"))
 
 
-def _choice(
-    parsed: GenerationRequest, model: ServedModel, number: int, send: Callable[[Event], None], prompt: list[int]
-) -> Choice:
-    """Return the receiver of one answer's tokens."""
-    if isinstance(parsed, ChatRequest):  # a text of its own: its prompt ends with special tokens
-        calls = call_text(model.template, parsed.tool_names, parsed.max_calls)
-        return Choice(number, model.decode, parsed.stops, send, calls=calls)
-    return Choice(number, model.decode, parsed.stops, send, context=prompt[-_CONTEXT_TOKENS:])
-
-
-def _job(
-    parsed: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
-) -> generation_request.Request:
-    """Return the engine's request for one answer."""
-    # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
-    lists_all_tokens = isinstance(parsed, CompletionRequest) and parsed.num_top is not None
-    return generation_request.Request(
-        prompt=prompt,
-        max_new_tokens=limit,
-        decoding=replace(parsed.decoding, max_new_tokens=max(limit, 1), eos_token_ids=model.eos_token_ids),
-        row=row,
-        adjustments=parsed.adjustments,
-        adapter=model.name,
-        num_top=parsed.num_top,
-        on_prompt=choice.on_prompt if lists_all_tokens and parsed.echo else None,
-        on_token=choice.on_token,
-        on_end_token=choice.on_end_token if lists_all_tokens else None,
-        on_end=choice.on_end,
-    )
-
-
-def _encode_chat(model: ServedModel, parsed: ChatRequest) -> list[int]:
-    try:
-        return model.template.encode_prompt(parsed.conversation)
-    except ValueError as error:
-        path = ".".join(map(str, error.path)) if isinstance(error, InvalidRowError) else ""
-        raise invalid(path or "messages", str(error)) from None
-
-
-def _encode_prompts(model: ServedModel, parsed: CompletionRequest, vocab_size: int) -> list[list[int]]:
-    encoded = []
-    for prompt in parsed.prompts:
-        ids = list(model.tokenizer(prompt, verbose=False)["input_ids"]) if isinstance(prompt, str) else prompt
-        if not ids:
-            raise invalid("prompt", "it is empty; send at least one token")
-        if not 0 <= min(ids) <= max(ids) < vocab_size:
-            found = f"token ids from {min(ids)} to {max(ids)}"
-            raise invalid("prompt", f"there are {found}, but the vocabulary has {vocab_size} tokens")
-        encoded.append(ids)
-    return encoded
-
-
-def _prompt_texts(model: ServedModel, parsed: CompletionRequest) -> list[str]:
-    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    return [each if isinstance(each, str) else model.tokenizer.decode(each, **options) for each in parsed.prompts]
+async def _on_engine_stopped(request: Request, error: Exception) -> Response:
+    return error_response(ApiError(503, str(error), "unavailable"))
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -258,15 +180,15 @@ async def _on_defect(request: Request, error: Exception) -> Response:
     return error_response(ApiError(500, "the server has a defect; see its log", "internal_error"))
 
 
-def make_app(models: ModelSet, worker: Worker, limits: Limits, api_key: str | None = None) -> ASGIApp:
-    """Return the application; it starts the worker, and ends it after the last request."""
-    service = Service(models, worker, limits)
+def make_app(models: ModelSet, engine: EngineThread, limits: Limits, api_key: str | None = None) -> ASGIApp:
+    """Return the application; it starts the engine's thread, and ends it after the last request."""
+    service = Service(models, engine, limits)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        worker.start()
+        engine.start()
         yield
-        await asyncio.to_thread(worker.close)
+        await asyncio.to_thread(engine.close)
 
     routes = [
         Route("/health", service.health),
@@ -277,6 +199,8 @@ def make_app(models: ModelSet, worker: Worker, limits: Limits, api_key: str | No
     ]
     handlers: dict[Any, Any] = {
         ApiError: _on_api_error,
+        QueueFullError: _on_queue_full,
+        EngineStoppedError: _on_engine_stopped,
         HTTPException: _on_http_error,
         ClientDisconnect: _on_disconnect,
         Exception: _on_defect,

@@ -1,4 +1,4 @@
-"""Command line of the server. Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of the server. Paddle is not imported, so a mistyped argument is reported at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.distributed_env import require_single_process
 
 USAGE = (
     "python -m paddlenlp_ext.serve --model_name_or_path MODEL [--lora_path NAME=FOLDER ...] [--key value ...]\n\n"
-    "Answer requests of OpenAI's interface: /v1/models, /v1/chat/completions, /v1/completions; and /health."
+    "Serve OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions; and /health."
 )
 KEY_VARIABLE = "PADDLENLP_EXT_API_KEY"
 _ADAPTERS = "--lora_path"
@@ -28,12 +28,12 @@ class ServeArguments(ModelArguments):
 
     lora_path: tuple[str, ...] | None = option(  # type: ignore[override]
         None,
-        help="adapters, each as NAME=FOLDER or a folder, after whose last part it is named; clients choose by name",
+        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select by name",
     )
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
     )
-    host: str = option("127.0.0.1", help="address to listen on; any but this computer's own needs an API key")
+    host: str = option("127.0.0.1", help="address to listen on; an address that other computers reach needs an API key")
     port: int = option(8000, minimum=0, maximum=65535, help="port to listen on; 0: any free port, which is logged")
     api_key_file: str | None = option(
         None, help=f"file whose first line is the API key; unset: the environment variable {KEY_VARIABLE}, or no key"
@@ -47,7 +47,7 @@ class ServeArguments(ModelArguments):
         256, minimum=1, help="maximum prompt tokens processed between two tokens of the running answers"
     )
     max_body_bytes: int = option(2097152, minimum=1024, help="maximum size of a request in bytes")
-    request_timeout: float = option(600.0, above=0, help="seconds after which an answer is ended with an error")
+    request_timeout: float = option(600.0, above=0, help="seconds after which an unfinished answer ends with an error")
     transfer_timeout: float = option(30.0, above=0, help="seconds in which a client must send or accept data")
     shutdown_timeout: int = option(60, minimum=1, help="seconds to finish running answers after SIGTERM or Ctrl-C")
 
@@ -58,7 +58,7 @@ class ServeArguments(ModelArguments):
 
     @property
     def adapters(self) -> dict[str, str]:
-        """Folders of the adapters by name.
+        """Adapter name -> folder.
 
         Raises:
             ValueError: a name is empty or occurs twice.
@@ -86,7 +86,7 @@ class ServeArguments(ModelArguments):
         return path.resolve().name if path.exists() else self.model_name_or_path
 
     def api_key(self) -> str | None:
-        """Return the API key, from the file or the environment; None without one.
+        """Return the API key from the file or the environment, or None if none is set.
 
         Raises:
             ValueError: the file cannot be read, the key is empty or not ASCII, or it is required and missing.
@@ -108,7 +108,7 @@ class ServeArguments(ModelArguments):
 
     @property
     def is_local(self) -> bool:
-        """True if only this computer reaches the address."""
+        """True if only this computer can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -118,7 +118,7 @@ class ServeArguments(ModelArguments):
 
 
 def parse_arguments(argv: Sequence[str]) -> ServeArguments:
-    """Parse the command line; `--lora_path` may be repeated, and takes several words.
+    """Parse the command line; `--lora_path` takes one or more values and may be repeated.
 
     Raises:
         ConfigError: unknown arguments, or values of the wrong type or out of range.
@@ -137,7 +137,7 @@ def parse_arguments(argv: Sequence[str]) -> ServeArguments:
 
 
 def _join_adapters(argv: Sequence[str]) -> list[str]:
-    """Return the arguments with all words after `--lora_path` as one list in JSON."""
+    """Merge all values of `--lora_path` into one JSON list."""
     rest: list[str] = []
     entries: list[str] = []
     is_given = follows = False

@@ -1,4 +1,4 @@
-"""Thread that runs the engine; requests come from the event loop, and events go back to it."""
+"""Thread that runs the engine: it takes requests from the event loop and sends tokens back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.generation.request import Request
-from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
@@ -15,11 +14,23 @@ _LAST_STEP_S = 30.0
 """Seconds that the last forward pass may take after all requests have ended or are cancelled."""
 
 
-class Worker:
-    """The only thread that touches the model.
+class QueueFullError(Exception):
+    """The queue has no room for the requests."""
+
+
+class EngineStoppedError(Exception):
+    """The engine is stopping and accepts no more requests."""
+
+
+class EngineFailedError(Exception):
+    """A forward pass failed, which ends all requests of its batch."""
+
+
+class EngineThread:
+    """The only thread that uses the model.
 
     Args:
-        engine: the running batch.
+        engine: engine with continuous batching.
         max_waiting: maximum number of requests that wait for a place in the batch.
     """
 
@@ -43,15 +54,16 @@ class Worker:
         """Put all requests into the queue, or none of them.
 
         Raises:
-            ApiError: the queue is full (429), or the server stops (503).
+            QueueFullError: the queue has no room for all requests.
+            EngineStoppedError: the thread does not run.
         """
         with self._changed:
             if not self.is_running:
-                raise ApiError(503, "the server is stopping; try again later", "unavailable")
+                raise EngineStoppedError("the server is stopping; try again later")
             num_waiting = sum(not request.is_cancelled for request in self._inbox) + self._engine.num_waiting
             if num_waiting + len(requests) > self._max_waiting:
                 problem = f"{num_waiting} answers are waiting, and the queue has room for {self._max_waiting}"
-                raise ApiError(429, f"{problem}; try again later", "queue_full")
+                raise QueueFullError(f"{problem}; try again later")
             self._inbox += requests
             self._changed.notify()
 
@@ -81,5 +93,5 @@ class Worker:
                 has_work = self._engine.step()
             except Exception:  # the batch is lost, but not the server
                 logger.exception("a forward pass failed; its requests end with an error")
-                self._engine.fail(ApiError(500, "the model failed; see the server's log", "model_error"))
+                self._engine.fail(EngineFailedError("the model failed; see the server's log"))
                 has_work = False

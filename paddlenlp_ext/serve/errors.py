@@ -1,4 +1,4 @@
-"""Errors that a client receives, in the form of OpenAI's interface."""
+"""Errors of requests, in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ApiError(Exception):
     Attributes:
         status: HTTP status.
         code: short name of the error.
-        param: field of the request that is wrong, or None.
+        param: invalid field of the request, or None.
     """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
@@ -21,11 +21,11 @@ class ApiError(Exception):
         self.status, self.code, self.param = status, code, param
 
     def body(self) -> dict[str, Any]:
-        """Return the error as the JSON of a response."""
+        """Return the JSON body of the error response."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 def invalid(param: str, problem: str) -> ApiError:
-    """Return the error of a field whose value has a wrong type or is out of range."""
+    """Return the error of a field whose value has the wrong type or is out of range."""
     return ApiError(422, f"{param}: {problem}", "invalid_value", param)

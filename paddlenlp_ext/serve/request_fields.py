@@ -1,4 +1,4 @@
-"""Checked access to the fields of a request; null stands for an absent field."""
+"""Typed access to the fields of a request's JSON body; null counts as absent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 
 def parse_body(data: bytes) -> Fields:
-    """Return the fields of a request.
+    """Parse the body of a request.
 
     Raises:
         ApiError: the body is not a JSON object.
@@ -33,7 +33,12 @@ def parse_body(data: bytes) -> Fields:
 
 
 class Fields:
-    """Fields of an object; every method raises `ApiError` with the field's name if its value cannot be used."""
+    """Fields of a JSON object; each method raises an `ApiError` that names the field if its value is invalid.
+
+    Args:
+        values: the JSON object.
+        path: prefix of the field names in errors.
+    """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
@@ -41,12 +46,12 @@ class Fields:
         self._read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """Return the value of any type; None if it is absent."""
+        """Return a value of any type, or None if the field is absent."""
         self._read.add(name)
         return self._values.get(name)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return true or false."""
+        """Return a boolean, or `default` if the field is absent."""
         value = self.get(name)
         if value is None:
             return default
@@ -55,7 +60,7 @@ class Fields:
         return value
 
     def integer(self, name: str, minimum: int, maximum: int) -> int | None:
-        """Return a whole number from `minimum` to `maximum`, or None."""
+        """Return an integer from `minimum` to `maximum`, or None if the field is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -68,7 +73,7 @@ class Fields:
         return value
 
     def number(self, name: str, default: float, minimum: float, maximum: float) -> float:
-        """Return a number from `minimum` to `maximum`."""
+        """Return a number from `minimum` to `maximum`, or `default` if the field is absent."""
         value = self.get(name)
         if value is None:
             return default
@@ -79,12 +84,12 @@ class Fields:
         return float(value)
 
     def text(self, name: str) -> str | None:
-        """Return a string, or None."""
+        """Return a string, or None if the field is absent."""
         value = self.get(name)
         return None if value is None else checked_text(self._path + name, value)
 
     def object(self, name: str) -> Fields | None:
-        """Return the fields of an object, or None."""
+        """Return the fields of a nested object, or None if the field is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -93,13 +98,13 @@ class Fields:
         return Fields(value, f"{self._path}{name}.")
 
     def require(self, name: str, accepted: Collection[Any], remedy: str) -> None:
-        """Check that a field that has no effect is absent or has one of the `accepted` values."""
+        """Check that an unsupported field is absent or has one of the `accepted` values, which have no effect."""
         value = self.get(name)
         if value is not None and value not in accepted:
             raise invalid(self._path + name, f"the server does not support this; {remedy}")
 
     def check_all_read(self) -> None:
-        """Check that no field is unknown."""
+        """Reject fields that no method has read."""
         for name in self._values:
             if name not in self._read:
                 hint = did_you_mean(name, self._read)
@@ -110,7 +115,7 @@ class Fields:
 
 
 def checked_text(path: str, value: Any) -> str:
-    """Return a string that can be encoded.
+    """Return a string that UTF-8 can encode.
 
     Raises:
         ApiError: the value is not a string, or has an unpaired surrogate.

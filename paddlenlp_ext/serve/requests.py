@@ -1,6 +1,6 @@
-"""Requests of OpenAI's interface: /v1/chat/completions and /v1/completions.
+"""Parse the bodies of /v1/chat/completions and /v1/completions.
 
-Fields beyond OpenAI's have the names of other servers: `top_k`, `repetition_penalty`, `chat_template_kwargs`.
+Fields that OpenAI's API lacks have the names of vLLM: `top_k`, `repetition_penalty`, `chat_template_kwargs`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import LogitAdjustments
 from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.serve.request_fields import Fields, checked_text
+from paddlenlp_ext.serve.request_fields import Fields, checked_text, parse_body
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 _MAX_STOP_CHARS = 1000
 _MAX_SEED = 2**63 - 1
 _MAX_BIASES = 1024
-_GREEDY_BELOW = 1e-3  # the quotient of logits and temperature would overflow
+_GREEDY_BELOW = 1e-3  # logits / temperature would overflow
 _DEFAULT_COMPLETION_TOKENS = 16
 _IDENTIFIERS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
-"""Fields that name the request for logs of OpenAI's service."""
+"""Fields that identify the request in OpenAI's logs; accepted without effect."""
 _UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("service_tier", ("auto", "default"), "remove the field"),
     ("store", (False,), "remove the field"),
@@ -50,22 +50,22 @@ class GenerationRequest:
 
     Attributes:
         model: name of the model.
-        max_tokens: limit of new tokens; None: as many as the context allows.
-        decoding: options of the choice of tokens, without end tokens and without a limit.
-        adjustments: changes of single logits.
-        num_answers: number of answers for each prompt.
-        stops: texts at which an answer ends.
-        stream: send the answer in parts.
-        include_usage: send the numbers of tokens at the end of a stream.
-        num_top: number of most likely tokens with log-probabilities; None: no log-probabilities.
-        echo: return the prompt before the answer; never in a chat.
+        max_tokens: maximum number of new tokens; None: as many as the context allows.
+        decoding: sampling options, without end tokens and token limit.
+        adjustments: logit bias and penalties.
+        num_choices: number of choices for each prompt.
+        stops: stop strings.
+        stream: send server-sent events.
+        include_usage: send the token counts at the end of a stream.
+        num_top: number of most likely tokens to return with log-probabilities; None: no log-probabilities.
+        echo: return the prompt before the completion; always false in a chat.
     """
 
     model: str
     max_tokens: int | None
     decoding: DecodingOptions
     adjustments: LogitAdjustments
-    num_answers: int
+    num_choices: int
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
@@ -75,10 +75,11 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(GenerationRequest):
-    """Request of an answer to a conversation.
+    """Chat completion request.
 
     Attributes:
-        max_calls: maximum number of calls of tools in an answer; None: no limit.
+        conversation: the messages and tools.
+        max_calls: maximum number of tool calls in an answer; None: no limit.
     """
 
     conversation: Conversation
@@ -92,17 +93,18 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(GenerationRequest):
-    """Request of continuations of prompts, each a text or token ids."""
+    """Completion request; each prompt is a string or token ids."""
 
     prompts: tuple[str | list[int], ...]
 
 
-def parse_chat(fields: Fields) -> ChatRequest:
-    """Return the request of /v1/chat/completions.
+def parse_chat(body: bytes) -> ChatRequest:
+    """Parse the body of /v1/chat/completions.
 
     Raises:
-        ApiError: a field is missing, unknown, not supported or has an invalid value.
+        ApiError: the body is not a JSON object, or a field is missing, unknown, not supported or has an invalid value.
     """
+    fields = parse_body(body)
     with_logprobs = fields.flag("logprobs")
     num_top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if num_top is not None and not with_logprobs:
@@ -117,12 +119,13 @@ def parse_chat(fields: Fields) -> ChatRequest:
     return ChatRequest(conversation=conversation, max_calls=max_calls, **common)
 
 
-def parse_completion(fields: Fields, max_prompts: int) -> CompletionRequest:
-    """Return the request of /v1/completions.
+def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
+    """Parse the body of /v1/completions.
 
     Raises:
-        ApiError: a field is missing, unknown, not supported or has an invalid value, or there are too many prompts.
+        ApiError: see `parse_chat`; or there are more than `max_prompts` prompts.
     """
+    fields = parse_body(body)
     prompts, echo = _prompts(fields.get("prompt")), fields.flag("echo")
     if len(prompts) > max_prompts:
         raise invalid("prompt", f"there are {len(prompts)} prompts; send at most {max_prompts}")
@@ -133,13 +136,13 @@ def parse_completion(fields: Fields, max_prompts: int) -> CompletionRequest:
     common = _common(
         fields, max_tokens=_DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens, num_top=num_top
     )
-    if best_of not in (None, common["num_answers"]):
+    if best_of not in (None, common["num_choices"]):
         raise invalid("best_of", "the server does not support this; leave it out, or set it to n")
     return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 
 def _common(fields: Fields, **own: Any) -> dict[str, Any]:
-    """Return the arguments of `GenerationRequest`, after all other fields were read."""
+    """Return the arguments of `GenerationRequest`; called last, because it rejects fields that nothing has read."""
     model = fields.text("model")
     if model is None:
         raise ApiError(422, "model: the field is missing; send the name of a model of /v1/models", "missing", "model")
@@ -163,7 +166,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
             fields.number("presence_penalty", 0.0, -2, 2),
             _biases(fields),
         ),
-        "num_answers": fields.integer("n", 1, 128) or 1,
+        "num_choices": fields.integer("n", 1, 128) or 1,
         "stops": _stops(fields.get("stop")),
         "stream": stream,
         "include_usage": include_usage,
@@ -210,7 +213,7 @@ def _biases(fields: Fields) -> dict[int, float]:
 
 
 def _conversation(fields: Fields) -> Conversation:
-    """Return the conversation to answer: its last message is not an answer."""
+    """Return the conversation to continue; its last message must come from a user or a tool."""
     messages, tools = fields.get("messages"), fields.get("tools") or []
     if messages is None:
         raise ApiError(422, "messages: the field is missing; send a list of messages", "missing", "messages")
@@ -224,7 +227,7 @@ def _conversation(fields: Fields) -> Conversation:
         )
     choice = fields.get("tool_choice")
     if choice not in (None, "auto", "none"):
-        raise invalid("tool_choice", "the server does not force calls of tools; send auto or none")
+        raise invalid("tool_choice", "the server cannot force a tool call; send auto or none")
     row: dict[str, Any] = {"messages": [{k: v for k, v in each.items() if v is not None} for each in messages]}
     if not isinstance(tools, list):
         raise invalid("tools", f"the value is {type_name(tools)}; send a list")
@@ -241,7 +244,7 @@ def _conversation(fields: Fields) -> Conversation:
 
 
 def _check_texts(value: Any, path: str) -> None:
-    """Check every string inside `value`; the nesting is limited by the reader of JSON."""
+    """Check every string in a JSON value; the JSON reader has limited its depth."""
     if isinstance(value, str):
         checked_text(path, value)
     elif isinstance(value, dict):
@@ -254,7 +257,7 @@ def _check_texts(value: Any, path: str) -> None:
 
 
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
-    """Return the prompts of a text, a list of texts, token ids, or a list of lists of token ids."""
+    """Return the prompts: the value is a string, a list of strings, token ids, or a list of lists of token ids."""
     if value is None:
         raise ApiError(422, "prompt: the field is missing; send a text or token ids", "missing", "prompt")
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Responses of OpenAI's interface: chat and text completions, in full or as the chunks of a stream, and errors."""
+"""Format responses as OpenAI's API does: chat and text completions, stream chunks, models and errors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from paddlenlp_ext.generation.logprobs import TokenLogprob
-from paddlenlp_ext.serve.choice_deltas import Event
+from paddlenlp_ext.serve.choice_deltas import Delta
 from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.running_request import RunningRequest
 
 _SENTENCEPIECE_SPACE = "\u2581"
 _NO_LOGPROB = -9999.0  # JSON has no infinity
 
 
 class TokenTexts:
-    """Texts of single tokens, special ones included."""
+    """Cache of the texts of single tokens, special tokens included.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -31,50 +36,50 @@ class TokenTexts:
             if stored is None:  # the embedding has more rows than the tokenizer has tokens
                 text = f"<token {token}>"
             elif str(stored).startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" "):
-                text = f" {text}"  # removed at the beginning of a text
+                text = f" {text}"  # the tokenizer strips the space at the beginning of a text
             self._texts[token] = text
         return self._texts[token]
 
 
 class ChatFormat:
-    """Form of /v1/chat/completions.
+    """Format of /v1/chat/completions.
 
     Args:
         model: name of the model.
-        token_texts: texts of its tokens.
-        with_logprobs: write log-probabilities.
+        token_texts: texts of the model's tokens.
+        with_logprobs: include log-probabilities.
     """
 
-    kind, part_kind = "chat.completion", "chat.completion.chunk"
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, model: str, token_texts: TokenTexts, with_logprobs: bool) -> None:
         self.head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._texts, self._with_logprobs = token_texts, with_logprobs
 
-    def first_parts(self, choice: int) -> list[dict[str, Any]]:
-        """Return the entries of a stream before the first event of an answer."""
-        delta = {"role": "assistant", "content": ""}
-        return [{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}]
+    def first_chunks(self, choice: int) -> list[dict[str, Any]]:
+        """Return the stream entries before the first delta of a choice: the assistant role."""
+        first = {"role": "assistant", "content": ""}
+        return [{"index": choice, "delta": first, "logprobs": None, "finish_reason": None}]
 
-    def part(self, event: Event) -> dict[str, Any]:
-        """Return the entry of a stream for an event."""
-        delta: dict[str, Any] = {"content": event.text} if event.text else {}
-        if event.tool_calls:
-            delta["tool_calls"] = [{"index": index, **call.entry} for index, call in enumerate(event.tool_calls)]
-        logprobs = self._logprobs(event.logprobs) if self._with_logprobs and event.logprobs else None
-        return {"index": event.choice, "delta": delta, "logprobs": logprobs, "finish_reason": event.finish_reason}
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """Return the stream entry of a delta."""
+        content: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if delta.tool_calls:
+            content["tool_calls"] = [{"index": index, **call.entry} for index, call in enumerate(delta.tool_calls)]
+        logprobs = self._logprobs(delta.logprobs) if self._with_logprobs and delta.logprobs else None
+        return {"index": delta.choice, "delta": content, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def full(self, choice: int, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the entry of an answer from all its events."""
-        tokens = [each for event in events for each in event.logprobs]
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(event.text for event in events)}
-        if calls := [call.entry for event in events for call in event.tool_calls]:
+    def full(self, choice: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return the entry of a choice from all its deltas."""
+        tokens = [each for delta in deltas for each in delta.logprobs]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(delta.text for delta in deltas)}
+        if calls := [call.entry for delta in deltas for call in delta.tool_calls]:
             message |= {"content": message["content"] or None, "tool_calls": calls}
         return {
             "index": choice,
             "message": {**message, "refusal": None},
             "logprobs": self._logprobs(tokens) if self._with_logprobs else None,
-            "finish_reason": events[-1].finish_reason,
+            "finish_reason": deltas[-1].finish_reason,
         }
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -90,16 +95,16 @@ class ChatFormat:
 
 
 class CompletionFormat:
-    """Form of /v1/completions.
+    """Format of /v1/completions.
 
     Args:
         model: name of the model.
-        token_texts: texts of its tokens.
-        num_top: number of most likely tokens; None: no log-probabilities.
-        echoed: text and token ids of the prompt of each answer, if it is returned; else empty.
+        token_texts: texts of the model's tokens.
+        num_top: number of most likely tokens to list; None: no log-probabilities.
+        echoed: text and token ids of each choice's prompt if `echo` is set, else empty.
     """
 
-    kind = part_kind = "text_completion"
+    kind = chunk_kind = "text_completion"
 
     def __init__(
         self, model: str, token_texts: TokenTexts, num_top: int | None, echoed: Sequence[tuple[str, Sequence[int]]] = ()
@@ -108,34 +113,34 @@ class CompletionFormat:
         self._texts, self._num_top, self._echoed = token_texts, num_top, echoed
         self._offsets: dict[int, int] = {}
 
-    def first_parts(self, choice: int) -> list[dict[str, Any]]:
-        """Return the entries of a stream before the first event of an answer: the prompt, without log-probabilities."""
+    def first_chunks(self, choice: int) -> list[dict[str, Any]]:
+        """Return the stream entries before the first delta of a choice: an echoed prompt without log-probabilities."""
         if not self._echoed or self._num_top is not None:
             return []
         return [{"index": choice, "text": self._echoed[choice][0], "logprobs": None, "finish_reason": None}]
 
-    def part(self, event: Event) -> dict[str, Any]:
-        """Return the entry of a stream for an event."""
-        text = event.text if event.prompt_logprobs is None else self._echoed[event.choice][0]
-        logprobs = None if self._num_top is None else self._logprobs(event.choice, [event])
-        return {"index": event.choice, "text": text, "logprobs": logprobs, "finish_reason": event.finish_reason}
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """Return the stream entry of a delta."""
+        text = delta.text if delta.prompt_logprobs is None else self._echoed[delta.choice][0]
+        logprobs = None if self._num_top is None else self._logprobs(delta.choice, [delta])
+        return {"index": delta.choice, "text": text, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def full(self, choice: int, events: Sequence[Event]) -> dict[str, Any]:
-        """Return the entry of an answer from all its events."""
-        text = (self._echoed[choice][0] if self._echoed else "") + "".join(event.text for event in events)
-        logprobs = None if self._num_top is None else self._logprobs(choice, events)
-        return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": events[-1].finish_reason}
+    def full(self, choice: int, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """Return the entry of a choice from all its deltas."""
+        text = (self._echoed[choice][0] if self._echoed else "") + "".join(delta.text for delta in deltas)
+        logprobs = None if self._num_top is None else self._logprobs(choice, deltas)
+        return {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": deltas[-1].finish_reason}
 
-    def _logprobs(self, choice: int, events: Sequence[Event]) -> dict[str, Any]:
+    def _logprobs(self, choice: int, deltas: Sequence[Delta]) -> dict[str, Any]:
         tokens: list[int] = []
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
-        for event in events:
-            if event.prompt_logprobs is not None:  # nothing predicts the first token
+        for delta in deltas:
+            if delta.prompt_logprobs is not None:  # nothing predicts the first token
                 tokens.append(self._echoed[choice][1][0])
                 values.append(None)
                 tops.append(None)
-            for each in (*(event.prompt_logprobs or ()), *event.logprobs):
+            for each in (*(delta.prompt_logprobs or ()), *delta.logprobs):
                 tokens.append(each.token)
                 values.append(_finite(each.logprob))
                 tops.append(self._top(each))
@@ -147,7 +152,7 @@ class CompletionFormat:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs, "text_offset": offsets}
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """Return the log-probabilities by text; of tokens with the same text, the most likely one."""
+        """Return the log-probabilities by token text; among tokens with equal text, the most likely one counts."""
         found: dict[str, float] = {}
         for token, value in (*each.top, (each.token, each.logprob)):
             found.setdefault(self._texts[token], _finite(value))
@@ -157,8 +162,23 @@ class CompletionFormat:
 ResponseFormat = ChatFormat | CompletionFormat
 
 
+async def full_response(running: RunningRequest, form: ResponseFormat) -> JSONResponse:
+    """Return the response when all choices have ended.
+
+    Raises:
+        ApiError: a choice failed, or the time limit is exceeded.
+    """
+    by_choice: list[list[Delta]] = [[] for _ in running.engine_requests]
+    async for delta in running.deltas():
+        by_choice[delta.choice].append(delta)
+    choices = [form.full(choice, deltas) for choice, deltas in enumerate(by_choice)]
+    num_new = sum(delta.num_tokens for deltas in by_choice for delta in deltas)
+    head = {**form.head, "object": form.kind}
+    return JSONResponse({**head, "choices": choices, "usage": usage(running.num_prompt_tokens, num_new)})
+
+
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the response of an error, with further headers of its status."""
+    """Return the response of an error, with the headers that its status needs."""
     own = {"retry-after": "1"} if error.status == 429 else {}
     if error.status in (408, 413):  # the rest of the body is not read
         own["connection"] = "close"
@@ -166,12 +186,12 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 
 
 def usage(num_prompt: int, num_new: int) -> dict[str, int]:
-    """Return the numbers of tokens of a request."""
+    """Return the token counts of a request."""
     return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 
 
 def model_entry(name: str, base: str, created: int) -> dict[str, Any]:
-    """Return the entry of a model in /v1/models."""
+    """Return the entry of a model in the list of /v1/models."""
     parent = None if name == base else base
     return {"id": name, "object": "model", "created": created, "owned_by": "paddlenlp-ext", "parent": parent}
 

@@ -1,107 +1,117 @@
-"""Answers of one request: their jobs in the engine, and the response that their events become.
+"""One request while the engine generates its choices.
 
-Events cross from the engine's thread to the event loop in a queue:
+The engine's thread sends deltas to the event loop through a queue:
 
-    engine's thread    Choice --send--> queue
-    event loop                          queue --> full() or parts()
+    engine's thread    Choice --> queue
+    event loop                    queue --> RunningRequest.deltas()
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 import anyio
-from starlette.responses import JSONResponse, Response
 
 from paddlenlp_ext.generation import request as generation_request
-from paddlenlp_ext.serve.choice_deltas import Event
+from paddlenlp_ext.serve.choice_deltas import Choice, Delta
+from paddlenlp_ext.serve.engine_thread import EngineFailedError
 from paddlenlp_ext.serve.errors import ApiError
-from paddlenlp_ext.serve.responses import ResponseFormat, usage
+from paddlenlp_ext.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
+from paddlenlp_ext.serve.served_models import ServedModel
+from paddlenlp_ext.serve.tool_call_parser import tool_call_parser
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
+_CONTEXT_TOKENS = 8  # enough for any character and the space between tokens
 
 
-class Answers:
-    """Answers of one request while the engine generates them; whoever submits them calls `cancel` in the end.
+class RunningRequest:
+    """Choices of one request while the engine generates them; the caller submits the engine requests.
 
     Args:
-        form: form of the response.
-        num_prompt_tokens: number of tokens of all prompts.
+        request: the request of the client.
+        model: the model that the request names.
+        prompts: ids of each prompt.
+        max_new_tokens: maximum number of new tokens after each prompt.
         timeout: time limit in seconds, from now on.
 
     Attributes:
-        jobs: requests of the engine, one for each answer.
+        engine_requests: one request of the engine for each choice.
+        num_prompt_tokens: number of tokens of all prompts.
     """
 
-    def __init__(self, form: ResponseFormat, num_prompt_tokens: int, timeout: float) -> None:
-        self.jobs: list[generation_request.Request] = []
-        self._form, self._num_prompt_tokens = form, num_prompt_tokens
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        prompts: Sequence[list[int]],
+        max_new_tokens: Sequence[int],
+        timeout: float,
+    ) -> None:
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
-        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Delta]()
+        self.num_prompt_tokens = sum(map(len, prompts))
+        self.engine_requests: list[generation_request.Request] = []
+        for prompt, limit in zip(prompts, max_new_tokens, strict=True):
+            for row in range(request.num_choices):
+                choice = self._choice(request, model, prompt)
+                self.engine_requests.append(_engine_request(request, model, choice, prompt, limit, row))
 
-    def send(self, event: Event) -> None:
-        """Add an event; called from the engine's thread."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+    def _choice(self, request: GenerationRequest, model: ServedModel, prompt: list[int]) -> Choice:
+        index = len(self.engine_requests)
+        if isinstance(request, ChatRequest):  # no context: the prompt of a chat ends with special tokens
+            parser = tool_call_parser(model.template, request.tool_names, request.max_calls)
+            return Choice(index, model.decode, request.stops, self._send, tool_calls=parser)
+        return Choice(index, model.decode, request.stops, self._send, context=prompt[-_CONTEXT_TOKENS:])
+
+    def _send(self, delta: Delta) -> None:
+        """Put a delta into the queue; called from the engine's thread."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, delta)
 
     def cancel(self) -> None:
-        """Remove the answers that have not ended from the engine."""
-        for job in self.jobs:
-            job.is_cancelled = True
+        """Remove the choices that have not ended from the engine."""
+        for request in self.engine_requests:
+            request.is_cancelled = True
 
-    async def full(self) -> Response:
-        """Return the response when all answers have ended.
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of all choices as they arrive, until all choices have ended.
 
         Raises:
-            ApiError: an answer failed, or the time limit is exceeded.
+            ApiError: a choice failed, or the time limit is exceeded.
         """
-        by_choice: list[list[Event]] = [[] for _ in self.jobs]
-        async for event in self._events():
-            by_choice[event.choice].append(event)
-        choices = [self._form.full(choice, own) for choice, own in enumerate(by_choice)]
-        num_new = sum(event.num_tokens for own in by_choice for event in own)
-        head = {**self._form.head, "object": self._form.kind}
-        return JSONResponse({**head, "choices": choices, "usage": usage(self._num_prompt_tokens, num_new)})
-
-    async def parts(self, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Yield the response as server-sent events; an error is the last one before the end."""
-        head = {**self._form.head, "object": self._form.part_kind}
-        own_usage = {"usage": None} if include_usage else {}
-        num_new = 0
-        try:
-            for choice in range(len(self.jobs)):
-                for part in self._form.first_parts(choice):
-                    yield _sent_event({**head, "choices": [part], **own_usage})
-            async for event in self._events():
-                num_new += event.num_tokens
-                if not event.is_empty:
-                    yield _sent_event({**head, "choices": [self._form.part(event)], **own_usage})
-            if include_usage:
-                yield _sent_event({**head, "choices": [], "usage": usage(self._num_prompt_tokens, num_new)})
-        except ApiError as error:  # the status is already sent
-            yield _sent_event(error.body())
-        yield b"data: [DONE]\n\n"
-
-    async def _events(self) -> AsyncGenerator[Event, None]:
-        num_running = len(self.jobs)
+        num_running = len(self.engine_requests)
         while num_running:
             try:
                 with anyio.fail_after(self._deadline - time.monotonic()):
-                    event = await self._queue.get()
+                    delta = await self._queue.get()
             except TimeoutError:
                 raise ApiError(503, f"the answer took more than {self._timeout:g} seconds", "timeout") from None
-            if isinstance(event.error, ApiError):
-                raise event.error
-            if event.error is not None:
-                logger.error("an answer ends with an error", exc_info=event.error)
-                raise ApiError(500, str(event.error), "model_error")
-            num_running -= event.finish_reason is not None
-            yield event
+            if delta.error is not None:
+                if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged its failure
+                    logger.error("an answer ends with an error", exc_info=delta.error)
+                raise ApiError(500, str(delta.error), "model_error")
+            num_running -= delta.finish_reason is not None
+            yield delta
 
 
-def _sent_event(value: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+def _engine_request(
+    request: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
+) -> generation_request.Request:
+    # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
+    lists_all_tokens = isinstance(request, CompletionRequest) and request.num_top is not None
+    return generation_request.Request(
+        prompt=prompt,
+        max_new_tokens=limit,
+        decoding=replace(request.decoding, max_new_tokens=max(limit, 1), eos_token_ids=model.eos_token_ids),
+        row=row,
+        adjustments=request.adjustments,
+        adapter=model.name,
+        num_top=request.num_top,
+        on_prompt=choice.on_prompt if lists_all_tokens and request.echo else None,
+        on_token=choice.on_token,
+        on_end_token=choice.on_end_token if lists_all_tokens else None,
+        on_end=choice.on_end,
+    )

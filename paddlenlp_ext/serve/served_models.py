@@ -1,4 +1,4 @@
-"""Models that the server offers: a base and adapters over it, each with its tokenizer and chat template."""
+"""Models of the server: a base model and its adapters, each with its tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.data.rows.conversation import Conversation
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_source, load_base, load_tokenizer
@@ -14,7 +16,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.mixed_batches import AdapterGroups
 from paddlenlp_ext.serve.arguments import ServeArguments
-from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.suggest import did_you_mean
 
@@ -23,23 +25,59 @@ logger = get_logger("paddlenlp_ext.serve")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Model as clients name it.
+    """Base model or adapter that clients can select.
 
     Attributes:
-        name: name for clients, and of the adapter in the engine.
+        name: name that clients and the engine use.
         tokenizer: a Hugging Face tokenizer.
-        template: chat template.
+        template: the chat template.
         eos_token_ids: tokens that end an answer.
+        vocab_size: size of the model's vocabulary.
     """
 
     name: str
     tokenizer: Any
     template: ChatTemplate
     eos_token_ids: frozenset[int]
+    vocab_size: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Return the text of tokens, without special tokens."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def encode_chat(self, conversation: Conversation) -> list[int]:
+        """Return the prompt ids of a conversation.
+
+        Raises:
+            ApiError: the chat template cannot render the conversation.
+        """
+        try:
+            return self.template.encode_prompt(conversation)
+        except ValueError as error:
+            path = ".".join(map(str, error.path)) if isinstance(error, InvalidRowError) else ""
+            raise invalid(path or "messages", str(error)) from None
+
+    def encode_prompts(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        """Return the ids of prompts, which are strings or token ids.
+
+        Raises:
+            ApiError: a prompt is empty, or has ids outside of the vocabulary.
+        """
+        encoded = []
+        for prompt in prompts:
+            ids = list(self.tokenizer(prompt, verbose=False)["input_ids"]) if isinstance(prompt, str) else prompt
+            if not ids:
+                raise invalid("prompt", "it is empty; send at least one token")
+            if not 0 <= min(ids) <= max(ids) < self.vocab_size:
+                found = f"token ids from {min(ids)} to {max(ids)}"
+                raise invalid("prompt", f"there are {found}, but the vocabulary has {self.vocab_size} tokens")
+            encoded.append(ids)
+        return encoded
+
+    def prompt_texts(self, prompts: Sequence[str | list[int]]) -> list[str]:
+        """Return the text of each prompt, special tokens included."""
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        return [each if isinstance(each, str) else self.tokenizer.decode(each, **options) for each in prompts]
 
 
 @dataclass(frozen=True)
@@ -47,10 +85,10 @@ class ModelSet:
     """All models of the server.
 
     Attributes:
-        groups: the models as the engine runs them.
-        by_name: models by their names, the base first.
-        base: name of the base model, whether it is served or not.
-        max_total_length: maximum number of tokens of a prompt and its answer.
+        groups: the base model with its adapters, for the engine.
+        by_name: model name -> model, the base model first.
+        base: name of the base model, even if only an adapter is served.
+        max_total_length: maximum number of tokens of a prompt and its answer together.
     """
 
     groups: AdapterGroups
@@ -62,19 +100,34 @@ class ModelSet:
         """Return the model that a request names.
 
         Raises:
-            ApiError: there is none (404).
+            ApiError: there is no such model (404).
         """
         if name not in self.by_name:
             known = f"{did_you_mean(name, self.by_name)} Known: {', '.join(self.by_name)}"
             raise ApiError(404, f"model: there is no model {name[:100]!r}{known}", "model_not_found", "model")
         return self.by_name[name]
 
+    def max_new_tokens(self, num_prompt: int, requested: int | None) -> int:
+        """Return the maximum number of new tokens after a prompt of `num_prompt` tokens.
+
+        Raises:
+            ApiError: prompt and answer exceed the context.
+        """
+        if num_prompt + (1 if requested is None else requested) > self.max_total_length:
+            limit = f"the limit of prompt and answer together is {self.max_total_length}"
+            problem = f"the prompt has {num_prompt} tokens; {limit}; shorten the prompt"
+            if requested is not None:
+                problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one"
+            raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
+        return self.max_total_length - num_prompt if requested is None else requested
+
 
 def load_models(arguments: ServeArguments) -> ModelSet:
-    """Load the base, all adapters, and their tokenizers and templates.
+    """Load the base model, all adapters, and their tokenizers and chat templates.
 
     Raises:
-        ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters need different bases.
+        ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters were trained over different
+            bases.
     """
     base, own_adapter = find_model_and_adapter(arguments)
     folders = arguments.adapters or ({} if own_adapter is None else {Path(own_adapter).resolve().name: own_adapter})
@@ -96,7 +149,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     served = {}
     for name, tokenizer in tokenizers.items():
         ends = {*model.eos_token_ids, *templates[name].stop_token_ids, tokenizer.eos_token_id} - {None}
-        served[name] = ServedModel(name, tokenizer, templates[name], frozenset(ends))
+        served[name] = ServedModel(name, tokenizer, templates[name], frozenset(ends), model.config.vocab_size)
     limit = arguments.max_total_length or model.config.max_context
     if limit > model.config.max_context:
         raise ValueError(
@@ -106,7 +159,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
 
 
 def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
-    """Check that all adapters were trained over the same base."""
+    """Check that all adapters were trained over the same base model, with equal settings and quantization."""
     first: tuple[str, Any, Any] | None = None
     for name, (source, options) in found.items():
         own = (name, dict(source.config_overrides), options["quantization_config"])
@@ -120,6 +173,6 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
 
 
 def _prepares_base(files: AdapterFiles, options: Mapping[str, Any]) -> bool:
-    """Return whether an adapter was trained over a base that it changed before the quantization."""
+    """Return whether the adapter's method changed the base model before it was quantized."""
     changes = type(files.config).before_quantizing is not PeftConfig.before_quantizing
     return changes and options["quantization_config"] is not None

@@ -1,4 +1,4 @@
-"""Run the application on a port until SIGTERM or Ctrl-C, then finish the running answers."""
+"""Serve on a port with uvicorn until SIGTERM or Ctrl-C, then finish the running answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_HEADER_BYTES = 1 << 16
 
 
 def serve(arguments: ServeArguments) -> None:
-    """Load the models and answer requests until a signal.
+    """Load the models and answer requests until a signal arrives.
 
     Raises:
         ValueError: a model or adapter cannot be used, the API key is missing, or the port is taken.
@@ -26,7 +26,7 @@ def serve(arguments: ServeArguments) -> None:
     from paddlenlp_ext.generation.continuous_batching import Engine
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
-    from paddlenlp_ext.serve.engine_thread import Worker
+    from paddlenlp_ext.serve.engine_thread import EngineThread
     from paddlenlp_ext.serve.served_models import load_models
 
     config = uvicorn.Config(
@@ -53,19 +53,19 @@ def serve(arguments: ServeArguments) -> None:
     engine = Engine(
         models.groups, max_rows=arguments.max_batch_size, prompt_tokens_per_step=arguments.prompt_tokens_per_step
     )
-    worker = Worker(engine, arguments.max_waiting)
+    engine_thread = EngineThread(engine, arguments.max_waiting)
     limits = Limits(
         max_body_bytes=arguments.max_body_bytes,
-        max_answers=arguments.max_waiting,
+        max_choices=arguments.max_waiting,
         request_timeout=arguments.request_timeout,
         transfer_timeout=arguments.transfer_timeout,
     )
-    config.app = make_app(models, worker, limits, api_key)
-    for each in _SIGNALS:  # uvicorn handles them while it runs, and then raises them again for these handlers
+    config.app = make_app(models, engine_thread, limits, api_key)
+    for each in _SIGNALS:  # uvicorn raises the signals again when it has stopped
         signal.signal(each, lambda *_: None)
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
     logger.info("serving %s on http://%s:%d/v1", ", ".join(models.by_name), host, port)
     uvicorn.Server(config).run(sockets=[listener])
-    worker.close()  # uvicorn skips the end of the application after a second Ctrl-C
+    engine_thread.close()  # uvicorn skips the end of the application after a second Ctrl-C
     logger.info("stopped")

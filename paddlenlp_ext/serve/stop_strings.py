@@ -1,18 +1,22 @@
-"""Stop texts, at which an answer ends."""
+"""Search for stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-class StopTexts:
-    """Search of stop texts in a text that arrives in parts; a part that may begin a stop text is held back."""
+class StopStrings:
+    """Search for stop strings; text that may be the beginning of a stop string is held back.
+
+    Args:
+        stops: stop strings.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held = stops, ""
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Return the text that can be shown, up to the first stop text; and True if one was found."""
+        """Return the text before the first stop string that can be shown, and whether a stop string was found."""
         self._held += text
         found = [index for index in map(self._held.find, self._stops) if index >= 0]
         if found:
@@ -29,6 +33,6 @@ class StopTexts:
 
 
 def overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that begins `stop` without completing it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if stop.startswith(text[-size:])), 0)

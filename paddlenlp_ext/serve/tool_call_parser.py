@@ -1,11 +1,11 @@
-"""Calls of tools in the text of an answer, in the two common forms.
+"""Parse tool calls in generated text, in the two common formats.
 
     Hermes     text <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call> ...     also Qwen 2.5 and 3
-    bare JSON  {"name": "add", "parameters": {"a": 1}}; ...                               the full answer
+    bare JSON  {"name": "add", "parameters": {"a": 1}}; ...                               the entire answer
 
-The chat template tells the model how to write calls, so the form is recognized from the template. Text from the first
-call on is held back until the answer ends, and then becomes calls. It remains text if any of it is not a call of a tool
-of the request: other JSON, broken JSON, an unknown name, an answer that reached its limit.
+The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
+call on is held back until the answer ends, and is then parsed. It remains text if any part of it is not a call of a
+tool in the request: other JSON, broken JSON, an unknown name, or a call cut off at the token limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BARE_EXAMPLE = re.compile(r'\{"name":[^{}]*"parameters":')
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Call of a tool; `arguments` is a JSON object."""
+    """Tool call; `arguments` is a JSON object as text."""
 
     name: str
     arguments: str
@@ -37,15 +37,15 @@ class ToolCall:
 
     @property
     def entry(self) -> dict[str, Any]:
-        """Entry of `tool_calls` in OpenAI's interface."""
+        """Entry of `tool_calls` in OpenAI's API."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-class CallText(ABC):
-    """Text of an answer that may call tools, as it arrives.
+class ToolCallParser(ABC):
+    """Parser of the tool calls in text that arrives in pieces.
 
     Args:
-        names: names of the tools of the request.
+        names: names of the tools in the request.
         max_calls: maximum number of calls to return; None: no limit.
     """
 
@@ -54,18 +54,18 @@ class CallText(ABC):
         self._text, self._num_shown = "", 0
 
     def add(self, text: str) -> str:
-        """Return the text that can be shown."""
+        """Add a piece of text; return the text that can be shown."""
         self._text += text
         start, self._num_shown = self._num_shown, max(self._num_shown, self._calls_start())
         return self._text[start : self._num_shown]
 
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text that is held back, without its calls, and the calls."""
+        """Return the text outside of calls that is held back, and the calls."""
         held, self._num_shown = self._text[self._num_shown :], len(self._text)
         try:
             text, values = self._read(held)
             return text, tuple(map(self._call, values))[: self._max_calls]
-        except (ValueError, RecursionError):  # RecursionError: lists are nested too deeply to be written again
+        except (ValueError, RecursionError):  # RecursionError: too deeply nested for json.dumps
             return held, ()
 
     @abstractmethod
@@ -74,7 +74,7 @@ class CallText(ABC):
 
     @abstractmethod
     def _read(self, held: str) -> tuple[str, list[Any]]:
-        """Return the text outside of calls, and the values of the calls.
+        """Return the text outside of calls, and the JSON value of each call.
 
         Raises:
             JsonError: the text is not a sequence of calls.
@@ -85,13 +85,13 @@ class CallText(ABC):
         if isinstance(value, dict):
             name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-            raise JsonError("not a call of a tool", self._text, 0)
-        # In ASCII, because half of a surrogate pair could not be sent otherwise.
+            raise JsonError("not a tool call", self._text, 0)
+        # In ASCII, because an unpaired surrogate cannot be encoded as UTF-8.
         return ToolCall(name, json.dumps(arguments, allow_nan=False))
 
 
-class HermesText(CallText):
-    """Text with calls between tags."""
+class HermesParser(ToolCallParser):
+    """Parser of calls between `<tool_call>` tags."""
 
     def _calls_start(self) -> int:
         found = self._text.find(_OPENING, self._num_shown)
@@ -111,8 +111,8 @@ class HermesText(CallText):
         return outside if outside.strip() else "", values
 
 
-class BareText(CallText):
-    """Text that is a sequence of calls, with a semicolon or white space between them, or not a call at all."""
+class BareJsonParser(ToolCallParser):
+    """Parser of an answer that consists of JSON calls, separated by semicolons or white space."""
 
     def _calls_start(self) -> int:
         start = skip_space(self._text, 0)
@@ -129,15 +129,15 @@ class BareText(CallText):
         return ("" if values else held), values
 
 
-def call_form(template: str) -> type[CallText] | None:
-    """Return the form in which a template in Jinja asks for calls; None if it is unknown."""
+def parser_class(template: str) -> type[ToolCallParser] | None:
+    """Return the parser of the format that a Jinja template asks for; None if the format is unknown."""
     template = template.replace('\\"', '"')  # a string of Jinja in double quotes
     if _OPENING in template and '"arguments"' in template:
-        return HermesText
-    return BareText if _BARE_EXAMPLE.search(template) else None
+        return HermesParser
+    return BareJsonParser if _BARE_EXAMPLE.search(template) else None
 
 
-def call_text(template: ChatTemplate, names: Collection[str], max_calls: int | None) -> CallText | None:
-    """Return the reader of calls in the form of a chat template; None for an unknown form, or without tools."""
-    form = call_form(template.text) if names and isinstance(template, JinjaTemplate) else None
-    return None if form is None else form(names, max_calls)
+def tool_call_parser(template: ChatTemplate, names: Collection[str], max_calls: int | None) -> ToolCallParser | None:
+    """Return a parser of the chat template's tool calls; None for an unknown format or a request without tools."""
+    parser = parser_class(template.text) if names and isinstance(template, JinjaTemplate) else None
+    return None if parser is None else parser(names, max_calls)

@@ -221,7 +221,7 @@ def test_full_queue_time_limit_and_slow_body_are_errors_of_their_own(models):
         slow = await call(app, COMPLETIONS, chunks=[b'{"model": "ba'], is_slow=True)
         return [reply.status for reply in replies], slow, await call(app, COMPLETIONS, {**long, "max_tokens": 1})
 
-    limits = Limits(request_timeout=0.3, transfer_timeout=0.3)
+    limits = Limits(request_timeout=0.05, transfer_timeout=0.3)
     statuses, slow, after = served(models, use, limits, max_waiting=8)
     assert sorted(statuses)[:1] == [429] or 503 in statuses
     assert set(statuses) <= {429, 503} and {429, 503} == set(statuses)

@@ -1,4 +1,4 @@
-"""Events of an answer."""
+"""Deltas of a choice."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Stop texts in a text that arrives in parts."""
+"""Stop strings in text that arrives in pieces."""
 
 from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.serve.stop_strings import StopTexts
+from paddlenlp_ext.serve.stop_strings import StopStrings
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,8 @@ from paddlenlp_ext.serve.stop_strings import StopTexts
         ([], ["x"], ["x"], False),
     ],
 )
-def test_stop_texts_hold_back_only_what_may_be_a_stop(stops, parts, shown, found):
-    search = StopTexts(stops)
+def test_stop_strings_hold_back_only_what_may_be_a_stop(stops, parts, shown, found):
+    search = StopStrings(stops)
     results = [search.add(part) for part in parts]
     assert [text for text, _ in results] == shown
     assert [is_found for _, is_found in results] == [False] * (len(parts) - 1) + [found]

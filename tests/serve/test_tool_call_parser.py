@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.serve.app import Limits, make_app
-from paddlenlp_ext.serve.tool_call_parser import BareText, HermesText, call_form
+from paddlenlp_ext.serve.tool_call_parser import BareJsonParser, HermesParser, parser_class
 from tests.golden import DATA
 from tests.serve.asgi import call
 
@@ -33,11 +33,15 @@ def read(form, text: str, size: int, **options: Any) -> tuple[str, list[tuple[st
 @pytest.mark.parametrize(
     ("form", "text", "expected"),
     [
-        (HermesText, ADD, ("", CALLED[:1])),
-        (HermesText, f"I add <numbers>.\n{ADD}\n{WEATHER}\n", ("I add <numbers>.\n", CALLED)),
-        (HermesText, f"{WEATHER} done", (" done", CALLED[1:])),
-        (BareText, '\n{"name": "add", "parameters": {"a": 1, "b": [2]}}', ("", CALLED[:1])),
-        (BareText, '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}};', ("", [("add", {})] * 2)),
+        (HermesParser, ADD, ("", CALLED[:1])),
+        (HermesParser, f"I add <numbers>.\n{ADD}\n{WEATHER}\n", ("I add <numbers>.\n", CALLED)),
+        (HermesParser, f"{WEATHER} done", (" done", CALLED[1:])),
+        (BareJsonParser, '\n{"name": "add", "parameters": {"a": 1, "b": [2]}}', ("", CALLED[:1])),
+        (
+            BareJsonParser,
+            '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {}};',
+            ("", [("add", {})] * 2),
+        ),
     ],
 )
 def test_call_text_of_calls_returns_them_and_the_other_text(form, text, expected, size):
@@ -48,21 +52,21 @@ def test_call_text_of_calls_returns_them_and_the_other_text(form, text, expected
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        (HermesText, ""),
-        (HermesText, "a < b, <tool_ca"),
-        (HermesText, ADD[:-1]),
-        (HermesText, ADD.replace("}}", "}")),
-        (HermesText, ADD.replace("[2]", "1e999")),
-        (HermesText, ADD.replace("[2]", "[" * 1500 + "]" * 1500)),
-        (HermesText, ADD.replace("add", "remove")),
-        (HermesText, ADD.replace('{"a": 1, "b": [2]}', "1")),
-        (HermesText, f"{ADD}<tool_call>[]</tool_call>"),
-        (HermesText, '{"name": "add", "parameters": {}}'),
-        (BareText, " \n"),
-        (BareText, 'Call {"name": "add", "parameters": {}}'),
-        (BareText, '{"name": "add", "parameters": {}} is the call'),
-        (BareText, '{"name": "remove", "parameters": {}}'),
-        (BareText, '{"sum": 2}'),
+        (HermesParser, ""),
+        (HermesParser, "a < b, <tool_ca"),
+        (HermesParser, ADD[:-1]),
+        (HermesParser, ADD.replace("}}", "}")),
+        (HermesParser, ADD.replace("[2]", "1e999")),
+        (HermesParser, ADD.replace("[2]", "[" * 1500 + "]" * 1500)),
+        (HermesParser, ADD.replace("add", "remove")),
+        (HermesParser, ADD.replace('{"a": 1, "b": [2]}', "1")),
+        (HermesParser, f"{ADD}<tool_call>[]</tool_call>"),
+        (HermesParser, '{"name": "add", "parameters": {}}'),
+        (BareJsonParser, " \n"),
+        (BareJsonParser, 'Call {"name": "add", "parameters": {}}'),
+        (BareJsonParser, '{"name": "add", "parameters": {}} is the call'),
+        (BareJsonParser, '{"name": "remove", "parameters": {}}'),
+        (BareJsonParser, '{"sum": 2}'),
     ],
 )
 def test_call_text_without_complete_calls_of_the_tools_is_unchanged(form, text, size):
@@ -70,34 +74,34 @@ def test_call_text_without_complete_calls_of_the_tools_is_unchanged(form, text, 
 
 
 def test_call_text_holds_back_only_what_may_be_a_call():
-    hermes, bare = HermesText(TOOLS), BareText(TOOLS)
+    hermes, bare = HermesParser(TOOLS), BareJsonParser(TOOLS)
     assert [hermes.add(part) for part in ("x <", "b <tool", "_call", ">{")] == ["x ", "<b ", "", ""]
     assert [bare.add(part) for part in (" ", "no {", '"name"')] == ["", " no {", '"name"']
 
 
 def test_call_text_returns_at_most_the_limit_of_calls():
-    assert read(HermesText, ADD + WEATHER, 9, max_calls=1) == ("", CALLED[:1])
+    assert read(HermesParser, ADD + WEATHER, 9, max_calls=1) == ("", CALLED[:1])
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("qwen2_5", HermesText),
-        ("qwen3", HermesText),
-        ("smollm3", HermesText),
-        ("llama3_2", BareText),
+        ("qwen2_5", HermesParser),
+        ("qwen3", HermesParser),
+        ("smollm3", HermesParser),
+        ("llama3_2", BareJsonParser),
         ("qwen3_5", None),  # tags around XML
         ("gemma3", None),
         ("gptoss", None),
     ],
 )
-def test_call_form_is_that_of_the_template(name, form):
+def test_parser_class_is_that_of_the_template(name, form):
     template = DATA / "chat_templates" / f"{name}.jinja"
-    assert call_form(template.read_text(encoding="utf-8")) is form
+    assert parser_class(template.read_text(encoding="utf-8")) is form
 
 
-class ScriptedWorker:
-    """Worker whose answers are all the same tokens."""
+class ScriptedEngine:
+    """Engine whose answers are all the same tokens."""
 
     def __init__(self, tokens: Sequence[int], reason: str) -> None:
         self.tokens, self.reason = tokens, reason
@@ -112,9 +116,9 @@ class ScriptedWorker:
 def chat(models, text: str, reason: str = "stop", **body: Any) -> Any:
     """Return the response to a request whose answer is `text`."""
     tools = [{"type": "function", "function": {"name": name}} for name in body.pop("names", TOOLS)]
-    worker: Any = ScriptedWorker(models.by_name["base"].tokenizer(text)["input_ids"], reason)
+    engine: Any = ScriptedEngine(models.by_name["base"].tokenizer(text)["input_ids"], reason)
     full = {"model": "base", "messages": [{"role": "user", "content": "?"}], "max_tokens": 5, "tools": tools, **body}
-    reply = asyncio.run(call(make_app(models, worker, Limits()), "/v1/chat/completions", full))
+    reply = asyncio.run(call(make_app(models, engine, Limits()), "/v1/chat/completions", full))
     assert reply.status == 200, reply.json
     return reply
 

@@ -15,7 +15,7 @@ from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.serve.app import Limits, make_app
-from paddlenlp_ext.serve.engine_thread import Worker
+from paddlenlp_ext.serve.engine_thread import EngineThread
 from paddlenlp_ext.serve.served_models import ModelSet
 from tests.common.models import TINY_LLAMA
 from tests.serve.asgi import running
@@ -63,8 +63,8 @@ def served(
     """Run `use` with a running application over the models; return its result."""
 
     async def main() -> Any:
-        worker = Worker(Engine(models.groups, max_rows=4, prompt_tokens_per_step=16), max_waiting)
-        app = make_app(models, worker, limits or Limits(), api_key)
+        engine = EngineThread(Engine(models.groups, max_rows=4, prompt_tokens_per_step=16), max_waiting)
+        app = make_app(models, engine, limits or Limits(), api_key)
         async with running(app):
             return await use(app)
 

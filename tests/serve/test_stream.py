@@ -1,0 +1,41 @@
+"""Streams of server-sent events that end, or whose clients stop reading or leave."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from paddlenlp_ext.serve.stream import EventStream
+from tests.serve.test_connection import SCOPE, never
+
+
+async def events():
+    yield b"one"
+    yield b"two"
+
+
+@pytest.mark.parametrize("num_accepted", [0, 1, 2, 9])
+@pytest.mark.parametrize("leaves", [False, True])
+def test_event_stream_that_ends_in_any_way_calls_on_end_once(num_accepted, leaves):
+    """Stop reading after any message, the headers included, or leave in place of reading on."""
+    ended, sent = [], []
+
+    async def use() -> None:
+        left = asyncio.Event()
+
+        async def send(message):
+            if len(sent) == num_accepted:
+                left.set()
+                await never()
+            sent.append(message.get("body"))
+
+        async def receive():
+            await (left.wait() if leaves else never())
+            return {"type": "http.disconnect"}
+
+        stream = EventStream(events(), 60 if leaves else 0.01, on_end=lambda: ended.append(True))
+        await asyncio.wait_for(stream(SCOPE, receive, send), 10)
+
+    asyncio.run(use())
+    assert ended == [True] and sent == [None, b"one", b"two", b""][:num_accepted]
