@@ -13,7 +13,7 @@ Rendezvous
 Waiting
     A gloo collective times out after 30 seconds, and Paddle offers no way to change that: `ProcessGroupGloo.create` has
     no such argument, and gloo reads no environment variable for it. Every operation therefore waits first until its
-    processes have arrived (arrivals.py; on several machines socket_arrivals.py). `gloo_barrier` waits in the same way
+    processes have arrived (gloo_timeout.py). `gloo_barrier` waits in the same way
     for all processes of a run, with the launcher's store, before any group exists. It takes about 50 ms.
 """
 
@@ -30,13 +30,12 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
-from paddlenlp_ext.parallel.arrivals import Arrivals, WaitingLog, create_file
-from paddlenlp_ext.parallel.socket_arrivals import SocketArrivals, connect_arrivals
+from paddlenlp_ext.parallel.gloo_timeout import Arrivals, WaitingLog, connect_arrivals
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
-_arrivals: dict[int, tuple[Any, Arrivals | SocketArrivals]] = {}
+_arrivals: dict[int, tuple[Any, Arrivals]] = {}
 """Groups and their arrivals, by the group's id; the group is held, so that no other one gets its id."""
 
 
@@ -53,22 +52,13 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     """
     key = f"paddlenlp_ext/store/{group_id}"
     if rank == 0:
-        address, path = _free_address(), create_file()
+        address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, f"{address} {path}")  # after the server listens: early clients back off for seconds
+        store.set(key, address)  # after the server listens: early clients back off for seconds
     else:
-        address, path = store.get(key).decode().split(" ", 1)
-        own = _store_at(address)
-    try:
-        arrivals = Arrivals(path, rank, size)
-    except OSError:  # the first rank is on another machine
-        arrivals = None
+        own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have come this far
-    if rank == 0:
-        os.unlink(path)
-    if arrivals is None or not arrivals.all_present():
-        arrivals = connect_arrivals(own, rank, size, _host())
-    _arrivals[id(group)] = group, arrivals
+    _arrivals[id(group)] = group, connect_arrivals(own, rank, size, _host())
     return group
 
 
@@ -171,15 +161,15 @@ def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> 
     return call
 
 
-def _wait_for_all(arrivals: Arrivals | SocketArrivals, *_: Any) -> None:
+def _wait_for_all(arrivals: Arrivals, *_: Any) -> None:
     arrivals.wait_for_all()
 
 
-def _wait_for_receiver(arrivals: Arrivals | SocketArrivals, _tensor: Any, target: int, *_: Any) -> None:
+def _wait_for_receiver(arrivals: Arrivals, _tensor: Any, target: int, *_: Any) -> None:
     arrivals.wait_for_receiver(target)
 
 
-def _wait_for_sender(arrivals: Arrivals | SocketArrivals, _tensor: Any, source: int, *_: Any) -> None:
+def _wait_for_sender(arrivals: Arrivals, _tensor: Any, source: int, *_: Any) -> None:
     arrivals.wait_for_sender(source)
 
 

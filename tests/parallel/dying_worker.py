@@ -13,7 +13,6 @@ from paddlenlp_ext import configure_runtime
 
 configure_runtime()  # before Paddle is imported
 
-from paddlenlp_ext.parallel import gloo
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.run_command import run_command
@@ -54,24 +53,9 @@ def die_in_step(folder: Path, step: int, dying_rank: int, how: str) -> None:
     DistributedProcesses.norm = norm_or_nan
 
 
-def pretend_other_machines() -> None:
-    """Hide the file of a group's counts from all processes but the first, as if they were on other machines."""
-    arrivals: Callable[..., object] = gloo.Arrivals
-
-    def open_own_only(path: str, group_rank: int, size: int) -> object:
-        if group_rank:
-            raise FileNotFoundError(path)
-        return arrivals(path, group_rank, size)
-
-    setattr(gloo, "Arrivals", open_own_only)  # noqa: B010 (a function in place of a class)
-
-
 def main(argv: list[str]) -> None:
     folder = Path(argv[0])
-    death = json.loads((folder / "death.json").read_text())
-    if death.pop("several_machines", False):
-        pretend_other_machines()
-    die_in_step(folder, **death)
+    die_in_step(folder, **json.loads((folder / "death.json").read_text()))
     run_case(Case(**json.loads((folder / "case.json").read_text())), folder)
 
 

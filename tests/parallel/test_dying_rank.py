@@ -21,10 +21,6 @@ CASE = Case("run", {"sharding": "stage2", "save_strategy": "steps", "save_steps"
 DEATHS = {
     "second-killed": ({"dying_rank": 1, "how": "killed"}, "the trainer process with rank=[1] was aborted"),
     "first-killed": ({"dying_rank": 0, "how": "killed"}, "the trainer process with rank=[0] was aborted"),
-    "second-killed-elsewhere": (
-        {"dying_rank": 1, "how": "killed", "several_machines": True},
-        "the trainer process with rank=[1] was aborted",
-    ),
     "second-raises": ({"dying_rank": 1, "how": "raises"}, "RuntimeError: this process dies in the test"),
 }
 _ABORTED = re.compile(r"^ERROR ([0-9-]+ [0-9:]+),\d+ .*ABORT!!!", re.MULTILINE)
@@ -81,7 +77,6 @@ DISTURBANCES = {
         {"tensor_parallel_degree": 2, "nan_policy": "rollback", "save_strategy": "steps", "save_steps": 5},
     ),
     "slow": ("sleeps", {"sharding": "stage2"}),
-    "slow, on another machine": ("sleeps", {"sharding": "stage2"}),
 }
 
 
@@ -89,8 +84,7 @@ DISTURBANCES = {
 def test_run_with_a_disturbed_rank_ends_as_one_process_without_the_step(name, tmp_path):
     how, keys = DISTURBANCES[name]
     case = Case("run", keys)
-    disturbance = {"step": STEP, "dying_rank": 1, "how": how, "several_machines": "machine" in name}
-    result = run(tmp_path, case, disturbance)
+    result = run(tmp_path, case, {"step": STEP, "dying_rank": 1, "how": how})
     assert result.returncode == 0, logs(tmp_path)
     bad_steps = tmp_path / "run" / "bad_steps.jsonl"
     single = case.on_one_process(data_ranks=1 if "tensor_parallel_degree" in keys else 2)

@@ -1,14 +1,15 @@
-"""Wait for slow processes on other machines before a gloo collective: the counts of arrivals.py, over TCP.
+"""Wait for slow processes before a gloo collective, which times out after 30 seconds.
 
-Every two processes of a group share a connection. Each of them announces an operation by one byte, and waits for the
-byte of the others: one network latency in addition to the collective's own.
+Every two processes of a group share a TCP connection. Before a collective, a send or a receive, each process announces
+the operation by one byte and waits for the same byte from the others, however long that takes. Then all processes are
+in the collective at the same time, and its timeout covers only the transfer.
 
     c    collective
     s    send to the process at the other end
-    r    receive from it
+    r    receive from the process at the other end
 
-The system closes the connections of a process that ends. A machine that disappears is found by keepalive messages
-after three minutes. Either way the wait ends, and the collective reports the lost process.
+The operating system closes the connections of a process that ends. A machine that disappears is detected by keepalive
+messages after three minutes. In both cases the wait ends, and the collective reports the lost process.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import os
 import secrets
 import selectors
 import socket
+import time
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paddlenlp_ext.parallel.arrivals import WaitingLog
 from paddlenlp_ext.utils.distributed_env import rank as global_rank
+from paddlenlp_ext.utils.logging import get_logger
 
 _COLLECTIVE, _SEND, _RECEIVE = b"c", b"s", b"r"
 _TOKEN_BYTES = 16
@@ -32,12 +34,27 @@ _HELLO_SECONDS = 10.0
 _CONNECT_SECONDS = 60.0
 _CHECK_SECONDS = 1.0
 _READ_BYTES = 4096
+_FIRST_MESSAGE_SECONDS = 30.0
 _KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 20, socket.TCP_KEEPCNT: 6}
-_groups: weakref.WeakSet[SocketArrivals] = weakref.WeakSet()
+_groups: weakref.WeakSet[Arrivals] = weakref.WeakSet()
 
 
-class SocketArrivals:
-    """Counts of the operations that this process and those at the other ends of its connections have begun.
+class WaitingLog:
+    """Log the wait for a slow process after 30 seconds, and each time that it has become twice as long."""
+
+    def __init__(self) -> None:
+        self._started, self._next_message = time.monotonic(), _FIRST_MESSAGE_SECONDS
+
+    def update(self, whom: str) -> None:
+        """Log a message if one is due."""
+        seconds = time.monotonic() - self._started
+        if seconds >= self._next_message:
+            self._next_message *= 2.0
+            get_logger(__name__).warning("waiting for %s since %.0f s; waiting on while it lives", whom, seconds)
+
+
+class Arrivals:
+    """Counts of the operations that each process of a group has begun, exchanged over TCP.
 
     Args:
         peers: connections to the other processes of the group, by their rank in it.
@@ -113,7 +130,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def connect_arrivals(store: Any, rank: int, size: int, host: str) -> SocketArrivals:
+def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
     """Connect all processes of a group; each accepts those of higher rank.
 
     Args:
@@ -144,7 +161,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> SocketArriv
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEPALIVE.items():
             peer.setsockopt(socket.IPPROTO_TCP, option, value)
-    return SocketArrivals(peers, {other: int(member[3]) for other, member in enumerate(members)})
+    return Arrivals(peers, {other: int(member[3]) for other, member in enumerate(members)})
 
 
 def _connect(member: Sequence[str], rank: int) -> socket.socket:

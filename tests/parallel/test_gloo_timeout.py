@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from paddlenlp_ext.parallel import arrivals as module
-from paddlenlp_ext.parallel.socket_arrivals import SocketArrivals, connect_arrivals
+from paddlenlp_ext.parallel import gloo_timeout as module
+from paddlenlp_ext.parallel.gloo_timeout import Arrivals, connect_arrivals
 
 HOST = "127.0.0.1"
 
@@ -48,7 +48,7 @@ def connected(size, store=None):
         ("wait_for_sender", "wait_for_receiver"),
     ],
 )
-def test_socket_arrivals_wait_ends_when_the_slow_rank_comes_and_is_logged(mine, theirs, caplog, monkeypatch):
+def test_arrivals_wait_ends_when_the_slow_rank_comes_and_is_logged(mine, theirs, caplog, monkeypatch):
     monkeypatch.setattr(module, "_FIRST_MESSAGE_SECONDS", 0.0)
     first, second, third = connected(3)
     others = [] if mine == "wait_for_all" else [0]
@@ -72,7 +72,7 @@ def test_socket_arrivals_wait_ends_when_the_slow_rank_comes_and_is_logged(mine, 
         arrivals.close()
 
 
-def test_socket_arrivals_of_different_kinds_do_not_count_for_each_other():
+def test_arrivals_of_different_kinds_do_not_count_for_each_other():
     first, second = connected(2)
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(first.wait_for_all)
@@ -88,14 +88,14 @@ def test_socket_arrivals_of_different_kinds_do_not_count_for_each_other():
 
 
 @pytest.mark.parametrize("before", [True, False])
-def test_socket_arrivals_wait_for_a_killed_process_ends_while_its_worker_lives(before):
+def test_arrivals_wait_for_a_killed_process_ends_while_its_worker_lives(before):
     """A forked worker must not keep the connection open, nor the process itself that of a killed one."""
     ours, theirs = socket.socketpair()
     ready, writes = os.pipe()
     child = os.fork()
     if not child:
         ours.close()
-        _second = SocketArrivals({0: theirs}, {0: 0})
+        _second = Arrivals({0: theirs}, {0: 0})
         worker = os.fork()
         if worker:
             os.write(writes, b"%d" % worker)
@@ -107,7 +107,7 @@ def test_socket_arrivals_wait_for_a_killed_process_ends_while_its_worker_lives(b
     worker = int(os.read(ready, 20))
     if before:
         os.waitpid(child, 0)
-    first, started = SocketArrivals({1: ours}, {1: 1}), time.monotonic()
+    first, started = Arrivals({1: ours}, {1: 1}), time.monotonic()
     try:
         first.wait_for_all()
         first.wait_for_all()
