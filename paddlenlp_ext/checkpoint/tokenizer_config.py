@@ -12,6 +12,7 @@ from paddlenlp_ext.utils.json_schema import (
     Kind,
     check_values,
     either,
+    kinds_by_key,
     list_of,
     number,
     object_of,
@@ -21,32 +22,23 @@ from paddlenlp_ext.utils.json_schema import (
 FILE = "tokenizer_config.json"
 _TOKEN = either(TEXT, OBJECT)
 _TOKENS = list_of(_TOKEN)
-_SIDE = one_of("left", "right")
 
-KEYS: dict[str, Kind] = {
-    **dict.fromkeys(("tokenizer_class", "backend"), TEXT.or_null()),
-    **dict.fromkeys(
-        (
-            *("add_bos_token", "add_eos_token", "add_prefix_space", "legacy", "split_special_tokens"),
-            *("clean_up_tokenization_spaces", "do_lower_case", "use_default_system_prompt"),
-        ),
+KEYS: dict[str, Kind] = kinds_by_key(
+    (TEXT.or_null(), "tokenizer_class backend"),
+    (
         FLAG.or_null(),
+        "add_bos_token add_eos_token add_prefix_space legacy split_special_tokens clean_up_tokenization_spaces "
+        "do_lower_case use_default_system_prompt",
     ),
-    **dict.fromkeys(
-        (f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")),
-        _TOKEN.or_null(),
-    ),
-    **dict.fromkeys(("padding_side", "truncation_side"), _SIDE.or_null()),
-    "additional_special_tokens": _TOKENS.or_null(),
-    "extra_special_tokens": either(_TOKENS, object_of(_TOKEN)).or_null(),
-    "chat_template": either(TEXT, list_of(OBJECT)).or_null(),
-    "model_max_length": number(above=0, maximum=1e32).or_null(),  # 1e30: no limit
-    "added_tokens_decoder": OBJECT.or_null(),
-}
-TOKEN_KEYS: dict[str, Kind] = {
-    "content": TEXT,
-    **dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word", "special"), FLAG),
-}
+    (_TOKEN.or_null(), "bos_token eos_token unk_token pad_token sep_token cls_token mask_token"),
+    (one_of("left", "right").or_null(), "padding_side truncation_side"),
+    (_TOKENS.or_null(), "additional_special_tokens"),
+    (either(_TOKENS, object_of(_TOKEN)).or_null(), "extra_special_tokens"),
+    (either(TEXT, list_of(OBJECT)).or_null(), "chat_template"),
+    (number(above=0, maximum=1e32).or_null(), "model_max_length"),  # 1e30: no limit
+    (OBJECT.or_null(), "added_tokens_decoder"),
+)
+TOKEN_KEYS: dict[str, Kind] = kinds_by_key((TEXT, "content"), (FLAG, "lstrip normalized rstrip single_word special"))
 """Keys of a token that is written as an object."""
 
 

@@ -15,6 +15,7 @@ from paddlenlp_ext.utils.json_schema import (
     Kind,
     check_values,
     either,
+    kinds_by_key,
     list_of,
     number,
     object_of,
@@ -30,72 +31,46 @@ _RANK = whole(0, 65536)
 FLAGS_BY_LAYER = object_of(list_of(FLAG)).or_null()
 """AdaLoRA's `rank_pattern`: a flag for each rank."""
 
-FIELDS: Mapping[str, Kind] = {
-    **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules", "target_parameters"), _NAMES),
-    **dict.fromkeys(("layers_pattern", "feedforward_modules", "trainable_modules"), _NAMES),
-    **dict.fromkeys(
-        ("bias", "base_model_name_or_path", "encoder_reparameterization_type", "task_type"), TEXT.or_null()
-    ),
-    "peft_type": TEXT.or_null(),
-    "layers_to_transform": either(_LAYER, list_of(_LAYER)).or_null(),
-    **dict.fromkeys(("init_lora_weights", "init_weights", "init_ia3_weights"), either(FLAG, TEXT).or_null()),
-    "rank_pattern": object_of(either(whole(1, 65536), list_of(FLAG))).or_null(),  # AdaLoRA checks its own again
-    "alpha_pattern": object_of(number(above=0)).or_null(),
-    "trainable_token_indices": either(_TOKENS, object_of(_TOKENS)).or_null(),
-    "token_indices": either(_TOKENS, object_of(_TOKENS)).or_null(),
-    # ranks, sizes and counts; PEFT's 0 stands for a size that follows from another one
-    "r": _RANK,
-    **dict.fromkeys(("init_r", "target_r", "mini_r", "rank", "size", "num_virtual_tokens"), _RANK.or_null()),
-    **dict.fromkeys(("boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "oft_block_size"), _SIZE),
-    **dict.fromkeys(("encoder_hidden_size", "token_dim"), _SIZE.or_null()),
-    **dict.fromkeys(
-        (
-            *("encoder_num_layers", "num_layers", "num_attention_heads", "num_transformer_submodules"),
-            "num_cayley_neumann_terms",
-        ),
+FIELDS: Mapping[str, Kind] = kinds_by_key(
+    (_NAMES, "target_modules modules_to_save exclude_modules target_parameters"),
+    (_NAMES, "layers_pattern feedforward_modules trainable_modules"),
+    (TEXT.or_null(), "bias base_model_name_or_path encoder_reparameterization_type task_type peft_type"),
+    (either(_LAYER, list_of(_LAYER)).or_null(), "layers_to_transform"),
+    (either(FLAG, TEXT).or_null(), "init_lora_weights init_weights init_ia3_weights"),
+    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA checks its own again
+    (object_of(number(above=0)).or_null(), "alpha_pattern"),
+    (either(_TOKENS, object_of(_TOKENS)).or_null(), "trainable_token_indices token_indices"),
+    # ranks, sizes and counts; PEFT writes 0 for a size that follows from another one
+    (_RANK, "r"),
+    (_RANK.or_null(), "init_r target_r mini_r rank size num_virtual_tokens"),
+    (_SIZE, "boft_block_size boft_block_num boft_n_butterfly_factor oft_block_size"),
+    (_SIZE.or_null(), "encoder_hidden_size token_dim"),
+    (
         whole(0, 65536).or_null(),
+        "encoder_num_layers num_layers num_attention_heads num_transformer_submodules num_cayley_neumann_terms",
     ),
-    "decompose_factor": whole(-1, 2**20),
-    **dict.fromkeys(("tinit", "tfinal", "deltaT", "total_step"), _COUNT.or_null()),
-    **dict.fromkeys(("projection_prng_key", "random_seed"), _SEED.or_null()),
-    # numbers
-    **dict.fromkeys(("lora_alpha", "alpha"), number(above=0).or_null()),
-    **dict.fromkeys(
-        (
-            *("dropout", "lora_dropout", "hira_dropout", "boft_dropout", "miss_dropout", "vera_dropout"),
-            *("encoder_dropout", "prefix_dropout", "rank_dropout", "module_dropout"),
-        ),
+    (whole(-1, 2**20), "decompose_factor"),
+    (_COUNT.or_null(), "tinit tfinal deltaT total_step"),
+    (_SEED.or_null(), "projection_prng_key random_seed"),
+    # floating-point numbers
+    (number(above=0).or_null(), "lora_alpha alpha"),
+    (
         number(minimum=0, maximum=1).or_null(),
+        "dropout lora_dropout hira_dropout boft_dropout miss_dropout vera_dropout encoder_dropout prefix_dropout "
+        "rank_dropout module_dropout",
     ),
-    **dict.fromkeys(
-        (
-            *("beta1", "beta2", "orth_reg_weight", "sparse_lambda", "penalty", "gate_scale", "scale", "d_initial"),
-            "eps",
-        ),
-        number().or_null(),
-    ),
+    (number().or_null(), "beta1 beta2 orth_reg_weight sparse_lambda penalty gate_scale scale d_initial eps"),
     # options
-    **dict.fromkeys(
-        (
-            *("use_rslora", "use_dora", "use_mora", "lora_use_mixer", "lora_bias", "fan_in_fan_out", "block_share"),
-            *("coft", "use_cayley_neumann", "decompose_both", "rank_dropout_scale", "use_effective_conv2d"),
-            *("use_qalora", "apply_GS", "add_bias", "prefix_projection", "save_projection", "ensure_weight_tying"),
-            "over_residual",
-        ),
+    (
         FLAG.or_null(),
+        "use_rslora use_dora use_mora lora_use_mixer lora_bias fan_in_fan_out block_share coft use_cayley_neumann "
+        "decompose_both rank_dropout_scale use_effective_conv2d use_qalora apply_GS add_bias prefix_projection "
+        "save_projection ensure_weight_tying over_residual",
     ),
-    **dict.fromkeys(
-        (
-            *("where", "kind", "mora_folding", "mask_type"),
-            *("peft_version", "prompt_tuning_init"),
-        ),
-        TEXT.or_null(),
-    ),
-    **dict.fromkeys(("position", "intervention_type", "act_fn", "activation"), TEXT),
-    **dict.fromkeys(
-        ("split_layers", "fields", "paddlenlp_ext", "base_config_overrides", "base_quantization"), OBJECT.or_null()
-    ),
-}
+    (TEXT.or_null(), "where kind mora_folding mask_type peft_version prompt_tuning_init"),
+    (TEXT, "position intervention_type act_fn activation"),
+    (OBJECT.or_null(), "split_layers fields paddlenlp_ext base_config_overrides base_quantization"),
+)
 """Fields of any method -> kinds."""
 
 

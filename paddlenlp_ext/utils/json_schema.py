@@ -73,6 +73,15 @@ FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 OBJECT = Kind("an object", lambda value: isinstance(value, Mapping))
 
 
+def kinds_by_key(*groups: tuple[Kind, str]) -> dict[str, Kind]:
+    """Return the kind of each key.
+
+    Args:
+        groups: kind, and its keys separated by spaces.
+    """
+    return {key: kind for kind, keys in groups for key in keys.split()}
+
+
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> None:
     """Check the values of the keys in `kinds`; other keys are ignored.
 
