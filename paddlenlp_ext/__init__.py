@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.models.auto import AutoModelForCausalLM as AutoModelForCausalLM
     from paddlenlp_ext.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from paddlenlp_ext.peft import *  # noqa: F403
+    from paddlenlp_ext.quantization.bitsandbytes_config import BitsAndBytesConfig as BitsAndBytesConfig
     from paddlenlp_ext.quantization.config import QuantizationConfig as QuantizationConfig
     from paddlenlp_ext.trainer.finetune import FinetuneResult as FinetuneResult
     from paddlenlp_ext.trainer.finetune import dpo as dpo

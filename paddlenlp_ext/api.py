@@ -24,8 +24,10 @@ class AutoPeftModelForCausalLM:
         folder: str | os.PathLike[str],
         adapter_name: str = "default",
         is_trainable: bool = True,
-        dtype: str = "float32",
+        dtype: Any = None,
         use_flash_attention: bool = True,
+        *,
+        torch_dtype: Any = None,
     ) -> PeftModel:
         """Load an adapter with the base model that its config names, in evaluation mode.
 
@@ -34,7 +36,7 @@ class AutoPeftModelForCausalLM:
         Args:
             folder: an adapter folder.
             adapter_name, is_trainable: see `PeftModel.from_pretrained`.
-            dtype, use_flash_attention: see `AutoModelForCausalLM.from_pretrained`.
+            dtype, use_flash_attention, torch_dtype: see `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
             ValueError: the folder has no adapter, its base model is not named or not found, or the two do not match.
@@ -53,6 +55,7 @@ class AutoPeftModelForCausalLM:
             quantization_config=stored.base_quantization(base_config),
             before_quantizing=stored.before_quantizing,
             config_overrides=stored.base_overrides(base_config),
+            torch_dtype=torch_dtype,
         )
         return PeftModel.from_files(model, stored, adapter_name, is_trainable)
 

@@ -6,12 +6,24 @@ Shapes: B batch, S sequence, N longest continuation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.generate import Decoder, generate
+
+
+class Streamer(Protocol):
+    """Interface of the streamers of transformers."""
+
+    def put(self, value: np.ndarray) -> None:
+        """Receive token ids: first the prompt [1, S], then each new token [1], without the end token."""
+        ...
+
+    def end(self) -> None:
+        """End the text."""
+        ...
 
 
 def generate_for(
@@ -22,6 +34,7 @@ def generate_for(
     attention_mask: paddle.Tensor | np.ndarray | None = None,
     do_sample: bool | None = None,
     pad_token_id: int | None = None,
+    streamer: Streamer | None = None,
     **options: Any,
 ) -> list[list[int]] | paddle.Tensor:
     """Continue prompts: lists of ids to lists of new ids, a padded tensor to a tensor that includes the prompts.
@@ -33,6 +46,8 @@ def generate_for(
         attention_mask: [B, S], 0 for padding.
         do_sample: True: sampling, False: greedy, None: `decode_strategy` decides.
         pad_token_id: id that pads the result after the end of a row; None: the first end token, or 0 without one.
+        streamer: receives the prompt and then each new token, such as a `TextStreamer` of transformers; only for a
+            single prompt and without beam search.
         options: further arguments of `generate`.
 
     Returns:
@@ -53,7 +68,7 @@ def generate_for(
     if not isinstance(batch, (paddle.Tensor, np.ndarray)):
         if attention_mask is not None or pad_token_id is not None:
             raise ValueError("generate: prompts given as lists have no padding; remove attention_mask and pad_token_id")
-        return generate(model, batch, **options)
+        return _generate(model, batch, streamer, options)
     ids_BS = np.asarray(batch)
     mask_BS = np.ones(ids_BS.shape, bool) if attention_mask is None else np.asarray(attention_mask).astype(bool)
     if ids_BS.ndim != 2 or ids_BS.shape != mask_BS.shape:
@@ -61,10 +76,38 @@ def generate_for(
             f"generate: input_ids has shape {list(ids_BS.shape)} and attention_mask {list(mask_BS.shape)}; pass both "
             "as [batch, length]"
         )
-    new = generate(model, [row[mask].tolist() for row, mask in zip(ids_BS, mask_BS, strict=True)], **options)
+    rows = [row[mask].tolist() for row, mask in zip(ids_BS, mask_BS, strict=True)]
+    new = _generate(model, rows, streamer, options)
     if pad_token_id is None:
         ends = options["eos_token_id"]
         pad_token_id = ends if isinstance(ends, int) else next(iter(ends or ()), 0)
     width = max(map(len, new), default=0)
     new_BN = [tokens + [pad_token_id] * (width - len(tokens)) for tokens in new]
     return paddle.to_tensor(np.concatenate([ids_BS, np.array(new_BN, np.int64).reshape(len(new), width)], axis=1))
+
+
+def _generate(
+    model: Decoder, prompts: Sequence[Sequence[int]], streamer: Streamer | None, options: dict[str, Any]
+) -> list[list[int]]:
+    """Continue prompts of any length; put prompt and new tokens into the streamer.
+
+    Raises:
+        ValueError: see `generate`; or a streamer for several prompts or for beam search.
+    """
+    if streamer is None:
+        return generate(model, prompts, **options)
+    if len(prompts) != 1:
+        raise ValueError(f"generate: a streamer needs a single prompt, not {len(prompts)}")
+    if options.get("decode_strategy") == "beam_search":
+        raise ValueError("generate: beam search has no tokens before its end; remove streamer, or use another strategy")
+    on_token = options.pop("on_token", None)
+
+    def put(row: int, token: int) -> None:
+        streamer.put(np.array([token], np.int64))
+        if on_token is not None:
+            on_token(row, token)
+
+    streamer.put(np.array(prompts, np.int64))
+    new = generate(model, prompts, on_token=put, **options)
+    streamer.end()
+    return new

@@ -18,6 +18,7 @@ from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
 from paddlenlp_ext.ops.cpu.huge_pages import use_huge_pages
+from paddlenlp_ext.quantization.bitsandbytes_config import BitsAndBytesConfig, dtype_name
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import load_quantized
 from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing
@@ -32,30 +33,48 @@ class AutoModelForCausalLM:
     def from_pretrained(
         cls,
         name_or_path: str | os.PathLike[str] | ModelSource,
-        dtype: str = "float32",
+        dtype: Any = None,
         use_flash_attention: bool = True,
-        quantization_config: QuantizationConfig | None = None,
+        quantization_config: QuantizationConfig | BitsAndBytesConfig | None = None,
         before_quantizing: BeforeQuantizing | None = None,
         config_overrides: Mapping[str, Any] | None = None,
+        *,
+        torch_dtype: Any = None,
     ) -> CausalLM:
         """Load a model in evaluation mode. A model that was saved quantized is loaded quantized.
 
         Args:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id (needs a network), or a
                 resolved `ModelSource`.
-            dtype: format of the parameters: float32, bfloat16 or, on a GPU, float16.
+            dtype: dtype of the parameters: "float32", "bfloat16", on a GPU "float16", a Paddle dtype, or "auto" for the
+                dtype that config.json names. None: the compute dtype of `quantization_config`, or float32.
             use_flash_attention: False selects attention in plain Paddle on a GPU, instead of a flash kernel.
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
             config_overrides: keys that replace those of config.json, such as `rope_scaling`; saved with the model.
                 Another `vocab_size` resizes embedding and lm_head: new rows are the mean of the others.
+            torch_dtype: other name of `dtype`, as in transformers.
 
         Raises:
             ValueError: no such model, an unsupported architecture, tensors that do not match the model,
-                `quantization_config` for a model that is stored quantized, or float16 on the CPU.
+                `quantization_config` for a model that is stored quantized, float16 on the CPU, or two dtypes that
+                differ.
+
+        Example:
+            >>> from tempfile import TemporaryDirectory
+            >>> from paddlenlp_ext import AutoModelForCausalLM, BitsAndBytesConfig
+            >>> sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+            >>> tiny = AutoModelForCausalLM.from_config({"model_type": "llama", "num_attention_heads": 2, **sizes})
+            >>> with TemporaryDirectory() as folder:
+            ...     tiny.save_pretrained(folder)
+            ...     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+            ...     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=nf4)
+            >>> model.quantization.describe()
+            'nf4, blocks of 64'
         """
         source = _source_of(name_or_path, quantization_config, config_overrides)
+        dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         return _load(source, dtype, use_flash_attention, before_quantizing)
 
     @classmethod
@@ -87,18 +106,20 @@ class AutoModelForSequenceClassification:
     def from_pretrained(
         cls,
         name_or_path: str | os.PathLike[str] | ModelSource,
-        dtype: str = "float32",
+        dtype: Any = None,
         use_flash_attention: bool = True,
-        quantization_config: QuantizationConfig | None = None,
+        quantization_config: QuantizationConfig | BitsAndBytesConfig | None = None,
         before_quantizing: BeforeQuantizing | None = None,
         config_overrides: Mapping[str, Any] | None = None,
         seed: int = 0,
+        *,
+        torch_dtype: Any = None,
     ) -> SequenceClassifier:
         """Load a reward model in evaluation mode.
 
         Args:
             name_or_path: a model as for `AutoModelForCausalLM`, with one label. A language model gets a new score head.
-            dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides: as for
+            dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides, torch_dtype: as for
                 `AutoModelForCausalLM`.
             seed: seed of a new score head, which is drawn from normal(0, initializer_range).
 
@@ -106,6 +127,7 @@ class AutoModelForSequenceClassification:
             ValueError: as for `AutoModelForCausalLM`, or the model has several labels.
         """
         source = _source_of(name_or_path, quantization_config, config_overrides).as_classifier(seed)
+        dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         model = _load(source, dtype, use_flash_attention, before_quantizing)
         assert isinstance(model, SequenceClassifier), "the source is that of a classifier"
         return model
@@ -121,13 +143,34 @@ def load_for_task(
 
 def _source_of(
     name_or_path: str | os.PathLike[str] | ModelSource,
-    quantization: QuantizationConfig | None,
+    quantization: QuantizationConfig | BitsAndBytesConfig | None,
     config_overrides: Mapping[str, Any] | None,
 ) -> ModelSource:
+    if isinstance(quantization, BitsAndBytesConfig):
+        quantization = quantization.to_quantization_config()
     source = name_or_path if isinstance(name_or_path, ModelSource) else ModelSource.resolve(name_or_path)
     if quantization is not None:
         source = replace(source, requested_quantization=quantization)
     return replace(source, config_overrides=dict(config_overrides)) if config_overrides else source
+
+
+def _dtype_of(
+    dtype: Any, torch_dtype: Any, quantization: QuantizationConfig | BitsAndBytesConfig | None, source: ModelSource
+) -> str:
+    """Return the name of the parameters' dtype, from the arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: two arguments name different dtypes.
+    """
+    compute_dtype = quantization.compute_dtype if isinstance(quantization, BitsAndBytesConfig) else None
+    arguments = {"dtype": dtype, "torch_dtype": torch_dtype, "bnb_4bit_compute_dtype": compute_dtype}
+    given = {name: dtype_name(each) for name, each in arguments.items() if each is not None}
+    named = {"auto": source.config.get("dtype") or source.config.get("torch_dtype") or "float32"}
+    names = {name: dtype_name(named.get(each, each)) for name, each in given.items()}
+    if len(set(names.values())) > 1:
+        pairs = ", ".join(f"{name}={each}" for name, each in names.items())
+        raise ValueError(f"{pairs}: parameters and activations have one dtype; pass equal ones")
+    return next(iter(names.values()), "float32")
 
 
 def _load(

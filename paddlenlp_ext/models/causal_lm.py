@@ -179,6 +179,30 @@ class CausalLM(TrainableModel):
         plan.check_layers(len(self.model.layers))
         self.model.recompute_plan = plan
 
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Recompute the activations of every layer in the backward pass, as `enable_recompute` does.
+
+        Args:
+            gradient_checkpointing_kwargs: as in transformers; only `use_reentrant` may be given, and it changes
+                nothing.
+
+        Raises:
+            ValueError: another option is given.
+        """
+        unknown = sorted({*(gradient_checkpointing_kwargs or ())} - {"use_reentrant"})
+        if unknown:
+            raise ValueError(f"gradient_checkpointing_kwargs: {unknown[0]} is not known; known: use_reentrant")
+        self.enable_recompute()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Save all activations of the forward pass for the backward pass."""
+        self.model.recompute_plan = None
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        """True if activations are recomputed in the backward pass."""
+        return self.model.recompute_plan is not None
+
     def set_dropout_seed(self, seed: int | None) -> None:
         """Set the seed of the next training pass's random numbers; None continues Paddle's random state."""
         self.model.dropout_seed = seed
