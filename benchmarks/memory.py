@@ -30,11 +30,11 @@ configure_runtime()  # before Paddle is imported
 
 from benchmarks.measure import SMOLLM2_SHAPE, environment
 from benchmarks.ours import MODEL, run_config
-from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
 from paddlenlp_ext.config.parallel_degrees import complete_degrees
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate
+from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
 from paddlenlp_ext.utils.run_command import run_command
 
 _BF16_WEIGHTS = "--lora false --bf16 true --fp16_opt_level O2"

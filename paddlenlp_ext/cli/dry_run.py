@@ -1,79 +1,34 @@
-"""Dry run: steps and memory of a run, from its configuration, its rows and the model's shapes; no weight is read."""
+"""Dry run: print rows, steps, trainable parameters and estimated memory of a run; no weight is read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import SimpleNamespace
-from typing import Any, cast
+from dataclasses import fields
+from typing import Any
 
-import paddle
 from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
-from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
-from paddlenlp_ext.models.auto import build_skeleton
-from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.dispatch import AbsentGpu
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
-from paddlenlp_ext.parallel.expert_parallel import check_experts
-from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
-from paddlenlp_ext.parallel.pipeline.stages import plan_stages
-from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
-from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
-from paddlenlp_ext.sharding_spec import is_materialized
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
-from paddlenlp_ext.trainer.build import RunData, adapt_model, weight_dtype
-from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
-from paddlenlp_ext.trainer.memory.layer_activations import (
-    CPU_BF16,
-    CPU_NATIVE,
-    CPU_PADDLE,
-    GPU,
-    GPU_AUTOCAST,
-    GPU_HALF,
-    Numerics,
-)
-from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.build import RunData
+from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9
 
 
-@dataclass(frozen=True)
-class ModelOutline:
-    """Model with the shapes of its parameters, without values.
-
-    Attributes:
-        model: the decoder with its adapter, not quantized.
-        num_base_parameters: number of parameters of the decoder without its adapter.
-        packed: size of the weights that are quantized while loading, or stored quantized.
-        degrees: processes along each axis, among which `estimate_run` divides the model.
-    """
-
-    model: CausalLM | PeftModel
-    num_base_parameters: int
-    packed: PackedSize
-    degrees: Degrees = field(default_factory=Degrees)
-
-
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
-    """Print the plan of a run: rows, tokens, packs, steps, trained parameters, and memory part by part.
+    """Print the plan of a run: rows, tokens, packs, steps, trainable parameters, and each part of the memory.
 
-    Steps are those of all processes that the launcher started; memory is that of the process with the most.
+    Rows and steps count all processes that the launcher started. The memory is the peak of one process, the one that
+    needs the most.
 
     Args:
         config: the run's configuration.
@@ -95,24 +50,6 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
     console.print(_plan_table(config, data, outline, order))
     if order is not None:
         console.print(_memory_table(config, data, outline, order))
-
-
-def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | None = None) -> ModelOutline:
-    """Build the model of a run from its shapes, and check that it can be split into `degrees`.
-
-    Raises:
-        ValueError: the model's shapes do not allow the split, or a pattern of weight_quantize_algo matches no layer.
-    """
-    degrees = degrees or Degrees()
-    base = build_skeleton(source)
-    check_tensor_plan(base, degrees.tensor, source.quantization)
-    check_experts(base.config, degrees.expert, degrees.tensor)
-    if degrees.pipeline > 1:
-        plan_stages(base.config, degrees.pipeline, config.parallel.virtual_pp_degree)
-    num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
-    packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(base, source.quantization)
-    with paddle.LazyGuard():
-        return ModelOutline(adapt_model(base, config), num_base_parameters, packed, degrees)
 
 
 def _plan_table(
@@ -151,7 +88,7 @@ def _plan_table(
 
 
 def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOrder) -> None:
-    """Add the counts of a stored dataset."""
+    """Add the rows, tokens, packs and steps of a stored dataset to the table."""
     stats, first_epoch = rows.stats, _first_epoch(order)
     table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
     table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
@@ -180,7 +117,7 @@ def _packs(config: RunConfig, num_filled: int, packs: int) -> str:
 def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order: DataOrder | StreamOrder) -> Table:
     rows = data.train_rows
     assert rows is not None
-    # Of a stream, only the first step is read.
+    # Only the first step of a stream is read.
     steps = [next(order.step_batches())] if isinstance(order, StreamOrder) else _first_epoch(order)
     micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
@@ -192,87 +129,6 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
     return table
-
-
-def estimate_run(
-    config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
-) -> MemoryEstimate:
-    """Estimate the peak memory of a training step, of the process with the most.
-
-    Several processes divide the outline's model, which afterwards has the shapes of one of them.
-
-    Args:
-        config: the run's configuration.
-        outline: the model's shapes.
-        micro_batch_tokens: positions of the largest micro-batch, padding included.
-        target_tokens: target tokens of that micro-batch.
-    """
-    model, num_micro = outline.model, config.train.gradient_accumulation_steps
-    num_elements = _num_elements(model)
-    work = FlopEstimate(target_tokens / micro_batch_tokens, trains_matrices=config.peft is None)
-    shares = process_shares(model, outline.degrees, config.parallel, num_micro, work)
-    estimates = []
-    for share in shares:
-        held = _num_elements(model) / max(1, num_elements)
-        packed = PackedSize(round(outline.packed.num_weights * held), round(outline.packed.num_bytes * held))
-        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, packed, share))
-    return max(estimates, key=lambda estimate: estimate.total)
-
-
-def _num_elements(model: CausalLM | PeftModel) -> int:
-    """Return the number of elements of the layers' frozen matrices that this process holds, all that is quantized."""
-    return sum(
-        math.prod(parameter.shape)
-        for name, parameter in model.named_parameters()
-        if ".layers." in name and parameter.stop_gradient and len(parameter.shape) > 1 and is_materialized(parameter)
-    )
-
-
-def _estimate_process(
-    config: RunConfig,
-    model: CausalLM | PeftModel,
-    micro_batch_tokens: int,
-    target_tokens: int,
-    packed: PackedSize,
-    share: ProcessShare,
-) -> MemoryEstimate:
-    bytes_per_weight = 4 if weight_dtype(config) == "float32" else 2
-    estimate = estimate_memory(
-        model,
-        micro_batch_tokens=micro_batch_tokens,
-        target_tokens=target_tokens,
-        recompute=RecomputePlan.from_config(config.train),
-        numerics=_numerics(config.precision),
-        accumulates=config.train.gradient_accumulation_steps > 1,
-        bytes_per_weight=bytes_per_weight,
-        optim=config.optim.optim,
-        master_weight=config.precision.master_weight,
-        float32_gradients=config.precision.float32_gradients,
-        packed=packed,
-        share=share,
-    )
-    if config.preference is None or not config.preference.keeps_reference:
-        return estimate
-    trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
-    copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapters are in float32
-    return replace(estimate, weights=estimate.weights + copied)
-
-
-def _numerics(precision: PrecisionConfig) -> Numerics:
-    """Return the numerics of the backend for the configured device and number format."""
-    is_half = precision.compute_dtype != "float32"
-    if precision.device != "cpu":
-        on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
-        return replace(on_gpu, triton=_gpu_runs_triton())
-    if library.unavailable_reason() is not None:
-        return CPU_PADDLE
-    return CPU_BF16 if is_half else CPU_NATIVE
-
-
-def _gpu_runs_triton() -> bool:
-    """Return whether ops take Triton kernels on the GPU of this machine, or without one on a Hopper GPU."""
-    place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
-    return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None
 
 
 def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

@@ -8,13 +8,13 @@ import re
 import pytest
 from rich.console import Console
 
-from paddlenlp_ext.cli import dry_run
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build import load_data
+from paddlenlp_ext.trainer.memory import run_estimate
 
 
 @pytest.fixture
@@ -63,6 +63,6 @@ def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
 def test_dry_run_for_a_gpu_counts_triton_kernels_where_the_ops_take_them(monkeypatch, release, capability, expected):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.metadata.version", lambda name: release)
-    monkeypatch.setattr(dry_run, "AbsentGpu", lambda: AbsentGpu(capability))
-    monkeypatch.setattr(dry_run, "has_gpu", lambda: False)
-    assert dry_run._numerics(PrecisionConfig(device="gpu", bf16=True)).triton == expected
+    monkeypatch.setattr(run_estimate, "AbsentGpu", lambda: AbsentGpu(capability))
+    monkeypatch.setattr(run_estimate, "has_gpu", lambda: False)
+    assert run_estimate._numerics(PrecisionConfig(device="gpu", bf16=True)).triton == expected

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from paddlenlp_ext.cli.dry_run import estimate_run, outline_model
 from paddlenlp_ext.cli.run_finetune import run_finetune
 from paddlenlp_ext.config import ConfigError
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
 
 PAIRS = [{"prompt": f"{word} fig =", "chosen": f"fig {word}", "rejected": "lime lime plum"} for word in ("red", "blue")]
 

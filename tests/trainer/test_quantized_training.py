@@ -12,7 +12,6 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
-from paddlenlp_ext.cli.dry_run import outline_model
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
@@ -21,6 +20,7 @@ from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.trainer.build import build_model, build_trainer, load_data
+from paddlenlp_ext.trainer.memory.run_estimate import outline_model
 from tests.common.training import make_config
 
 

@@ -1,0 +1,158 @@
+"""Estimate the peak memory of a run from its configuration and the shapes of its model; no weight is read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import paddle
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.parallel_degrees import Degrees
+from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.models.auto import build_skeleton
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.dispatch import AbsentGpu
+from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.parallel.expert_parallel import check_experts
+from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
+from paddlenlp_ext.parallel.pipeline.stages import plan_stages
+from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
+from paddlenlp_ext.sharding_spec import is_materialized
+from paddlenlp_ext.trainer.build import adapt_model, weight_dtype
+from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
+from paddlenlp_ext.trainer.memory.layer_activations import (
+    CPU_BF16,
+    CPU_NATIVE,
+    CPU_PADDLE,
+    GPU,
+    GPU_AUTOCAST,
+    GPU_HALF,
+    Numerics,
+)
+from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
+from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+
+
+@dataclass(frozen=True)
+class ModelOutline:
+    """Model whose parameters have shapes but no values.
+
+    Attributes:
+        model: the decoder with its adapter, not quantized.
+        num_base_parameters: number of parameters of the decoder without its adapter.
+        packed: size of the weights that are stored quantized or are quantized while loading.
+        degrees: parallel degrees by which `estimate_run` divides the model.
+    """
+
+    model: CausalLM | PeftModel
+    num_base_parameters: int
+    packed: PackedSize
+    degrees: Degrees = field(default_factory=Degrees)
+
+
+def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | None = None) -> ModelOutline:
+    """Build the model of a run without weights, and check that it can be divided by `degrees`.
+
+    Raises:
+        ValueError: the model's shapes cannot be divided, or a pattern of weight_quantize_algo matches no layer.
+    """
+    degrees = degrees or Degrees()
+    base = build_skeleton(source)
+    check_tensor_plan(base, degrees.tensor, source.quantization)
+    check_experts(base.config, degrees.expert, degrees.tensor)
+    if degrees.pipeline > 1:
+        plan_stages(base.config, degrees.pipeline, config.parallel.virtual_pp_degree)
+    num_base_parameters = sum(math.prod(parameter.shape) for parameter in base.parameters())
+    packed = NOTHING_QUANTIZED if source.quantization is None else packed_size(base, source.quantization)
+    with paddle.LazyGuard():
+        return ModelOutline(adapt_model(base, config), num_base_parameters, packed, degrees)
+
+
+def estimate_run(
+    config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
+) -> MemoryEstimate:
+    """Estimate the peak memory of a training step for the process that needs the most.
+
+    If several processes divide the model, the outline's model is changed to the shapes of one process.
+
+    Args:
+        config: the run's configuration.
+        outline: the model's shapes.
+        micro_batch_tokens: positions of the largest micro-batch, padding included.
+        target_tokens: target tokens of that micro-batch.
+    """
+    model, num_micro = outline.model, config.train.gradient_accumulation_steps
+    num_elements = _num_elements(model)
+    work = FlopEstimate(target_tokens / micro_batch_tokens, trains_matrices=config.peft is None)
+    shares = process_shares(model, outline.degrees, config.parallel, num_micro, work)
+    estimates = []
+    for share in shares:
+        held = _num_elements(model) / max(1, num_elements)
+        packed = PackedSize(round(outline.packed.num_weights * held), round(outline.packed.num_bytes * held))
+        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, packed, share))
+    return max(estimates, key=lambda estimate: estimate.total)
+
+
+def _num_elements(model: CausalLM | PeftModel) -> int:
+    """Return the number of elements of this process's frozen matrices in decoder layers, which may be quantized."""
+    return sum(
+        math.prod(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if ".layers." in name and parameter.stop_gradient and len(parameter.shape) > 1 and is_materialized(parameter)
+    )
+
+
+def _estimate_process(
+    config: RunConfig,
+    model: CausalLM | PeftModel,
+    micro_batch_tokens: int,
+    target_tokens: int,
+    packed: PackedSize,
+    share: ProcessShare,
+) -> MemoryEstimate:
+    bytes_per_weight = 4 if weight_dtype(config) == "float32" else 2
+    estimate = estimate_memory(
+        model,
+        micro_batch_tokens=micro_batch_tokens,
+        target_tokens=target_tokens,
+        recompute=RecomputePlan.from_config(config.train),
+        numerics=_numerics(config.precision),
+        accumulates=config.train.gradient_accumulation_steps > 1,
+        bytes_per_weight=bytes_per_weight,
+        optim=config.optim.optim,
+        master_weight=config.precision.master_weight,
+        float32_gradients=config.precision.float32_gradients,
+        packed=packed,
+        share=share,
+    )
+    if config.preference is None or not config.preference.keeps_reference:
+        return estimate
+    trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
+    copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapter weights are float32
+    return replace(estimate, weights=estimate.weights + copied)
+
+
+def _numerics(precision: PrecisionConfig) -> Numerics:
+    """Return the numerics of the configured device and dtype."""
+    is_half = precision.compute_dtype != "float32"
+    if precision.device != "cpu":
+        on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
+        return replace(on_gpu, triton=_gpu_runs_triton())
+    if library.unavailable_reason() is not None:
+        return CPU_PADDLE
+    return CPU_BF16 if is_half else CPU_NATIVE
+
+
+def _gpu_runs_triton() -> bool:
+    """Return whether ops use Triton kernels on this machine's GPU, or on a Hopper GPU if there is none."""
+    place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
+    return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None
