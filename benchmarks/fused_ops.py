@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """Names of the ops of each group. `lora` leaves the frozen products to their own fused ops."""
 
 NOTHING, EVERYTHING = "nothing", "everything"
-PLAIN_BACKENDS = ("blocks", "cpu", "recomputed", "reference")
+PLAIN_BACKENDS = ("blocks", "plain_cpu", "recomputed", "reference")
 """Backends that consist of Paddle's own operators."""
 
 CASES = (NOTHING, *GROUPS, EVERYTHING)

@@ -45,7 +45,7 @@ def main(started: float, arguments: list[str]) -> None:
 
     class Report(Callback):
         def on_train_begin(self, state: Any) -> None:
-            clock.end("order, optimizer, native library")
+            clock.end("order, optimizer, C++ library")
 
         def on_step_end(self, state: Any, report: Any) -> None:
             clock.end("first step")

@@ -14,7 +14,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 
 _LAUNCH = " kernel launch"
 _native_function = library.function

@@ -18,11 +18,14 @@ from torch.utils.checkpoint import checkpoint
 
 from benchmarks.triton_cases import BF16, Case, Entry, Op, Peer, leaf
 from benchmarks.triton_torch import launch
-from paddlenlp_ext.ops.tile_sizes import TileSizes
-from paddlenlp_ext.ops.triton_attention import backward, forward
-from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, sizes_for
-from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
-from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from tests.common.scripts import bare_packages
+
+with bare_packages("attention"):
+    from paddlenlp_ext.ops.attention.kernels import backward, forward
+    from paddlenlp_ext.ops.attention.kernels.inputs import Problem, Walk, sizes_for
+    from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
 
 
 class Mask:

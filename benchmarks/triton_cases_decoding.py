@@ -13,11 +13,11 @@ from benchmarks.triton_cases_layers import EPSILON, norm_formula
 from benchmarks.triton_packed import BLOCK, GROUP, PackedWeight
 from benchmarks.triton_torch import LORA, launch, load
 
-KERNELS = load("norm_linear/triton_kernels.py")
+KERNELS = load("norm_linear/kernels.py")
 LAYERS = {"qkv": (4096, (4096, 1024, 1024)), "gate_up": (4096, (14336, 14336))}
 """Inputs and outputs of the layers of Llama 3 8B that read one norm."""
 MOST_POSITIONS, SCALING = 16, 2.0
-"""Positions up to which packed weights are multiplied by the kernel of norms, as in ops/quantized; scale of LoRA."""
+"""Positions up to which packed weights are multiplied by the kernel of norms, as in ops; scale of LoRA."""
 OTHER_LAYERS = {"o": (4096, (4096,)), "down": (14336, (4096,))}
 
 

@@ -24,7 +24,10 @@ import triton
 
 from benchmarks.measure import report
 from benchmarks.triton_timing import device_of, milliseconds
-from paddlenlp_ext.ops.grouped_triton_kernels import grouped_product_kernel, grouped_weight_gradient_kernel
+from tests.common.scripts import bare_packages
+
+with bare_packages("grouped_linear"):
+    from paddlenlp_ext.ops.grouped_linear.kernels import grouped_product_kernel, grouped_weight_gradient_kernel
 
 LAYERS = {  # experts, chosen, hidden, inner outputs (gate and up)
     "mixtral-8x7b": (8, 2, 4096, 2 * 14336),

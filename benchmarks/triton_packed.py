@@ -1,4 +1,4 @@
-"""Weights in 4 bits on PyTorch's tensors, with the kernels of paddlenlp_ext/ops/quantized."""
+"""Weights in 4 bits on PyTorch's tensors, with the kernels of paddlenlp_ext/ops/dequantize and quantized_linear."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton
 from benchmarks import triton_torch
 from benchmarks.triton_torch import CODEBOOKS, load
 
-KERNELS = load("quantized/triton_kernels.py")
+UNPACK, PRODUCT = load("dequantize/kernels.py"), load("quantized_linear/kernels.py")
 BLOCK, GROUP = 64, 256
 """Weights that share a scale, and scales that share one, as in QLoRA."""
 
@@ -91,9 +91,9 @@ class PackedWeight:
 
     def dequantize(self, out: torch.Tensor) -> torch.Tensor:
         """Dequantize with the kernel, into `out`."""
-        count, num_bytes, sizes = out.numel(), self.codes.numel(), KERNELS.DEQUANTIZE_SIZES(out)
+        count, num_bytes, sizes = out.numel(), self.codes.numel(), UNPACK.DEQUANTIZE_SIZES(out)
         grid, tensors = (triton.cdiv(num_bytes, sizes["BYTES"]),), (self.codes, *self.tables, out)
-        triton_torch.launch(KERNELS.dequantize_kernel, grid, *tensors, count, num_bytes, 0, **sizes, **self.format)
+        triton_torch.launch(UNPACK.dequantize_kernel, grid, *tensors, count, num_bytes, 0, **sizes, **self.format)
         return out
 
     def dequantize_in_torch(self, dtype: torch.dtype) -> torch.Tensor:
@@ -104,10 +104,10 @@ class PackedWeight:
 
     def product(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Compute x W^T with the kernel, into `y`."""
-        (outputs, inputs), sizes = self.shape, KERNELS.PRODUCT_SIZES(x)
+        (outputs, inputs), sizes = self.shape, PRODUCT.PRODUCT_SIZES(x)
         sizes["BLOCKS"] = sizes.pop("INPUTS") // self.format["BLOCK"]
         grid, tensors = (triton.cdiv(outputs, sizes["OUTPUTS"]), len(x)), (x, self.codes, *self.tables, y)
-        triton_torch.launch(KERNELS.product_kernel, grid, *tensors, outputs, inputs, **sizes, **self.format)
+        triton_torch.launch(PRODUCT.product_kernel, grid, *tensors, outputs, inputs, **sizes, **self.format)
         return y
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

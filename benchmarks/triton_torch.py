@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
 
 def load(path: str) -> ModuleType:
@@ -31,10 +31,9 @@ def load(path: str) -> ModuleType:
 
 
 RMS_NORM, ROPE, GATES, LOSS, LORA, ADAMW = (
-    load(f"{op}/triton_kernels.py")
-    for op in ("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw")
+    load(f"{op}/kernels.py") for op in ("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw")
 )
-TABLES, CODEBOOKS = load("adamw/tables.py"), load("quantized/codebooks.py")
+TABLES, CODEBOOKS = load("adamw/launch_tables.py"), load("quantized_weight/codebooks.py")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

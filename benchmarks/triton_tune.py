@@ -1,4 +1,4 @@
-"""Choose the sizes of the Triton kernels and write the tables of paddlenlp_ext/ops/tile_sizes.
+"""Choose the sizes of the Triton kernels and write the tables of paddlenlp_ext/ops/triton_utils/tile_sizes.
 
     python -m benchmarks.triton_tune                               on a GPU: times, and the table of its capability
     python -m benchmarks.triton_tune --kernels rope gate_forward
@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.triton_resources import MULTIPROCESSORS, Compiler, Resources, Shaped
 from benchmarks.triton_tune_cases import CASES, Case
-from paddlenlp_ext.ops import tile_sizes
+from paddlenlp_ext.ops.triton_utils import tile_sizes
 
 TIMED, COMPILED = "fastest", "compiled"
 """First words of the source of sizes."""
@@ -93,7 +93,7 @@ class TorchTensors:
 
 def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel on PyTorch's current stream."""
-    kernel[grid](*arguments, **{"enable_fp_fusion": True, **constants})  # as ops/triton_launch.py
+    kernel[grid](*arguments, **{"enable_fp_fusion": True, **constants})  # as ops/triton_utils/launch.py
 
 
 def with_sizes(case: Case, candidate: dict[str, int], use: Callable[[], Any]) -> Any:

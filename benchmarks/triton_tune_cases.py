@@ -12,14 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paddlenlp_ext.ops import grouped_triton_kernels as grouped
-from paddlenlp_ext.ops import triton_column_sums as column_sums
-from paddlenlp_ext.ops.tile_sizes import TileSizes
-from paddlenlp_ext.ops.triton_attention import backward as attention_backward
-from paddlenlp_ext.ops.triton_attention import forward as attention_forward
-from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, sizes_for
-from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
-from tests.common.scripts import ROOT, load_script
+from paddlenlp_ext.ops.triton_utils import column_sums
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from tests.common.scripts import ROOT, bare_packages, load_script
+
+with bare_packages("attention", "grouped_linear"):
+    from paddlenlp_ext.ops.attention.kernels import backward as attention_backward
+    from paddlenlp_ext.ops.attention.kernels import forward as attention_forward
+    from paddlenlp_ext.ops.attention.kernels.inputs import Problem, Walk, sizes_for
+    from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
+    from paddlenlp_ext.ops.grouped_linear import kernels as grouped
 
 OPS = ROOT / "paddlenlp_ext" / "ops"
 EPSILON = 1e-6
@@ -29,11 +31,14 @@ Run = Callable[[Launch], Sequence[Any]]
 
 
 # By path: the packages of the ops import Paddle.
-rms_norm, rope, gates, losses, lora, adamw, quantized, norm_linear = (
-    load_script(OPS / op / "triton_kernels.py")
-    for op in ("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw", "quantized", "norm_linear")
+rms_norm, rope, gates, losses, lora, adamw, unpack, packed, norm_linear = (
+    load_script(OPS / op / "kernels.py")
+    for op in (
+        *("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw"),
+        *("dequantize", "quantized_linear", "norm_linear"),
+    )
 )
-adamw_tables = load_script(OPS / "adamw" / "tables.py")
+adamw_tables = load_script(OPS / "adamw" / "launch_tables.py")
 
 
 class Tensors(Protocol):
@@ -301,9 +306,9 @@ def dequantize(tensors: Tensors, bounds: dict[str, int]) -> Run:
     out, count = tensors.zeros(*shape), shape[0] * shape[1]
 
     def run(launch: Launch) -> Sequence[Any]:
-        sizes = quantized.DEQUANTIZE_SIZES(codes)
+        sizes = unpack.DEQUANTIZE_SIZES(codes)
         grid, numbers = (-(-count // (2 * sizes["BYTES"])),), (count, count // 2, 0)
-        launch(quantized.dequantize_kernel, grid, codes, *tables, out, *numbers, **sizes, **form)
+        launch(unpack.dequantize_kernel, grid, codes, *tables, out, *numbers, **sizes, **form)
         return [out]
 
     return run
@@ -315,10 +320,10 @@ def product_4bit(tensors: Tensors, bounds: dict[str, int]) -> Run:
     x, y = tensors.random(1, inputs), tensors.zeros(1, outputs)
 
     def run(launch: Launch) -> Sequence[Any]:
-        sizes = quantized.PRODUCT_SIZES(codes)
+        sizes = packed.PRODUCT_SIZES(codes)
         sizes["BLOCKS"] = sizes.pop("INPUTS") // form["BLOCK"]
         grid = -(-outputs // sizes["OUTPUTS"]), 1
-        launch(quantized.product_kernel, grid, x, codes, *tables, y, outputs, inputs, **sizes, **form)
+        launch(packed.product_kernel, grid, x, codes, *tables, y, outputs, inputs, **sizes, **form)
         return [y]
 
     return run
@@ -452,8 +457,8 @@ CASES = {
         Case(adamw.SIZES, [{}], optimizer(False), MEMORY_BOUND),
         Case(adamw.SIZES_8BIT, [{}], optimizer(True), MEMORY_BOUND),
         Case(column_sums.SIZES, [{}], sums, MEMORY_BOUND),
-        Case(quantized.DEQUANTIZE_SIZES, [{}], dequantize, MEMORY_BOUND),
-        Case(quantized.PRODUCT_SIZES, [{}], product_4bit, TENSOR_CORES),
+        Case(unpack.DEQUANTIZE_SIZES, [{}], dequantize, MEMORY_BOUND),
+        Case(packed.PRODUCT_SIZES, [{}], product_4bit, TENSOR_CORES),
         Case(
             norm_linear.SIZES,
             [{**each, "positions": positions} for each in ELEMENT_SIZES for positions in (8, 16)],

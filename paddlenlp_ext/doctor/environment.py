@@ -12,7 +12,7 @@ import paddle
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.ops.attention import flashmask
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpp import bf16, library
 
 _PACKAGES = ("paddlenlp-ext", "paddlepaddle", "paddlepaddle-gpu", "triton", "numpy", "safetensors", "transformers")
 _VARIABLES = ("FLAGS_", "PADDLENLP_EXT_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "MKL_", "OMP_NUM_THREADS")
@@ -29,7 +29,7 @@ def describe_environment() -> list[tuple[str, str]]:
         *((name, found) for name in _PACKAGES if (found := _version(name)) is not None),
         ("CUDA of Paddle", str(paddle.version.cuda())),
         ("processor", f"{_processor()}, {threads_per_process()} cores for one process"),
-        ("native library", library.unavailable_reason() or "available"),
+        ("C++ library", library.unavailable_reason() or "available"),
         ("bfloat16 products on the CPU", bf16.unavailable_reason() or "available"),
         *_describe_gpus(),
         *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),

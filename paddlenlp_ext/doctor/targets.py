@@ -9,7 +9,7 @@ from typing import NamedTuple
 import paddle
 
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.ops.dispatch import dispatched_ops
 
 

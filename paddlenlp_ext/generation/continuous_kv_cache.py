@@ -22,8 +22,13 @@ import paddle
 
 from paddlenlp_ext.generation.padded_kv_cache import BLOCK
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.attention.cache import ReservingCache
-from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
+from paddlenlp_ext.ops.attention.decode_attention import (
+    CachedLayer,
+    ReservedPositions,
+    VisiblePositions,
+    store_positions,
+)
+from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
 _ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
 

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from paddlenlp_ext.ops.linear import in_dtype
+from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 Logits = NDArray[np.float32]
 ModelLogits = paddle.Tensor | np.ndarray

@@ -26,8 +26,13 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.attention.cache import ReservingCache
-from paddlenlp_ext.ops.attention.decode import CachedLayer, ReservedPositions, VisiblePositions, store_positions
+from paddlenlp_ext.ops.attention.decode_attention import (
+    CachedLayer,
+    ReservedPositions,
+    VisiblePositions,
+    store_positions,
+)
+from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
 BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
 

@@ -15,7 +15,7 @@ import paddle
 from paddlenlp_ext.generation.continuous_kv_cache import RowsOfCache
 from paddlenlp_ext.generation.logits_processors import ALL_NAN_LOGITS, ModelLogits
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 
 
 class Decoder(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paddlenlp_ext._runtime import choose_device
 from paddlenlp_ext.config.device import has_gpu
-from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.utils.logging import get_logger
 
 

@@ -17,7 +17,7 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
-from paddlenlp_ext.ops.cpu.huge_pages import use_huge_pages
+from paddlenlp_ext.ops.cpp.huge_pages import use_huge_pages
 from paddlenlp_ext.quantization.bitsandbytes_config import BitsAndBytesConfig, dtype_name
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import load_quantized

@@ -25,7 +25,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention import DocumentParents
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.soft_cap import soft_cap
 from paddlenlp_ext.quantization.config import QuantizationConfig

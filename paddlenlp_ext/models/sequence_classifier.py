@@ -20,7 +20,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.causal_lm_forward import CausalLMOutput, DocumentLengths
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 
 
 class ScoreHead(nn.Layer):

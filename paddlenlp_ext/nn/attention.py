@@ -33,9 +33,10 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
-from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
+from paddlenlp_ext.ops.rope import apply_rope, rotate_heads
+from paddlenlp_ext.ops.rope.reference import HeadNorms
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 
 

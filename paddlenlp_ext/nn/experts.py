@@ -24,7 +24,7 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.routers import Router, RouterOptions
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
 from paddlenlp_ext.ops.gates import clamped_swiglu
 from paddlenlp_ext.paddle_compat import axis_sizes, is_symbolic

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.ops.linear import linear
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
 from paddlenlp_ext.ops.attention import KeyValuePrefix, attention
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
 from paddlenlp_ext.paddle_compat import axis_sizes
 

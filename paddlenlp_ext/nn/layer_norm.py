@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.layer_norm import layer_norm
 
 

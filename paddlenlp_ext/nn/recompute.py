@@ -25,7 +25,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.nn.activation_offload import OffloadedTensor, offload
-from paddlenlp_ext.ops.cpu.bf16 import capture_precision
+from paddlenlp_ext.ops.cpp.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}

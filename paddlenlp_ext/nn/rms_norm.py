@@ -7,7 +7,7 @@ from typing import Protocol
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
 

@@ -25,7 +25,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 All backends of an op share one signature and compute the same function:
 
     name in logs and options          functions      implementation
-    native                            `*_cpp`        C++ of `csrc/`, float32 on the CPU
-    cpu                               `*_cpu`        plain Paddle or NumPy, arranged for the CPU
+    cpp                               `*_cpp`        C++ of `csrc/`, float32 on the CPU
+    plain_cpu                         `*_plain_cpu`  plain Paddle or NumPy, arranged for the CPU
     blocks                                           attention in plain Paddle, one tile at a time
     flashmask, triton, weight_only                   GPU kernels of Paddle and Triton
     reference                         `*_reference`  the formula in plain Paddle, on any device

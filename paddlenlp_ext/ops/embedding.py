@@ -5,9 +5,9 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable, is_on_cpu
-from paddlenlp_ext.ops.linear import contiguous, in_dtype
+from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
@@ -35,7 +35,7 @@ def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     return library.unavailable_reason()
 
 
-embedding_op = DispatchedOp("embedding", native=(embedding_cpp, _stored_in_bf16), reference=embedding_reference)
+embedding_op = DispatchedOp("embedding", cpp=(embedding_cpp, _stored_in_bf16), reference=embedding_reference)
 
 
 def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:

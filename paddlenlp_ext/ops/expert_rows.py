@@ -19,10 +19,10 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.linear import contiguous
-from paddlenlp_ext.ops.saved_tensors import recompute_function, with_recompute_function
+from paddlenlp_ext.ops.recompute_functions import recompute_function, with_recompute_function
+from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def sum_cpp(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
     return result
 
 
-gather_op = DispatchedOp("gather_rows", native=(gather_cpp, library.usable), reference=gather_reference)
-sum_op = DispatchedOp("sum_rows", native=(sum_cpp, library.usable), reference=sum_reference)
+gather_op = DispatchedOp("gather_rows", cpp=(gather_cpp, library.usable), reference=gather_reference)
+sum_op = DispatchedOp("sum_rows", cpp=(sum_cpp, library.usable), reference=sum_reference)
 
 
 def gather_rows(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import paddle
 
-from paddlenlp_ext.ops import linear as linear_module
-from paddlenlp_ext.ops.cpu.bf16 import uses_bf16
-from paddlenlp_ext.ops.linear import contiguous, in_dtype, linear
-from paddlenlp_ext.ops.quantized.cpu import quantized_input_gradient_cpp, quantized_linear_cpp
-from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear, takes_weight_only
-from paddlenlp_ext.ops.quantized.triton_launch import fits_tiles, tile_format, tile_layer
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
+from paddlenlp_ext.ops.linear import cpp as linear_cpp
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.quantized_linear import quantized_input_gradient_op, quantized_linear, takes_weight_only
+from paddlenlp_ext.ops.quantized_linear.cpp import quantized_input_gradient_cpp, quantized_linear_cpp
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight.triton import fits_tiles, tile_format, tile_layer
+from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.quantized.triton_tiles import Format, Layer
+    from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer
 
 
 class FrozenLinear(Protocol):
@@ -49,7 +50,7 @@ class FrozenLinear(Protocol):
         """Return whether an operator of Paddle multiplies x by the weight as it is stored."""
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
-        """Return whether quantized/triton_tiles.py can read the weight for x of this dtype."""
+        """Return whether triton_utils/weight_tiles.py can read the weight for x of this dtype."""
 
     def tile_format(self) -> Format:
         """Return the format of the weight for such a kernel."""
@@ -80,14 +81,15 @@ class FrozenDense:
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the outputs [..., out] without autograd."""
-        matmul_operand = linear_module.matmul_operand
-        return linear_module.forward(
-            x, matmul_operand(self.weight), None if self.bias is None else matmul_operand(self.bias)
+        return linear_cpp.forward(
+            x,
+            linear_cpp.matmul_operand(self.weight),
+            None if self.bias is None else linear_cpp.matmul_operand(self.bias),
         )
 
     def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
-        return linear_module.input_gradient(gradient, linear_module.matmul_operand(self.weight))
+        return linear_cpp.input_gradient(gradient, linear_cpp.matmul_operand(self.weight))
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
         """Return True: the product is Paddle's."""
@@ -99,13 +101,13 @@ class FrozenDense:
 
     def tile_format(self) -> Format:
         """Return the format of floats."""
-        from paddlenlp_ext.ops.quantized.triton_tiles import Format
+        from paddlenlp_ext.ops.triton_utils.weight_tiles import Format
 
         return Format()
 
     def tile_layer(self, y: paddle.Tensor) -> Layer:
         """Return the tensors of the layer, whose kernel writes y [..., out]."""
-        from paddlenlp_ext.ops.quantized.triton_tiles import Layer
+        from paddlenlp_ext.ops.triton_utils.weight_tiles import Layer
 
         return Layer(contiguous(self.weight), y, self.bias)
 
@@ -129,7 +131,7 @@ class FrozenQuantized:
 
     def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
-        return in_dtype(input_gradient_op.choose(gradient)(gradient, self.weight), gradient.dtype)
+        return in_dtype(quantized_input_gradient_op.choose(gradient)(gradient, self.weight), gradient.dtype)
 
     def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return the outputs [..., out] without autograd."""

@@ -15,8 +15,9 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import empty, function, needs_grad, pointer, usable
+from paddlenlp_ext.ops.cpp.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.tensor_utils import needs_grad
 
 
 def layer_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
@@ -77,7 +78,7 @@ def _rows(x: paddle.Tensor) -> tuple[int, int]:
     return math.prod(x.shape[:-1]), x.shape[-1]
 
 
-layer_norm_op = DispatchedOp("layer_norm", native=(layer_norm_cpp, usable), reference=layer_norm_reference)
+layer_norm_op = DispatchedOp("layer_norm", cpp=(layer_norm_cpp, usable), reference=layer_norm_reference)
 
 
 def layer_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.cpu.library import empty, function, pointer, usable
+from paddlenlp_ext.ops.cpp.api_header import struct
+from paddlenlp_ext.ops.cpp.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 _ROUNDS = 10
@@ -99,7 +99,7 @@ def _high(product: paddle.Tensor) -> paddle.Tensor:
 
 
 stochastic_round_op = DispatchedOp(
-    "stochastic rounding", native=(stochastic_round_cpp, usable), reference=stochastic_round_reference
+    "stochastic rounding", cpp=(stochastic_round_cpp, usable), reference=stochastic_round_reference
 )
 
 

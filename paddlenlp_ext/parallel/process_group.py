@@ -10,7 +10,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
-from paddlenlp_ext.ops.gradients import sum_of_squares
+from paddlenlp_ext.ops.gradient_clipping import sum_of_squares
 from paddlenlp_ext.parallel.collectives import sum_gradients
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards
 from paddlenlp_ext.parallel.gather_weights import gather_shards, save_gathered

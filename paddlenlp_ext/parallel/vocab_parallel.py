@@ -15,7 +15,7 @@ from paddle import nn
 
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.linear_cross_entropy import sharded_products_op
-from paddlenlp_ext.ops.linear_cross_entropy.products import (
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import (
     Updates,
     logprobs_of_losses,
     losses_by_chunks,
@@ -108,7 +108,7 @@ class VocabParallelHead:
         products = sharded_products_op.choose(hidden_RD)(self)
         return losses_by_chunks(products, hidden_RD, *arguments, softcap=softcap)
 
-    # -- ops.linear_cross_entropy.sharded.VocabShards: each chunk needs three all-reduces ------------------------------
+    # -- VocabShards of ops/linear_cross_entropy/sharded_vocabulary.py: each chunk needs three all-reduces ------------
     @property
     def start(self) -> int:
         """First token id of this rank's rows."""

@@ -28,7 +28,7 @@ from paddle import nn
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.paddle_compat import has_storage, own_parameters
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, attach_adapters, detach_adapters

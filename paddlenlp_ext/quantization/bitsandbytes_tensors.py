@@ -21,8 +21,8 @@ import paddle
 
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 from paddlenlp_ext.utils.json_schema import Kind, list_of, number, one_of, shown, whole
 
 STATE = ".weight.quant_state.bitsandbytes__"

@@ -12,7 +12,7 @@ import paddle
 
 from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import INTEGER_PARTS
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.quantization.bitsandbytes_tensors import STATE, bitsandbytes_tensors, read_bitsandbytes, read_state
 from paddlenlp_ext.quantization.config import BLOCKWISE
 from paddlenlp_ext.quantization.integer_tensors import SCALE, integer_shape, integer_tensors, read_integers

@@ -19,7 +19,7 @@ import paddle
 from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import INTEGER_PARTS
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
 SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 

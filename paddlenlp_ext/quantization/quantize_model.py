@@ -18,7 +18,7 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.quantization.checkpoint_tensors import tensors_to_store
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, packed_bytes, quantize_layer, quantize_stack

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.quantized.codebooks import boundaries, dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.ops.quantized_weight.codebooks import boundaries, dynamic_levels, levels
 from paddlenlp_ext.quantization.config import QuantizationConfig
 
 QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]

@@ -10,10 +10,10 @@ import paddle
 
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import matrix_name
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
-from paddlenlp_ext.ops.quantized.dequantize import dequantize_stack
-from paddlenlp_ext.ops.quantized.grouped_linear import quantized_grouped_linear
-from paddlenlp_ext.ops.quantized.linear import quantized_linear
-from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.dequantize import dequantize_stack
+from paddlenlp_ext.ops.quantized_grouped_linear import quantized_grouped_linear
+from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 
 

@@ -10,10 +10,10 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.quantized.linear import quantized_linear
-from paddlenlp_ext.ops.quantized.weight import TENSORS, QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.ops.quantized_weight import TENSORS, QuantizedStack, QuantizedWeight
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.shard_weight import slice_weight
 from paddlenlp_ext.sharding_spec import Shard

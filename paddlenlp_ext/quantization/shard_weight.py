@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.quantized.dequantize import block_scales
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.dequantize.reference import block_scales
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16

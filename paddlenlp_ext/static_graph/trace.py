@@ -31,9 +31,9 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.attention.cache import KeyValueCache
-from paddlenlp_ext.ops.attention.decode import CachedLayer
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.attention.decode_attention import CachedLayer
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 CacheShapes = tuple[tuple[int, int], ...]
 """Heads and channels of each cached tensor: keys and values of layer 0, of layer 1, ..."""
@@ -101,7 +101,7 @@ class GraphCache(KeyValueCache):
 
 
 class GraphSlots:
-    """Cache slots visible to each new position of a traced program (`ops.attention.decode.VisibleSlots`)."""
+    """Cache slots visible to each new position of a traced program (`ops.attention.decode_attention.VisibleSlots`)."""
 
     def __init__(self, visible_BSC: paddle.Tensor, distances_BSC: paddle.Tensor) -> None:
         self._distances_BSC = distances_BSC

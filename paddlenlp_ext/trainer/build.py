@@ -27,7 +27,7 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards, check_experts
 from paddlenlp_ext.parallel.load_weights import load_shards
 from paddlenlp_ext.parallel.mesh import Mesh
@@ -292,7 +292,7 @@ def weight_dtype(config: RunConfig) -> str:
     reason = bf16.unavailable_reason() if on_cpu and precision.compute_dtype == "bfloat16" else None
     if reason is not None and precision.bf16:
         raise ValueError(
-            f"bf16: true needs the native library on the CPU, and {reason}; install what is missing, or set bf16: "
+            f"bf16: true needs the C++ library on the CPU, and {reason}; install what is missing, or set bf16: "
             "false to compute in float32"
         )
     if reason is not None:

@@ -27,8 +27,8 @@ from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.gradients import scale_
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.gradient_clipping import scale_
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objectives.objective import Objective
@@ -326,7 +326,7 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     |---|---|---|---|
     | GPU | O1 | cast to bf16 or fp16 | float32 |
     | GPU | O2 | bf16 or fp16 | bf16 or fp16 |
-    | CPU | O1 | inputs rounded to bf16, sums in float32 (ops/cpu/bf16.py) | float32; bf16 if frozen |
+    | CPU | O1 | inputs rounded to bf16, sums in float32 (ops/cpp/bf16.py) | float32; bf16 if frozen |
     | CPU | O2 | the same | bf16 |
     """
     dtype: Any = precision.compute_dtype

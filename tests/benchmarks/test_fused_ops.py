@@ -24,7 +24,7 @@ def test_groups_name_existing_ops():
 def test_in_plain_paddle_replaces_only_the_ops_of_the_group():
     before = chosen(rms_norm_op), chosen(rope_op)
     with in_plain_paddle("norms"):
-        assert (chosen(rms_norm_op), chosen(rope_op)) == ("cpu", before[1])
+        assert (chosen(rms_norm_op), chosen(rope_op)) == ("plain_cpu", before[1])
     with in_plain_paddle(EVERYTHING):
         assert all(chosen(op) in PLAIN_BACKENDS for op in dispatched_ops())
     assert (chosen(rms_norm_op), chosen(rope_op)) == before

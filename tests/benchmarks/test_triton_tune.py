@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.ops import tile_sizes
+from paddlenlp_ext.ops.triton_utils import tile_sizes
 from tests.ops.interpreter import interpreted, skip_without_triton
 
 skip_without_triton()

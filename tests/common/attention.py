@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.attention import masked_attention
+from paddlenlp_ext.ops.attention.reference import masked_attention
 
 
 def cached_attention(

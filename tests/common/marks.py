@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.ops.cpu.library import unavailable_reason
+from paddlenlp_ext.ops.cpp.library import unavailable_reason
 
 needs_cpp = pytest.mark.skipif(unavailable_reason() is not None, reason=f"no C++ library: {unavailable_reason()}")

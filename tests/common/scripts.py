@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +21,21 @@ def load_script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def bare_packages(*ops: str) -> Iterator[None]:
+    """Import modules of `paddlenlp_ext.ops.<op>` within the block without the package itself, which imports Paddle."""
+    stubs = {f"paddlenlp_ext.ops.{op}": ROOT / "paddlenlp_ext" / "ops" / op for op in ops}
+    stubs = {name: folder for name, folder in stubs.items() if name not in sys.modules}
+    for name, folder in stubs.items():
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    try:
+        yield
+    finally:
+        for name in stubs:
+            del sys.modules[name]
 
 
 def script_environment(**changes: str) -> dict[str, str]:

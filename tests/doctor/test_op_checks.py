@@ -42,7 +42,7 @@ def test_run_doctor_with_a_broken_op_reports_it_and_returns_1(monkeypatch, capsy
     monkeypatch.setattr("paddlenlp_ext.doctor.op_checks.OP_CASES.items", lambda: list(others.items()))
     assert run_doctor(DoctorArguments(areas=("ops",))) == 0
     assert "checks passed**" in capsys.readouterr().out
-    monkeypatch.setitem(swiglu_op._backends, "cpu", (broken, anywhere))
+    monkeypatch.setitem(swiglu_op._backends, "plain_cpu", (broken, anywhere))
     assert run_doctor(DoctorArguments(areas=("ops",))) == 1
     report = capsys.readouterr().out
     assert "**1 of " in report and f"| ops | swiglu: cpu | cpu float32 {outcome}" in report

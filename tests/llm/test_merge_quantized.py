@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.cli.predict import load_predictor
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

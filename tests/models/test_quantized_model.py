@@ -16,7 +16,7 @@ from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import dequantize_linears, quantized_layers
 from paddlenlp_ext.quantization.quantize_weight import quantize

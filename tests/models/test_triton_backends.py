@@ -33,7 +33,7 @@ def launched(monkeypatch):
     recorder = Recorder()
     with ExitStack() as stack:
         for module, ops in OPS.items():
-            stack.enter_context(interpreted(f"{module.__name__}.triton_kernels"))
+            stack.enter_context(interpreted(f"{module.__name__}.kernels"))
             monkeypatch.setattr(f"{module.__name__}.triton.launch", recorder)
             for op in ops:
                 monkeypatch.setattr(op, "choose", lambda x, op=op: op._backends["triton"][0])

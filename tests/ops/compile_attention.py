@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import triton
 
-from paddlenlp_ext.ops import tile_sizes
-from paddlenlp_ext.ops.tile_sizes import TileSizes
-from paddlenlp_ext.ops.triton_attention import backward, forward
-from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk, sizes_for
+from paddlenlp_ext.ops.attention.kernels import backward, forward
+from paddlenlp_ext.ops.attention.kernels.inputs import Problem, Walk, sizes_for
+from paddlenlp_ext.ops.triton_utils import tile_sizes
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 from tests.ops.compile_fused import AMPERE, HOPPER, Compiler, Sized
 
 SERVER_AMPERE = 80

@@ -2,7 +2,7 @@
 
     python -m tests.ops.compile_fused            every kernel for a Hopper GPU
     python -m tests.ops.compile_fused --all      with more constants, and for consumer GPUs of the Ampere generation;
-                                                 and every kernel of ops with all sizes of all tables (ops/tile_sizes)
+                                                 and every kernel of ops with all sizes of all tables of tile sizes
 
 Prints one line per kernel: name, compute capability, bytes of shared memory, bytes of spilled registers per thread, and
 the numbers of loads of 16 bytes and of instructions of tensor cores. Lines of tables have the resources of an entry.
@@ -23,12 +23,12 @@ from triton.compiler import ASTSource
 
 from benchmarks.triton_tune import compiled
 from benchmarks.triton_tune_cases import CASES
-from paddlenlp_ext.ops import tile_sizes
+from paddlenlp_ext.ops.triton_utils import tile_sizes
 from tests.common.scripts import ROOT, load_script
 
 # By path: the packages of the ops import Paddle.
 adamw, cross_entropy, lora_linear, norm_linear = (
-    load_script(ROOT / "paddlenlp_ext" / "ops" / op / "triton_kernels.py")
+    load_script(ROOT / "paddlenlp_ext" / "ops" / op / "kernels.py")
     for op in ("adamw", "linear_cross_entropy", "lora_linear", "norm_linear")
 )
 

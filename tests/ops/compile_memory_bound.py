@@ -15,10 +15,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paddlenlp_ext.ops.gates.triton_kernels import gate_backward_kernel, gate_forward_kernel
-from paddlenlp_ext.ops.rms_norm.triton_kernels import rms_norm_backward_kernel, rms_norm_forward_kernel
-from paddlenlp_ext.ops.rope.triton_kernels import norm_rope_backward_kernel, rope_kernel
-from paddlenlp_ext.ops.triton_column_sums import column_sums_kernel
+from paddlenlp_ext.ops.gates.kernels import gate_backward_kernel, gate_forward_kernel
+from paddlenlp_ext.ops.rms_norm.kernels import rms_norm_backward_kernel, rms_norm_forward_kernel
+from paddlenlp_ext.ops.rope.kernels import norm_rope_backward_kernel, rope_kernel
+from paddlenlp_ext.ops.triton_utils.column_sums import column_sums_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ROWS = {"ROWS": 1, "COLUMNS": 4096, "num_warps": 8}

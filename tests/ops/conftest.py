@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 
 
 @pytest.fixture

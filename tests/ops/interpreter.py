@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 
-from tests.ops.quantized.host_array import HostArray
+from tests.ops.host_array import HostArray
 
 
 def skip_without_triton() -> None:

@@ -16,7 +16,9 @@ from paddlenlp_ext.ops.dispatch import (
     on_cpu_in_fp32,
     on_gpu_in_half_precision,
 )
-from paddlenlp_ext.ops.quantized.linear import linear_op
+from paddlenlp_ext.ops.quantized_linear import quantized_linear_op
+
+INT8_LINEAR = quantized_linear_op("weight_only_int8")
 
 
 def make_op() -> DispatchedOp:
@@ -94,8 +96,13 @@ def test_dispatched_ops_lists_ops_by_name():
     [
         (attention_op, (8, 0), "flashmask", None),
         (attention_op, (7, 5), "blocks", "flash attention needs compute capability 8.0 or later, and this GPU has 7.5"),
-        (linear_op("weight_only_int8"), (7, 5), "weight_only", None),
-        (linear_op("weight_only_int8"), (12, 0), "reference", "does not support GPUs of compute capability 12.0"),
+        (quantized_linear_op("weight_only_int8"), (7, 5), "weight_only", None),
+        (
+            quantized_linear_op("weight_only_int8"),
+            (12, 0),
+            "reference",
+            "does not support GPUs of compute capability 12.0",
+        ),
     ],
 )
 def test_explain_on_an_absent_gpu_follows_its_compute_capability(op, capability, backend, reason):

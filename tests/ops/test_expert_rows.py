@@ -8,14 +8,14 @@ import pytest
 
 from paddlenlp_ext.ops import expert_rows as module
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
-from paddlenlp_ext.ops.saved_tensors import recompute_function, with_recompute_function
+from paddlenlp_ext.ops.recompute_functions import recompute_function, with_recompute_function
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
 EXPERTS_TK = np.array([[2, 0], [0, 3], [3, 2], [2, 3], [0, 2]])
 
 
-@pytest.fixture(params=[pytest.param("native", marks=needs_cpp), "reference"])
+@pytest.fixture(params=[pytest.param("cpp", marks=needs_cpp), "reference"])
 def backend(request, monkeypatch):
     for op in (module.gather_op, module.sum_op):
         monkeypatch.setattr(op, "choose", lambda x, choose=op.choose: choose(x, request.param))

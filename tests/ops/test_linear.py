@@ -6,8 +6,11 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu import bf16, library
-from paddlenlp_ext.ops.linear import linear, linear_cpp, linear_reference, product_dtype
+from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.linear.cpp import linear_cpp
+from paddlenlp_ext.ops.linear.reference import linear_reference
+from paddlenlp_ext.ops.tensor_utils import product_dtype
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 

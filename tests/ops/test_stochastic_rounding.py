@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.cpu.library import set_threads
+from paddlenlp_ext.ops.cpp.library import set_threads
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition, stochastic_round_cpp, stochastic_round_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp

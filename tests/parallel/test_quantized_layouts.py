@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.ops.cpu import bf16
+from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.models import TINY_LATENT, TINY_LLAMA
@@ -129,7 +129,7 @@ def test_quantized_base_with_every_method_matches_one_process(tmp_path):
 
 
 @pytest.mark.skipif(
-    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512"
+    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library and AVX-512"
 )
 @pytest.mark.parametrize("case", HALF_WEIGHTS, ids=lambda case: case.name)
 def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
@@ -142,7 +142,7 @@ def test_bfloat16_weights_on_two_processes_match_within_rounding(runs, case):
 
 
 @pytest.mark.skipif(
-    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the native library and AVX-512"
+    bf16.unavailable_reason() is not None, reason="bfloat16 on the CPU needs the C++ library and AVX-512"
 )
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.name)
 def test_bfloat16_base_on_two_processes_matches_within_rounding(runs, case):

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.golden import DATA

@@ -9,8 +9,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels, levels
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 from paddlenlp_ext.quantization.config import ALGOS, QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.quantization.quantize_weight import empty, quantize, quantize_layer

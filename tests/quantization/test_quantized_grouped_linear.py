@@ -16,8 +16,8 @@ from paddlenlp_ext.checkpoint.safetensors import as_lazy, save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.quantized.weight import TENSORS
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_weight import TENSORS
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.checkpoint_tensors import tensors_to_store
 from paddlenlp_ext.quantization.config import QuantizationConfig

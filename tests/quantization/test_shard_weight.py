@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.config import ALGOS, QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear

@@ -11,7 +11,7 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.config import device
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.build import build_trainer, load_data, weight_dtype
@@ -171,5 +171,5 @@ def test_bf16_training_without_the_cpu_library_names_cause_and_remedy(run_folder
     monkeypatch.setattr(library, "unavailable_reason", lambda: "there is no C++ compiler")
     assert bf16.unavailable_reason() == "there is no C++ compiler"
     config = config_for(run_folders, lora=True, bf16=True)
-    with pytest.raises(ValueError, match=r"native library.*there is no C\+\+ compiler.*set bf16: false"):
+    with pytest.raises(ValueError, match=r"C\+\+ library.*there is no C\+\+ compiler.*set bf16: false"):
         build_trainer(config, load_data(config))

@@ -9,7 +9,7 @@ import paddle
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
 from paddlenlp_ext.ops.attention import AttentionLayout, ScoreOptions, alibi_slopes, attention
-from paddlenlp_ext.ops.attention.decode import VisiblePositions, decode_attention, store_positions
+from paddlenlp_ext.ops.attention.decode_attention import VisiblePositions, decode_attention, store_positions
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 SCALE = 0.3

@@ -16,7 +16,8 @@ from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.ops.norm_linear import norm_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
-from paddlenlp_ext.ops.rope import HeadNorms, apply_rope, rotate_heads
+from paddlenlp_ext.ops.rope import apply_rope, rotate_heads
+from paddlenlp_ext.ops.rope.reference import HeadNorms
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 

@@ -6,10 +6,10 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.quantized.grouped_linear import grouped_input_gradient_op, quantized_grouped_linear
-from paddlenlp_ext.ops.quantized.linear import input_gradient_op, quantized_linear
-from paddlenlp_ext.ops.quantized.weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_grouped_linear import quantized_grouped_input_gradient_op, quantized_grouped_linear
+from paddlenlp_ext.ops.quantized_linear import quantized_input_gradient_op, quantized_linear
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 
@@ -57,7 +57,7 @@ def run_integer_linear(inputs: Inputs) -> list[paddle.Tensor]:
 def run_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
     """Multiply output gradients by the weight."""
     gradient = inputs.frozen(21, OUTPUTS)
-    return [input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
+    return [quantized_input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
 
 
 @op_case("quantized grouped linear")
@@ -70,4 +70,4 @@ def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
 def run_grouped_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
     """Multiply the output gradients of each expert by its quantized weight."""
     gradients = [inputs.frozen(10, OUTPUTS) for _ in range(2)]
-    return [grouped_input_gradient_op.choose(gradients[0])(gradients, _stack(inputs), STARTS)]
+    return [quantized_grouped_input_gradient_op.choose(gradients[0])(gradients, _stack(inputs), STARTS)]

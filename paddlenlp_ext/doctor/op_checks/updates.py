@@ -7,13 +7,13 @@ from functools import partial
 import paddle
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
-from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
-from paddlenlp_ext.ops.adamw_8bit import BLOCK, AdamStep, Moments8Bit, adamw_8bit_op, dynamic_8bit
-from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
-from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
+from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_8bit_op, adamw_bf16_op, adamw_op
+from paddlenlp_ext.ops.adamw.quantizer_8bit import dynamic_8bit
+from paddlenlp_ext.ops.adamw.updates import BLOCK, AdamStep, AdamW8BitUpdate, Bf16Update, Moments8Bit
+from paddlenlp_ext.ops.gradient_clipping import scale_, sum_of_squares
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, sharded_products_op
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import losses_by_chunks, sum_of_losses
 from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_
-from paddlenlp_ext.ops.linear_cross_entropy.products import losses_by_chunks, sum_of_losses
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition, stochastic_round
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
@@ -108,7 +108,7 @@ def run_adamw_8bit(inputs: Inputs) -> list[paddle.Tensor]:
     moments = Moments8Bit(codes[0], paddle.zeros([blocks, 1]), codes[1], paddle.zeros([blocks, 1]))
     for number in (1, 2):
         step = AdamStep(BETA1, BETA2, EPSILON, number, 0.01)
-        adamw_8bit_op.choose(weight)(weight, inputs.frozen(*SHAPE), moments, step)
+        adamw_8bit_op.choose(weight)([AdamW8BitUpdate(weight, inputs.frozen(*SHAPE), moments, step)])
     return [weight, moments.scales1, moments.scales2]
 
 

@@ -21,14 +21,14 @@ from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.attention.cache import ReservingCache
-from paddlenlp_ext.ops.attention.decode import ReservedPositions
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.api import struct
+from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
+from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.api_header import struct
+from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.gates import geglu
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
-from paddlenlp_ext.ops.quantized.cpu import packed_struct
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 
 _NO_WINDOW = 1 << 40  # more positions than a cache has
 

@@ -22,10 +22,10 @@ import paddle
 
 from paddlenlp_ext.models.decoding.cpp_layers import CppLayers
 from paddlenlp_ext.models.decoding.eligibility import fits_cpp, model_reason, prepared
-from paddlenlp_ext.ops.attention.cache import KeyValueCache, ReservingCache
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.api import struct
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.api_header import struct
+from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:

@@ -24,14 +24,14 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.attention.cache import KeyValueCache, ReservingCache
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
+from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.gates import geglu, swiglu
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
+from paddlenlp_ext.ops.norm_linear.triton import MOST_POSITIONS
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger

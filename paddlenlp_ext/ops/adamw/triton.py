@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.adamw.tables import TableRow, block_map, table_of
-from paddlenlp_ext.ops.adamw_8bit import AdamStep, Moments8Bit, search_table
-from paddlenlp_ext.ops.linear import contiguous
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
+from paddlenlp_ext.ops.adamw.launch_tables import TableRow, block_map, table_of
+from paddlenlp_ext.ops.adamw.quantizer_8bit import search_table
+from paddlenlp_ext.ops.adamw.updates import AdamW8BitUpdate, AdamWUpdate, Bf16Update
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
-from paddlenlp_ext.ops.triton_launch import launch
-
-if TYPE_CHECKING:
-    from paddlenlp_ext.ops.adamw import AdamWUpdate
-    from paddlenlp_ext.ops.adamw_bf16 import Bf16Update
+from paddlenlp_ext.ops.tensor_utils import contiguous
+from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 class _Update(NamedTuple):
@@ -51,7 +48,7 @@ def _run_adamw(
     beta2: float,
     epsilon: float,
 ) -> None:
-    from paddlenlp_ext.ops.adamw.triton_kernels import launch_adamw
+    from paddlenlp_ext.ops.adamw.kernels import launch_adamw
 
     moments = [(update.moment1, update.moment2) for update, _, _ in updates]
     numbers = _adamw_numbers([update for update, _, _ in updates], epsilon)
@@ -81,30 +78,9 @@ def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[
     return np.stack(numbers, axis=1).tolist()
 
 
-class AdamW8BitUpdate(NamedTuple):
-    """Update of one parameter with 8-bit moments; everything except the gradient is updated in place.
-
-    Attributes:
-        parameter, gradient: tensors of the same shape; the parameter is fp32, or has `master` or `position`.
-        moments: quantized moments.
-        step: hyperparameters; all updates have the same betas and epsilon.
-        decay: weight decay.
-        master: fp32 copy of a parameter in half precision.
-        position: position of a bfloat16 parameter in the draws of stochastic rounding.
-    """
-
-    parameter: paddle.Tensor
-    gradient: paddle.Tensor
-    moments: Moments8Bit
-    step: AdamStep
-    decay: float
-    master: paddle.Tensor | None = None
-    position: DrawPosition | None = None
-
-
 def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
-    """Update all parameters as `adamw_8bit_reference` does each, after weight decay."""
-    from paddlenlp_ext.ops.adamw.triton_kernels import launch_adamw_8bit
+    """Update all parameters of equal dtypes in one launch."""
+    from paddlenlp_ext.ops.adamw.kernels import launch_adamw_8bit
 
     rows = []
     for parameter, gradient, moments, step, decay, master, position in updates:
@@ -182,7 +158,7 @@ def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, pad
 @functools.lru_cache(maxsize=4)
 def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
     """Return the block map; it is the same in all steps of a run."""
-    from paddlenlp_ext.ops.adamw.triton_kernels import SPAN
+    from paddlenlp_ext.ops.adamw.kernels import SPAN
 
     return paddle.to_tensor(block_map(sizes, SPAN), place=device)
 

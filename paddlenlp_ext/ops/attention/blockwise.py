@@ -22,7 +22,7 @@ import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
+from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 
 QUERY_BLOCK = 128
 """Maximum queries per block: shorter blocks skip more masked scores, longer ones make fewer and larger matmuls."""

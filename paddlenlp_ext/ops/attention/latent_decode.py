@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.attention.decode import VisibleSlots
-from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions, attention_weights
+from paddlenlp_ext.ops.attention.decode_attention import VisibleSlots
+from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 
 
 def latent_decode_attention(

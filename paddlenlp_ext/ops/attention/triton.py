@@ -1,4 +1,4 @@
-"""Attention on a GPU by the kernels of ops/triton_attention, with the options that FlashMask lacks.
+"""Attention on a GPU by the kernels of ops/attention/kernels, with the options that FlashMask lacks.
 
 The mask is one range of queries per key (start_rows.py); prefixes and some parents are copied. The forward pass saves
 its inputs, its result and one number per query and head. tests/ops/attention/test_triton.py runs all of it but the
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
-from paddlenlp_ext.ops.attention.scores import PLAIN, ScoreOptions
+from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.attention.start_rows import attend_in_copies, start_rows, start_rows_on
-from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
-from paddlenlp_ext.ops.triton_launch import empty_beside, launch
+from paddlenlp_ext.ops.tensor_utils import needs_grad
+from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.tile_sizes import TileSizes
-    from paddlenlp_ext.ops.triton_attention.problem import Problem, Walk
+    from paddlenlp_ext.ops.attention.kernels.inputs import Problem, Walk
+    from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def attention_triton(
@@ -68,7 +68,7 @@ class _Attention(PyLayer):
 
     @staticmethod
     def backward(ctx, out_gradient_BSNE):
-        from paddlenlp_ext.ops.triton_attention.backward import (
+        from paddlenlp_ext.ops.attention.kernels.backward import (
             KEY_SIZES,
             QUERY_SIZES,
             launch_key_gradients,
@@ -93,7 +93,7 @@ class _Attention(PyLayer):
 
 def _forward(problem: Problem, layout: AttentionLayout) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the output [B, S, N, E], and the log-sum-exp of the scores in base 2, fp32 [B, N, S]."""
-    from paddlenlp_ext.ops.triton_attention.forward import SIZES, launch_forward
+    from paddlenlp_ext.ops.attention.kernels.forward import SIZES, launch_forward
 
     batch, length, heads = problem.shape
     out_BSNE = empty_beside(problem.q, [batch, length, heads, problem.v.shape[3]])
@@ -110,8 +110,8 @@ def _deltas(
     sink_gradient_N: paddle.Tensor | None,
 ) -> paddle.Tensor:
     """Return the sums of outputs times gradients, fp32 [B, N, S]; write the gradient of the sinks, if it is given."""
-    from paddlenlp_ext.ops.triton_attention.backward import launch_deltas, num_sink_parts
-    from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+    from paddlenlp_ext.ops.attention.kernels.backward import launch_deltas, num_sink_parts
+    from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
     deltas_BNS, parts = empty_beside(log_sums_BNS), None
     if sink_gradient_N is not None:
@@ -124,7 +124,7 @@ def _deltas(
 
 def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, inputs: Sequence[paddle.Tensor]) -> Problem:
     """Return the arguments of the kernels; the slopes are copied to the device once per layout."""
-    from paddlenlp_ext.ops.triton_attention.problem import Problem
+    from paddlenlp_ext.ops.attention.kernels.inputs import Problem
 
     (q, k, v, *sinks), slopes_N = inputs, options.slopes
     batch, length, heads, head_dim = q.shape
@@ -143,7 +143,7 @@ def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, input
 
 def _walk(layout: AttentionLayout, table: TileSizes, problem: Problem, of_keys: bool = False) -> Walk:
     """Return the sizes of a kernel's programs, and the tiles that they walk; the lists are made once per layout."""
-    from paddlenlp_ext.ops.triton_attention.problem import Walk, sizes_for
+    from paddlenlp_ext.ops.attention.kernels.inputs import Walk, sizes_for
 
     sizes = sizes_for(table, problem)
     tile = sizes["QUERIES"], sizes["KEYS"], of_keys

@@ -1,1 +1,1 @@
-"""C++ library of CPU kernels: build, loading, and calls."""
+"""Former path of ops/cpp, which documents named for `library.set_threads`."""

@@ -9,7 +9,8 @@
 
 | backend | file | notes |
 | --- | --- | --- |
-| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| cpp | cpp.py | C++ |
+| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
 | triton | triton.py | one pass over the data in each direction, in float32; can write gradients over the inputs |
 | recomputed | reference.py | plain Paddle that saves only the inputs |
 | reference | reference.py | the formulas |
@@ -22,9 +23,10 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.cpp.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere, on_cpu_in_fp32
-from paddlenlp_ext.ops.gates.cpu import geglu_cpp, swiglu_cpp, swiglu_cpu
+from paddlenlp_ext.ops.gates.cpp import geglu_cpp, swiglu_cpp
+from paddlenlp_ext.ops.gates.plain_cpu import swiglu_plain_cpu
 from paddlenlp_ext.ops.gates.reference import (
     clamped_swiglu_recomputed,
     clamped_swiglu_reference,
@@ -33,18 +35,18 @@ from paddlenlp_ext.ops.gates.reference import (
     swiglu_reference,
 )
 from paddlenlp_ext.ops.gates.triton import clamped_swiglu_triton, geglu_triton, swiglu_triton
-from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 swiglu_op = DispatchedOp(
     "swiglu",
-    native=(swiglu_cpp, usable),
-    cpu=(swiglu_cpu, on_cpu_in_fp32),
+    cpp=(swiglu_cpp, usable),
+    plain_cpu=(swiglu_plain_cpu, on_cpu_in_fp32),
     triton=(swiglu_triton, floats_on_gpu_with_triton),
     reference=swiglu_reference,
 )
 geglu_op = DispatchedOp(
     "geglu",
-    native=(geglu_cpp, usable),
+    cpp=(geglu_cpp, usable),
     triton=(geglu_triton, floats_on_gpu_with_triton),
     recomputed=(geglu_recomputed, anywhere),
     reference=geglu_reference,

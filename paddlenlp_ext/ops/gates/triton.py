@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.saved_tensors import with_recompute_function
-from paddlenlp_ext.ops.triton_launch import empty_beside, evenly_spaced_rows, launch
+from paddlenlp_ext.ops.recompute_functions import with_recompute_function
+from paddlenlp_ext.ops.tensor_utils import needs_grad
+from paddlenlp_ext.ops.triton_utils.launch import empty_beside, evenly_spaced_rows, launch
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.gates.triton_kernels import Rows
+    from paddlenlp_ext.ops.gates.kernels import Rows
 
 
 class _Activation(NamedTuple):
@@ -66,7 +66,7 @@ class _Gate(PyLayer):
 
     @staticmethod
     def backward(ctx, gradient):
-        from paddlenlp_ext.ops.gates.triton_kernels import launch_backward
+        from paddlenlp_ext.ops.gates.kernels import launch_backward
 
         if ctx.reuse_inputs and ctx.is_used:
             raise ValueError(
@@ -83,7 +83,7 @@ class _Gate(PyLayer):
 
 
 def _product(gate: paddle.Tensor, up: paddle.Tensor, activation: _Activation) -> paddle.Tensor:
-    from paddlenlp_ext.ops.gates.triton_kernels import launch_forward
+    from paddlenlp_ext.ops.gates.kernels import launch_forward
 
     out = empty_beside(gate)
     launch_forward(launch, _rows(gate), _rows(up), _rows(out), *activation)
@@ -91,6 +91,6 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor, activation: _Activation) ->
 
 
 def _rows(x: paddle.Tensor) -> Rows:
-    from paddlenlp_ext.ops.gates.triton_kernels import Rows
+    from paddlenlp_ext.ops.gates.kernels import Rows
 
     return Rows(*evenly_spaced_rows(x))

@@ -2,7 +2,7 @@
 
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
-Only target positions (label != -100) enter the matmul, one chunk at a time (products.py). `token_logprobs` returns the
+Only target positions (label != -100) enter the matmul, one chunk at a time (chunks.py). `token_logprobs` returns the
 terms of the sum, with the opposite sign, for losses that weigh answers differently. A soft-cap replaces each logit x by
 softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
@@ -19,9 +19,9 @@ import functools
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.cpp.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.linear_cross_entropy.products import (
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import (
     CPP,
     PADDLE,
     Updates,
@@ -29,22 +29,9 @@ from paddlenlp_ext.ops.linear_cross_entropy.products import (
     losses_by_chunks,
     sum_of_losses,
 )
-from paddlenlp_ext.ops.linear_cross_entropy.sharded import sharded_products_reference
+from paddlenlp_ext.ops.linear_cross_entropy.sharded_vocabulary import sharded_products_reference
 from paddlenlp_ext.ops.linear_cross_entropy.triton import TRITON, sharded_products_triton
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
-from paddlenlp_ext.utils.labels import IGNORED_LABEL
-
-
-def linear_cross_entropy_reference(
-    hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
-) -> tuple[paddle.Tensor, int]:
-    """Compute the loss from the logits of all positions, ignoring labels of -100."""
-    is_target_T = labels_T != IGNORED_LABEL
-    logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
-    labels_T = paddle.where(is_target_T, labels_T, paddle.zeros_like(labels_T))
-    picked_T = paddle.take_along_axis(logits_TV, labels_T.unsqueeze(1), axis=1).squeeze(1)
-    losses_T = (paddle.logsumexp(logits_TV, axis=1) - picked_T) * is_target_T.astype("float32")
-    return losses_T.sum(), int(((logits_TV.argmax(axis=1) == labels_T) & is_target_T).sum())
+from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 
 
 def linear_cross_entropy(
@@ -64,7 +51,7 @@ def linear_cross_entropy(
         labels_T: [T]; -100 marks positions without a target.
         chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
             which does not need a second tensor of this size for the rounded gradient; Triton's follows from V.
-        implementation: "native", "triton" or "reference"; None selects the best available one.
+        implementation: "cpp", "triton" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
 
@@ -95,7 +82,7 @@ def token_logprobs(
 
 linear_cross_entropy_op = DispatchedOp(
     "linear_cross_entropy",
-    native=(functools.partial(losses_by_chunks, CPP), usable),
+    cpp=(functools.partial(losses_by_chunks, CPP), usable),
     triton=(functools.partial(losses_by_chunks, TRITON), on_gpu_with_triton),
     reference=functools.partial(losses_by_chunks, PADDLE),
 )

@@ -16,9 +16,9 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.ops.linear_cross_entropy.products import PADDLE, Products
-from paddlenlp_ext.ops.linear_cross_entropy.sharded import VocabShards
-from paddlenlp_ext.ops.triton_launch import launch
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import PADDLE, Products
+from paddlenlp_ext.ops.linear_cross_entropy.sharded_vocabulary import VocabShards
+from paddlenlp_ext.ops.triton_utils.launch import launch
 
 _CHUNK_BYTES = 1 << 29
 """Maximum size of a chunk's logits."""
@@ -43,7 +43,7 @@ def cross_entropy_triton(
         The losses, fp32 [R], and the number of correct predictions as a scalar on the GPU. The loss of a target outside
         the vocabulary is NaN: raising an error would wait for the GPU.
     """
-    from paddlenlp_ext.ops.linear_cross_entropy.triton_kernels import launch_cross_entropy
+    from paddlenlp_ext.ops.linear_cross_entropy.kernels import launch_cross_entropy
 
     losses_R, correct_R = _empty(logits_RV, "float32"), _empty(logits_RV, "int32")
     launch_cross_entropy(launch, logits_RV, targets_R.astype("int64"), losses_R, correct_R, with_gradient, softcap)
@@ -69,7 +69,7 @@ def sharded_products_triton(shards: VocabShards) -> Products:
 def _sharded_cross_entropy(
     shards: VocabShards, logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, softcap: float | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    from paddlenlp_ext.ops.linear_cross_entropy.triton_kernels import launch_row_gradient, launch_row_statistics
+    from paddlenlp_ext.ops.linear_cross_entropy.kernels import launch_row_gradient, launch_row_statistics
 
     targets_R = labels_R.astype("int64") - shards.start
     picked_R, own_largest_R, own_sums_R = (_empty(logits_RU, "float32") for _ in range(3))

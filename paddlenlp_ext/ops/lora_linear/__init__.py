@@ -1,99 +1,20 @@
-"""Linear layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685).
-
-The C++ backend is a single autograd node. It saves x A^T, and either x in the dtype of the matmuls or a function that
-recomputes x. Outputs and input gradient come from the frozen base; the update is added to them in place.
-"""
+"""Linear layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685)."""
 
 from __future__ import annotations
 
-import math
-
 import paddle
-from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import as_bf16, cached_bf16
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.linear import SMALL_BATCH_ROWS, contiguous, linear_cpp, requires_grad
+from paddlenlp_ext.ops.lora_linear.cpp import lora_linear_cpp
 from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
-from paddlenlp_ext.ops.saved_tensors import recompute_function
-from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
-
-
-def lora_linear_cpp(
-    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
-) -> paddle.Tensor:
-    """Compute `lora_linear` in C++ (csrc/lora_linear.cpp)."""
-    x, a, b = contiguous(x), _in_float(a), _in_float(b)
-    if (a.shape[1], b.shape[1]) != (x.shape[-1], a.shape[0]):
-        raise ValueError(
-            f"lora_linear: shapes do not match: x {list(x.shape)} with A {list(a.shape)} and B {list(b.shape)}"
-        )
-    if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
-        return _LoRALinear.apply(x, a, b, base, scaling)
-    if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
-        return base.cpp_forward(x).add_(linear_cpp(linear_cpp(x, a).scale_(scaling), b))
-    return _forward(x, base, a, b, scaling)[0]
-
-
-def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
-    """Return A or B contiguous and in float32, as the C++ backend requires."""
-    return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
-
-
-class _LoRALinear(PyLayer):
-    @staticmethod
-    def forward(ctx, x, a, b, base, scaling):
-        y, operand, inner = _forward(x, base, a, b, scaling)
-        ctx.base, ctx.scaling, ctx.x_shape = base, scaling, x.shape
-        ctx.recompute_x, ctx.in_bf16 = recompute_function(x), operand.dtype == paddle.bfloat16
-        ctx.grads_needed = [requires_grad(each) for each in (x, a, b)]
-        ctx.save_for_backward(a, b, inner, *([] if ctx.recompute_x else [operand]))
-        return y
-
-    @staticmethod
-    def backward(ctx, y_gradient):
-        a, b, inner, *saved = ctx.saved_tensor()
-        operand = saved[0] if saved else ctx.recompute_x()
-        gradient = contiguous(y_gradient)
-        if ctx.in_bf16:
-            operand, gradient = as_bf16(operand), as_bf16(gradient)
-        of_x, of_a, of_b = ctx.grads_needed
-        gradients = (
-            ctx.base.cpp_input_gradient(gradient) if of_x else None,
-            library.empty(a.shape) if of_a else None,
-            library.empty(b.shape) if of_b else None,
-        )
-        _call("lora_update_backward", (operand, gradient, a, b, inner, *gradients), ctx.scaling)
-        return gradients
-
-
-def _forward(
-    x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return y, x in the dtype of the matmuls, and A x^T [r, rows] in the same dtype."""
-    y = base.cpp_forward(x)
-    assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} does not match a base with {y.shape[-1]} outputs"
-    operand = cached_bf16(x) if base.uses_bf16 else x
-    inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.uses_bf16 else "float32")
-    _call("lora_update_forward", (operand, y, a, b, inner), scaling)
-    return y, operand, inner
-
-
-def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
-    """Call an entry point with tensors (x, y or its gradient, A, B, ...), rows, in, out, rank, scaling and bf16."""
-    x, _, a, b, *_ = tensors
-    assert x is not None and a is not None and b is not None
-    rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]
-    addresses = [None if each is None else library.pointer(each) for each in tensors]
-    library.function(name)(*addresses, rows, in_, out, rank, scaling, x.dtype == paddle.bfloat16)
-
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 lora_linear_op = DispatchedOp(
     "LoRA linear",
-    native=(lora_linear_cpp, library.usable),
+    cpp=(lora_linear_cpp, library.usable),
     triton=(lora_linear_triton, floats_on_gpu_with_triton),
     reference=lora_linear_reference,
 )

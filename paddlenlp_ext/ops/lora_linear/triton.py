@@ -39,10 +39,10 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.linear import contiguous, in_dtype, requires_grad
 from paddlenlp_ext.ops.lora_linear.reference import lora_linear_reference
-from paddlenlp_ext.ops.saved_tensors import recompute_function
-from paddlenlp_ext.ops.triton_launch import empty_beside, launch
+from paddlenlp_ext.ops.recompute_functions import recompute_function
+from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype, requires_grad
+from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
 
 MOST_POSITIONS, MOST_POSITIONS_OF_PADDLE = 64, 0
 """Positions up to which one launch computes the forward pass: over codes that Paddle cannot multiply, and over weights
@@ -113,7 +113,7 @@ def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) ->
     most = MOST_POSITIONS_OF_PADDLE if base.has_paddle_product(x) else MOST_POSITIONS
     if not 0 < math.prod(x.shape[:-1]) <= most or paddle.is_autocast_enabled():
         return False
-    from paddlenlp_ext.ops.lora_linear.triton_kernels import LARGEST_RANK
+    from paddlenlp_ext.ops.lora_linear.kernels import LARGEST_RANK
 
     return a.shape[0] <= LARGEST_RANK and base.fits_tiles(x.dtype)
 
@@ -122,7 +122,7 @@ def one_pass(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return y and u = x A^T [T, K] in the dtype of x by one launch; requires `supports_one_pass`."""
-    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_lora_linear
+    from paddlenlp_ext.ops.lora_linear.kernels import launch_lora_linear
 
     x, a, b = contiguous(x), contiguous(a), contiguous(b)
     y, inner_TK = (
@@ -136,7 +136,7 @@ def add_low_rank_(
     y: paddle.Tensor, inner_TK: paddle.Tensor, factor: paddle.Tensor, scaling: float, strides: tuple[int, int]
 ) -> None:
     """Add `s u F` to y [..., O] in place; `strides` are those of the contiguous factor along K and O."""
-    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_add_low_rank
+    from paddlenlp_ext.ops.lora_linear.kernels import launch_add_low_rank
 
     assert y.is_contiguous(), "the outputs of a matmul are contiguous"
     launch_add_low_rank(launch, y, contiguous(inner_TK), contiguous(factor), scaling, strides)
@@ -149,7 +149,7 @@ def low_rank_gradients(
     if b_OK.shape[1] > LARGEST_SHARED_RANK:
         gradients = paddle.matmul(gradient_TO, b_OK), paddle.matmul(gradient_TO, inner_TK, transpose_x=True)
         return gradients[0].astype("float32"), gradients[1].astype("float32")
-    from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_low_rank_gradients
+    from paddlenlp_ext.ops.lora_linear.kernels import launch_low_rank_gradients
 
     def empty(shape: list[int]) -> paddle.Tensor:
         return paddle.empty(shape, "float32", device=gradient_TO.place)

@@ -13,14 +13,17 @@ Shapes: D hidden, O outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import paddle
 
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
 from paddlenlp_ext.ops.norm_linear.triton import norm_linear_triton
-from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 
 norm_linear_op = DispatchedOp(
     "norm_linear", triton=(norm_linear_triton, floats_on_gpu_with_triton), reference=norm_linear_reference

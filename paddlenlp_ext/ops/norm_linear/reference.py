@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import paddle
 
-from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 
 
 def norm_linear_reference(

@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
-from paddlenlp_ext.ops.linear import contiguous
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.quantized.triton_launch import MOST_POSITIONS
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
-from paddlenlp_ext.ops.triton_launch import empty_beside, launch
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
+from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+
+
+MOST_POSITIONS = 16
+"""Positions up to which the kernel is used: the columns of its tiles."""
 
 
 def norm_linear_triton(
@@ -35,7 +40,7 @@ def norm_linear_triton(
     """Compute `norm_linear` in one launch, or by the reference if the kernel does not support the arguments."""
     if not supports(x, linears, weight_D, addend):
         return norm_linear_reference(x, linears, weight_D, epsilon, offset, addend)
-    from paddlenlp_ext.ops.norm_linear.triton_kernels import launch_norm_linear
+    from paddlenlp_ext.ops.norm_linear.kernels import launch_norm_linear
 
     x, addend = contiguous(x), None if addend is None else contiguous(addend)
     ys = [empty_beside(x, [*x.shape[:-1], linear.weight.shape[0]]) for linear in linears]

@@ -4,7 +4,8 @@
 
 | backend | file | notes |
 | --- | --- | --- |
-| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| cpp | cpp.py | C++ |
+| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
 | triton | triton.py | one pass over the data in each direction, all arithmetic in float32 |
 | reference | reference.py | rounds to the dtype of x before the scale is applied |
 
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.cpp.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
-from paddlenlp_ext.ops.rms_norm.cpu import add_rms_norm_cpp, rms_norm_cpp, rms_norm_cpu
+from paddlenlp_ext.ops.rms_norm.cpp import add_rms_norm_cpp, rms_norm_cpp
+from paddlenlp_ext.ops.rms_norm.plain_cpu import rms_norm_plain_cpu
 from paddlenlp_ext.ops.rms_norm.reference import rms_norm_reference
 from paddlenlp_ext.ops.rms_norm.triton import add_rms_norm_triton, rms_norm_triton
-from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 
 def add_rms_norm_reference(
@@ -33,14 +35,14 @@ def add_rms_norm_reference(
 
 rms_norm_op = DispatchedOp(
     "rms_norm",
-    native=(rms_norm_cpp, usable),
-    cpu=(rms_norm_cpu, on_cpu_in_fp32),
+    cpp=(rms_norm_cpp, usable),
+    plain_cpu=(rms_norm_plain_cpu, on_cpu_in_fp32),
     triton=(rms_norm_triton, floats_on_gpu_with_triton),
     reference=rms_norm_reference,
 )
 add_rms_norm_op = DispatchedOp(
     "add_rms_norm",
-    native=(add_rms_norm_cpp, usable),
+    cpp=(add_rms_norm_cpp, usable),
     triton=(add_rms_norm_triton, floats_on_gpu_with_triton),
     reference=add_rms_norm_reference,
 )

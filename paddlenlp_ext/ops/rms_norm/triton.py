@@ -11,9 +11,8 @@ from __future__ import annotations
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.linear import in_dtype
-from paddlenlp_ext.ops.triton_launch import empty_beside, evenly_spaced_rows, launch
+from paddlenlp_ext.ops.tensor_utils import in_dtype, needs_grad
+from paddlenlp_ext.ops.triton_utils.launch import empty_beside, evenly_spaced_rows, launch
 
 
 def rms_norm_triton(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
@@ -78,7 +77,7 @@ def _forward(
     x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
     """Return the norm, and the x that the kernel reads with the distance of its rows."""
-    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_forward
+    from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
     _check_weight(x, weight_D)
     x, x_stride = evenly_spaced_rows(x)
@@ -91,7 +90,7 @@ def _add_forward(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the sum and its norm."""
-    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_forward
+    from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
     _check_weight(x, weight_D)
     x, x_stride = evenly_spaced_rows(x)
@@ -115,8 +114,8 @@ def _backward(
     total_gradient: paddle.Tensor | None,
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
     """Return the gradients of x, plus that of the sum if there is one, and of the weight if it is needed."""
-    from paddlenlp_ext.ops.rms_norm.triton_kernels import launch_backward, num_partials
-    from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+    from paddlenlp_ext.ops.rms_norm.kernels import launch_backward, num_partials
+    from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
     x_gradient = empty_beside(x)
     partials = empty_beside(x, [num_partials(x), x.shape[-1]], paddle.float32) if of_weight else None

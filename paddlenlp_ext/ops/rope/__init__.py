@@ -11,7 +11,8 @@ The tables have the angles of the pairs twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1
 
 | backend | file | notes |
 | --- | --- | --- |
-| native, cpu | cpu.py | C++, and plain Paddle arranged for the CPU |
+| cpp | cpp.py | C++ |
+| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
 | triton | triton.py | queries, keys and the norms of their heads in one launch |
 | reference | reference.py | for queries and keys: one call each of the best norm and the best rotation |
 
@@ -20,34 +21,16 @@ Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import paddle
 
-from paddlenlp_ext.ops.cpu.library import usable
+from paddlenlp_ext.ops.cpp.library import usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu_in_fp32
 from paddlenlp_ext.ops.rms_norm import rms_norm
-from paddlenlp_ext.ops.rope.cpu import rope_cpp, rope_cpu
-from paddlenlp_ext.ops.rope.reference import rope_reference
+from paddlenlp_ext.ops.rope.cpp import rope_cpp
+from paddlenlp_ext.ops.rope.plain_cpu import rope_plain_cpu
+from paddlenlp_ext.ops.rope.reference import HeadNorms, rope_reference
 from paddlenlp_ext.ops.rope.triton import rope_triton, rotate_heads_triton
-from paddlenlp_ext.ops.triton_launch import floats_on_gpu_with_triton
-
-
-@dataclass(frozen=True)
-class HeadNorms:
-    """RMS norms of the heads of queries and keys (ops/rms_norm).
-
-    Attributes:
-        q_weight, k_weight: weights [H], which all heads of a tensor share.
-        epsilon, offset: numbers of the norms' formula.
-        after_rotation: whether the norms follow the rotation instead of preceding it.
-    """
-
-    q_weight: paddle.Tensor
-    k_weight: paddle.Tensor
-    epsilon: float
-    offset: float = 0.0
-    after_rotation: bool = False
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 
 def rotate_heads_separately(
@@ -73,8 +56,8 @@ def rotate_heads_separately(
 
 rope_op = DispatchedOp(
     "rope",
-    native=(rope_cpp, usable),
-    cpu=(rope_cpu, on_cpu_in_fp32),
+    cpp=(rope_cpp, usable),
+    plain_cpu=(rope_plain_cpu, on_cpu_in_fp32),
     triton=(rope_triton, floats_on_gpu_with_triton),
     reference=rope_reference,
 )

@@ -5,7 +5,26 @@ Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import paddle
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """RMS norms of the heads of queries and keys (ops/rms_norm).
+
+    Attributes:
+        q_weight, k_weight: weights [H], which all heads of a tensor share.
+        epsilon, offset: numbers of the norms' formula.
+        after_rotation: whether the norms follow the rotation instead of preceding it.
+    """
+
+    q_weight: paddle.Tensor
+    k_weight: paddle.Tensor
+    epsilon: float
+    offset: float = 0.0
+    after_rotation: bool = False
 
 
 def rope_reference(

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpu.library import needs_grad
-from paddlenlp_ext.ops.triton_launch import common_stride, empty_beside, launch
+from paddlenlp_ext.ops.rope.reference import HeadNorms
+from paddlenlp_ext.ops.tensor_utils import needs_grad
+from paddlenlp_ext.ops.triton_utils.launch import common_stride, empty_beside, launch
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.ops.rope import HeadNorms
-    from paddlenlp_ext.ops.rope.triton_kernels import Heads
+    from paddlenlp_ext.ops.rope.kernels import Heads
 
 
 def rope_triton(
@@ -103,9 +103,8 @@ class _NormRope(PyLayer):
 
     @staticmethod
     def backward(ctx, *gradients):
-        from paddlenlp_ext.ops.rope import HeadNorms
-        from paddlenlp_ext.ops.rope.triton_kernels import launch_norm_rope_backward, partial_rows
-        from paddlenlp_ext.ops.triton_column_sums import launch_column_sums
+        from paddlenlp_ext.ops.rope.kernels import launch_norm_rope_backward, partial_rows
+        from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
         q_BSNH, k_BSKH, q_weight_H, k_weight_H, *tables = ctx.saved_tensor()
         cos_sin, needed = (tables[0], tables[1]), ctx.grads_needed
@@ -136,7 +135,7 @@ class _NormRope(PyLayer):
 def _turned(
     heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, ...], interleaved: bool, back: bool
 ) -> tuple[paddle.Tensor, ...]:
-    from paddlenlp_ext.ops.rope.triton_kernels import launch_rope
+    from paddlenlp_ext.ops.rope.kernels import launch_rope
 
     outs = tuple(empty_beside(each) for each in heads)
     q, k = _heads(heads[0]), _heads(heads[1]) if len(heads) > 1 else None
@@ -150,7 +149,7 @@ def _norm_rope(
     norms: HeadNorms,
     interleaved: bool,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    from paddlenlp_ext.ops.rope.triton_kernels import launch_rope
+    from paddlenlp_ext.ops.rope.kernels import launch_rope
 
     outs = empty_beside(heads[0]), empty_beside(heads[1])
     launch_rope(launch, _heads(heads[0]), _heads(heads[1]), tables, outs, interleaved, norms=norms)
@@ -159,7 +158,7 @@ def _norm_rope(
 
 def _heads(x_BSNH: paddle.Tensor) -> Heads:
     """Return a tensor with the strides of tokens and heads; copy it if tokens are not evenly spaced."""
-    from paddlenlp_ext.ops.rope.triton_kernels import Heads
+    from paddlenlp_ext.ops.rope.kernels import Heads
 
     stride = common_stride(x_BSNH.shape[:2], x_BSNH.strides[:2]) if x_BSNH.strides[-1] == 1 else None
     if stride is None:

@@ -27,7 +27,7 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.ops.quantized.weight import QuantizedStack
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable

@@ -32,7 +32,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.cpu.bf16 import activation_dtype
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
 from paddlenlp_ext.peft.methods.prompt_tuning import (

@@ -22,7 +22,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from paddlenlp_ext.nn.experts import ClampedGate, Experts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight, stack_weights
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight, stack_weights
 from paddlenlp_ext.quantization.ptq.awq import search_scales
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics, record_expert_inputs, record_inputs
 from paddlenlp_ext.quantization.ptq.quantize_matrix import (

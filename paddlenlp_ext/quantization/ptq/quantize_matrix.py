@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.quantization.ptq.awq import output_error, search_clipping
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics

@@ -39,7 +39,7 @@ _LOSS_CHUNK = 256
 """Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py), except with Triton. In C++
 products in bfloat16 take 384 positions but need no second copy for the rounded gradient: the same bytes."""
 _SMALLEST_BLOCK = 1 << 18
-"""Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpu/library.py)."""
+"""Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
 """Maximum free part of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
 _LARGEST_HEAP_PIECE = 1 << 25

@@ -21,7 +21,7 @@ class Numerics:
         attention: bytes per element of queries, keys, values, attention's result, and any other output of a linear.
         product: bytes per element of the inputs of matrix products and of the gate.
         native: whether the C++ library runs the ops. It recomputes the product of gate and up in the backward pass
-            (ops/saved_tensors.py), and its frozen linears save nothing.
+            (ops/recompute_functions.py), and its frozen linears save nothing.
         on_gpu: whether a GPU runs the ops. Norms, rotation and gate consist of several ops there, each of which saves
             its input.
         autocast: whether each product casts its input and saves its own copy.
@@ -52,7 +52,7 @@ CPU_PADDLE = Numerics()
 CPU_NATIVE = Numerics(native=True)
 """The C++ library on the CPU."""
 CPU_BF16 = Numerics(product=2.0, native=True)
-"""The C++ library with products in bfloat16 (ops/cpu/bf16.py)."""
+"""The C++ library with products in bfloat16 (ops/cpp/bf16.py)."""
 GPU = Numerics(on_gpu=True)
 """A GPU in float32."""
 GPU_HALF = Numerics(hidden=2.0, attention=2.0, product=2.0, on_gpu=True)

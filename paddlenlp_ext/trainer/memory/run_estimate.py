@@ -17,9 +17,9 @@ from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.dispatch import AbsentGpu
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.parallel.pipeline.stages import plan_stages

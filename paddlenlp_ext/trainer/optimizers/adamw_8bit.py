@@ -13,15 +13,7 @@ from collections.abc import Sequence
 
 import paddle
 
-from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton
-from paddlenlp_ext.ops.adamw_8bit import (
-    BLOCK,
-    AdamStep,
-    Moments8Bit,
-    adamw_8bit_op,
-    adamw_8bit_single_triton,
-    dynamic_8bit,
-)
+from paddlenlp_ext.ops.adamw import BLOCK, AdamStep, AdamW8BitUpdate, Moments8Bit, adamw_8bit_op, dynamic_8bit
 from paddlenlp_ext.trainer.optimizers.small_state_optimizer import ParameterUpdate, SmallStateOptimizer
 
 SMALLEST = 4096
@@ -38,27 +30,28 @@ def moment_bytes(shape: Sequence[int]) -> int:
 
 
 class AdamW8Bit(SmallStateOptimizer):
-    """AdamW with decoupled weight decay and 8-bit moments; on a GPU one launch updates all parameters with them."""
+    """AdamW with decoupled weight decay and 8-bit moments, which one call updates for all parameters."""
 
     @paddle.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        fused = []
+        quantized = []
         for update in self._updates():
-            scale = update.state.get("moment1_scale")  # fp32, on the parameter's device
-            if scale is not None and adamw_8bit_op.choose(scale) is adamw_8bit_single_triton:
-                fused.append(self._fused_update(update))
+            if "moment1_scale" in update.state:
+                quantized.append(self._quantized_update(update))
             else:
                 self._update_one(update)
-        if fused:
-            adamw_8bit_triton(fused)
+        if quantized:
+            scales = quantized[0].moments.scales1  # fp32, on the device of the parameters
+            adamw_8bit_op.choose(scales)(quantized)
 
-    def _fused_update(self, update: ParameterUpdate) -> AdamW8BitUpdate:
+    def _quantized_update(self, update: ParameterUpdate) -> AdamW8BitUpdate:
         parameter, gradient, state, step, weight_decay = update
-        moments, master, rounding = _moments(state), state.get("master_weight"), self._rounding
-        is_exact = rounding is None or parameter.dtype == paddle.float32
-        position = None if is_exact else rounding.position(parameter)
-        return AdamW8BitUpdate(parameter, gradient, moments, step, weight_decay, master, position)
+        moments = Moments8Bit(state["moment1"], state["moment1_scale"], state["moment2"], state["moment2_scale"])
+        position = None
+        if self._rounding is not None and parameter.dtype != paddle.float32:
+            position = self._rounding.position(parameter)
+        return AdamW8BitUpdate(parameter, gradient, moments, step, weight_decay, state.get("master_weight"), position)
 
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
         size = math.prod(parameter.shape)
@@ -75,12 +68,5 @@ class AdamW8Bit(SmallStateOptimizer):
         self, name: str, value: paddle.Tensor, gradient: paddle.Tensor, state: dict[str, paddle.Tensor], step: AdamStep
     ) -> None:
         moment1, moment2 = state["moment1"], state["moment2"]
-        if moment1.dtype == paddle.float32:
-            step.accumulate(moment1, moment2, gradient)
-            value.subtract_(step.quotient(moment1, moment2).scale_(step.rate))
-            return
-        adamw_8bit_op.choose(value)(value, gradient, _moments(state), step)
-
-
-def _moments(state: dict[str, paddle.Tensor]) -> Moments8Bit:
-    return Moments8Bit(state["moment1"], state["moment1_scale"], state["moment2"], state["moment2_scale"])
+        step.accumulate(moment1, moment2, gradient)
+        value.subtract_(step.quotient(moment1, moment2).scale_(step.rate))

@@ -23,7 +23,7 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.config.sections.optim import OptimConfig
-from paddlenlp_ext.ops.adamw_8bit import AdamStep
+from paddlenlp_ext.ops.adamw.updates import AdamStep
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOptimizer
 

@@ -18,11 +18,11 @@ from paddlenlp_ext import paddle_compat
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_op
-from paddlenlp_ext.ops.adamw_bf16 import Bf16Update, adamw_bf16_op
-from paddlenlp_ext.ops.cpu.library import usable
-from paddlenlp_ext.ops.gradients import scale_, sum_of_squares
-from paddlenlp_ext.ops.triton_launch import on_gpu_with_triton
+from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_bf16_op, adamw_op
+from paddlenlp_ext.ops.adamw.updates import Bf16Update
+from paddlenlp_ext.ops.cpp.library import usable
+from paddlenlp_ext.ops.gradient_clipping import scale_, sum_of_squares
+from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, is_updated_here, shard_of
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
 from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
@@ -33,7 +33,7 @@ from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW that updates all parameters in one call (ops/adamw, ops/adamw_bf16.py), for parameters in groups.
+    """AdamW that updates all parameters in one call (ops/adamw, ops/adamw), for parameters in groups.
 
     Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
     other's checkpoint.

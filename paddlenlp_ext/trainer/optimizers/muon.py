@@ -24,8 +24,8 @@ from typing import Any
 import paddle
 
 from paddlenlp_ext.config.sections.optim import OptimConfig
-from paddlenlp_ext.ops.adamw_8bit import AdamStep
-from paddlenlp_ext.ops.gradients import sum_of_squares
+from paddlenlp_ext.ops.adamw.updates import AdamStep
+from paddlenlp_ext.ops.gradient_clipping import sum_of_squares
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOptimizer

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from paddlenlp_ext.config.sections.optim import OptimConfig
-from paddlenlp_ext.ops.adamw_8bit import AdamStep
+from paddlenlp_ext.ops.adamw.updates import AdamStep
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 

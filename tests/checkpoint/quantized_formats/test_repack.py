@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import IntegerMatr
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
 from paddlenlp_ext.checkpoint.quantized_formats.repack import PackedWeights, pack_tensors
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.checkpoint_tensors import read_stored, stored_layers
 from paddlenlp_ext.quantization.config_json import from_quantization_config
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest

@@ -15,7 +15,7 @@ from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoding import cpp_layers
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig

@@ -15,7 +15,7 @@ from paddlenlp_ext.generation.padded_kv_cache import BLOCK, KVCache, _LayerKeyVa
 from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

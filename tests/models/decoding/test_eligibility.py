@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.generation.prefill_and_decode import prefill, step
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoding.eligibility import fused_norms_reason, layers_reason, model_reason
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model

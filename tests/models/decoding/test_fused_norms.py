@@ -50,7 +50,7 @@ def decoded(model, prompts) -> np.ndarray:
 def launches_of(model, prompts=PROMPTS) -> int:
     """Return the number of launches of a decoding with the Triton backend, after comparing it with one without."""
     expected, recorder = decoded(model, prompts), Recorder()
-    with interpreted("paddlenlp_ext.ops.norm_linear.triton_kernels"), pytest.MonkeyPatch.context() as patch:
+    with interpreted("paddlenlp_ext.ops.norm_linear.kernels"), pytest.MonkeyPatch.context() as patch:
         patch.setattr("paddlenlp_ext.ops.norm_linear.triton.launch", recorder)
         patch.setattr(norm_linear_op, "choose", lambda x: norm_linear_triton)
         found = decoded(model, prompts)

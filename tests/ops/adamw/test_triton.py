@@ -8,10 +8,11 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.adamw import adamw_8bit_op, adamw_bf16_op
 from paddlenlp_ext.ops.adamw import triton as module
-from paddlenlp_ext.ops.adamw.triton import AdamW8BitUpdate, adamw_8bit_triton, adamw_bf16_triton, adamw_triton
-from paddlenlp_ext.ops.adamw_8bit import AdamStep, adamw_8bit_op, adamw_8bit_reference, adamw_8bit_single_triton
-from paddlenlp_ext.ops.adamw_bf16 import adamw_bf16_op
+from paddlenlp_ext.ops.adamw.reference import adamw_8bit_reference
+from paddlenlp_ext.ops.adamw.triton import adamw_8bit_triton, adamw_bf16_triton, adamw_triton
+from paddlenlp_ext.ops.adamw.updates import AdamStep, AdamW8BitUpdate
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 from paddlenlp_ext.trainer.optimizers import adamw_8bit as optimizer_module
@@ -19,10 +20,10 @@ from paddlenlp_ext.trainer.optimizers import build_optimizer as trainer_optimize
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.build_optimizer import FusedAdamW, build_optimizer, trainable_parameters
 from tests.common.arrays import normal
-from tests.ops import test_adamw as fp32
-from tests.ops import test_adamw_bf16 as bf16
+from tests.ops.adamw import test_adamw as fp32
+from tests.ops.adamw import test_adamw_bf16 as bf16
+from tests.ops.adamw.test_adamw_8bit import new_moments, steps
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
-from tests.ops.test_adamw_8bit import new_moments, steps
 from tests.ops.test_stochastic_rounding import round_in_numpy
 from tests.trainer.optimizers.toy import Toy, options, set_random_gradients, values_of
 
@@ -33,7 +34,7 @@ SHAPES = [[1], [17, 3], [3, 40], [5, 131]]
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.adamw.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.adamw.kernels") as kernels:
         yield kernels
 
 
@@ -147,7 +148,7 @@ def test_adamw_bf16_triton_refuses_stochastic_rounding_to_float16(launched):
 @pytest.mark.parametrize("shape", [(1,), (300,)])
 @pytest.mark.parametrize("scale", [1.0, 1e-12])
 def test_adamw_8bit_triton_stores_the_codes_of_the_reference(launched, shape, scale):
-    value, *moments = steps(adamw_8bit_single_triton, shape, scale)
+    value, *moments = steps(adamw_8bit_triton, shape, scale)
     expected, *expected_moments = steps(adamw_8bit_reference, shape, scale)
     np.testing.assert_allclose(value, expected, rtol=3e-6, atol=3e-6)
     for one, other in zip(moments[1::2], expected_moments[1::2], strict=True):
@@ -165,7 +166,7 @@ def test_adamw_8bit_triton_updates_all_tensors_in_one_launch(launched):
     pairs = list(zip(values, gradients, step, (0.0, 0.1, 0.2), strict=True))
     adamw_8bit_triton([AdamW8BitUpdate(v, g, new_moments(v.size), now, decay) for v, g, now, decay in pairs])
     for value, (_, gradient, now, decay) in zip(expected, pairs, strict=True):
-        adamw_8bit_reference(value.scale_(1.0 - now.rate * decay), gradient, new_moments(value.size), now)
+        adamw_8bit_reference([AdamW8BitUpdate(value, gradient, new_moments(value.size), now, decay)])
     for one, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6, atol=1e-7)
     assert [(launch.name, launch.grid) for launch in launched] == [("adamw_8bit_kernel", (4,))]
@@ -179,7 +180,7 @@ def test_adamw_8bit_on_a_gpu_takes_triton():
 def test_adamw_8bit_optimizer_with_triton_takes_the_steps_of_other_backends(launched, monkeypatch, dtype, rounds):
     monkeypatch.setattr(optimizer_module, "SMALLEST", 64)
     results = []
-    for backend in (adamw_8bit_single_triton, adamw_8bit_reference):
+    for backend in (adamw_8bit_triton, adamw_8bit_reference):
         monkeypatch.setattr(adamw_8bit_op, "choose", lambda x, backend=backend: backend)
         model = Toy({"one.weight": [11, 30], "two.lora_B": [9, 8], "norm.weight": [6]}, dtype)
         rounding = StochasticRounding(3, trainable_parameters(model)) if rounds else None

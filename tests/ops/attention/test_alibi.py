@@ -8,14 +8,14 @@ import pytest
 
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.ops.attention import AttentionLayout, ScoreOptions, alibi_slopes, attention, blockwise
-from paddlenlp_ext.ops.attention import cache as cache_module
-from paddlenlp_ext.ops.attention.decode import decode_attention_reference
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.attention import key_value_cache as cache_module
+from paddlenlp_ext.ops.attention.decode_attention import decode_attention_reference
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
 from tests.ops.attention.formula import formula
 
-BACKENDS = [pytest.param("native", marks=needs_cpp), "blocks", "reference"]
+BACKENDS = [pytest.param("cpp", marks=needs_cpp), "blocks", "reference"]
 LAYOUTS = {
     "one document": ([[70]], None),
     "packed": ([[3, 41, 1, 67, 2]], None),
@@ -90,19 +90,19 @@ def test_alibi_attention_in_bf16_is_close_to_the_formula():
     gradient = normal(9, *inputs[0].shape)
     with bf16_matmuls():
         run = run_both_ways(
-            lambda q, k, v: attention(q, k, v, layout, 0.25, "native", options=ScoreOptions(slopes=slopes)),
+            lambda q, k, v: attention(q, k, v, layout, 0.25, "cpp", options=ScoreOptions(slopes=slopes)),
             inputs,
             gradient,
         )
     assert_all_close(run, formula(inputs, gradient, layout, 0.25, slopes=slopes), atol=0.1)
 
 
-@pytest.mark.parametrize("is_native", [pytest.param(True, marks=needs_cpp), False])
+@pytest.mark.parametrize("is_cpp", [pytest.param(True, marks=needs_cpp), False])
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("prefix_length", [0, 3])
-def test_alibi_decoding_of_padded_rows_matches_full_attention(prefix_length, window, is_native, monkeypatch):
+def test_alibi_decoding_of_padded_rows_matches_full_attention(prefix_length, window, is_cpp, monkeypatch):
     """Decode one, then several positions, with 4 positions of padding in the second row, after a prefix."""
-    if not is_native:
+    if not is_cpp:
         monkeypatch.setattr(cache_module, "decode_attention", decode_attention_reference)
     length, pad, options = 23, 4, ScoreOptions(slopes=alibi_slopes(6))
     q = normal(0, 2, length, 6, 4)

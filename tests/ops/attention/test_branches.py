@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout, attention, attention_reference, flashmask, start_rows
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.gpu import pretend_gpu
 from tests.common.marks import needs_cpp
@@ -65,7 +65,7 @@ def test_attention_reference_of_branches_equals_separate_documents(lengths, pare
     assert_all_close(run(arrays, layout, "reference"), expected, atol=5e-6)
 
 
-@pytest.mark.parametrize("backend", ["blocks", pytest.param("native", marks=needs_cpp)])
+@pytest.mark.parametrize("backend", ["blocks", pytest.param("cpp", marks=needs_cpp)])
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("lengths", "parents"), DOCUMENTS.values(), ids=DOCUMENTS)
@@ -81,13 +81,13 @@ def test_attention_cpp_of_branches_in_bf16_is_within_rounding(window):
     layout = AttentionLayout.from_documents(*DOCUMENTS["short and long"][:1], window, DOCUMENTS["short and long"][1])
     arrays = make(layout, head_dim=16)
     with bf16_matmuls():
-        actual = run(arrays, layout, "native")
+        actual = run(arrays, layout, "cpp")
     for one, other in zip(actual, run(arrays, layout, "reference"), strict=True):
         assert np.linalg.norm(one - other) <= 0.02 * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("in_bf16", [False, pytest.param(True, marks=needs_cpp)])
-@pytest.mark.parametrize("backend", ["reference", "blocks", pytest.param("native", marks=needs_cpp)])
+@pytest.mark.parametrize("backend", ["reference", "blocks", pytest.param("cpp", marks=needs_cpp)])
 def test_attention_of_a_branch_ignores_the_other_branch_to_the_bit(backend, in_bf16):
     layout = AttentionLayout.from_documents([[70, 30, 41]], None, [[None, 0, 0]])
     arrays = make(layout, head_dim=16)

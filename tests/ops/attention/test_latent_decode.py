@@ -7,9 +7,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.attention.alibi import alibi_slopes
-from paddlenlp_ext.ops.attention.decode import VisiblePositions
+from paddlenlp_ext.ops.attention.decode_attention import VisiblePositions
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
-from paddlenlp_ext.ops.attention.scores import ScoreOptions
+from paddlenlp_ext.ops.attention.score_options import ScoreOptions
 from tests.common.arrays import normal
 
 L, R, U = 11, 6, 5

@@ -20,11 +20,11 @@ from paddlenlp_ext.ops.attention import (
     wide_attention_op,
 )
 from paddlenlp_ext.ops.attention import triton as module
-from paddlenlp_ext.ops.attention.scores import PLAIN
+from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
+from paddlenlp_ext.ops.attention.score_options import PLAIN
 from paddlenlp_ext.ops.attention.start_rows import start_rows
 from paddlenlp_ext.ops.attention.triton import attention_triton
 from paddlenlp_ext.ops.dispatch import AbsentGpu
-from paddlenlp_ext.ops.triton_attention.tile_lists import tile_lists
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.ops.attention.formula import formula
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
@@ -54,14 +54,14 @@ COMBINATIONS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
-    with interpreted("paddlenlp_ext.ops.triton_attention.backward"):
+    with interpreted("paddlenlp_ext.ops.attention.kernels.backward"):
         yield
 
 
 @pytest.fixture
 def launched(kernels, monkeypatch):
     """Run the kernels on the CPU, in small tiles of different sizes."""
-    from paddlenlp_ext.ops.triton_attention import backward, forward
+    from paddlenlp_ext.ops.attention.kernels import backward, forward
 
     launches, other = Recorder(), {"num_warps": 1, "num_stages": 1}
     for table, queries, keys in ((forward.SIZES, 16, 8), (backward.QUERY_SIZES, 8, 16), (backward.KEY_SIZES, 16, 16)):

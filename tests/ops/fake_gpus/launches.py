@@ -1,4 +1,4 @@
-"""Launch kernels on the GPUs of libcuda.c; test_triton_launch.py runs this in a process of its own.
+"""Launch kernels on the GPUs of libcuda.c; tests/ops/triton_utils/test_launch.py runs this in a process of its own.
 
 Importing PyTorch fails here. Prints one JSON object: the launches of each case, and what holds after it.
 """
@@ -16,10 +16,10 @@ from typing import Any
 import paddle
 from triton.runtime import driver
 
-from paddlenlp_ext.ops import triton_launch
-from paddlenlp_ext.ops.lora_linear.triton_kernels import launch_add_low_rank
-from paddlenlp_ext.ops.rms_norm.triton_kernels import FORWARD_SIZES, launch_forward
-from paddlenlp_ext.ops.tile_sizes import device_capability
+from paddlenlp_ext.ops.lora_linear.kernels import launch_add_low_rank
+from paddlenlp_ext.ops.rms_norm.kernels import FORWARD_SIZES, launch_forward
+from paddlenlp_ext.ops.triton_utils import launch as triton_launch
+from paddlenlp_ext.ops.triton_utils.tile_sizes import device_capability
 
 
 class NoTorch:

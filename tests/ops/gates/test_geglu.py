@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.gates import geglu
-from paddlenlp_ext.ops.gates.cpu import geglu_cpp
+from paddlenlp_ext.ops.gates.cpp import geglu_cpp
 from paddlenlp_ext.ops.gates.reference import geglu_recomputed, geglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp

@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.gates import swiglu
-from paddlenlp_ext.ops.gates.cpu import swiglu_cpp, swiglu_cpu
+from paddlenlp_ext.ops.gates.cpp import swiglu_cpp
+from paddlenlp_ext.ops.gates.plain_cpu import swiglu_plain_cpu
 from paddlenlp_ext.ops.gates.reference import swiglu_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
@@ -16,7 +17,7 @@ from tests.common.marks import needs_cpp
 CPP = pytest.param(swiglu_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [swiglu, CPP, swiglu_cpu, swiglu_reference])
+@pytest.mark.parametrize("implementation", [swiglu, CPP, swiglu_plain_cpu, swiglu_reference])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 7), (197, 101)])
 def test_swiglu_matches_the_formula(implementation, shape):
     gate, up, gradient = 4 * normal(1, *shape), normal(2, *shape), normal(3, *shape)
@@ -42,7 +43,7 @@ def test_swiglu_cpp_in_bf16_matches_the_formula_of_rounded_inputs(shape):
     assert_all_close(actual, reference(*rounded, gradient), atol=1e-5)
 
 
-@pytest.mark.parametrize("implementation", [CPP, swiglu_cpu])
+@pytest.mark.parametrize("implementation", [CPP, swiglu_plain_cpu])
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_swiglu_with_frozen_inputs_returns_no_gradient_for_them(implementation, frozen):
     actual = run_both_ways(implementation, [normal(1, 3, 7), normal(2, 3, 7)], normal(3, 3, 7), frozen=[frozen])

@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_ext.ops import gates as module
 from paddlenlp_ext.ops.gates.triton import clamped_swiglu_triton, geglu_triton, swiglu_triton
-from paddlenlp_ext.ops.saved_tensors import recompute_function
+from paddlenlp_ext.ops.recompute_functions import recompute_function
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.ops.gates import test_clamped_swiglu, test_geglu, test_swiglu
 from tests.ops.gates.test_clamped_swiglu import ALPHA, LIMIT
@@ -32,7 +32,7 @@ GATES = [
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.gates.triton_kernels") as found:
+    with interpreted("paddlenlp_ext.ops.gates.kernels") as found:
         yield found
 
 

@@ -20,8 +20,8 @@ from paddle.incubate.autograd.phi_ops_map import op_info
 import paddlenlp_ext
 from paddlenlp_ext.ops.attention import flashmask
 from paddlenlp_ext.ops.attention.layout import AttentionLayout
-from paddlenlp_ext.ops.quantized import linear
-from paddlenlp_ext.ops.quantized.weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_linear import weight_only
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from tests.common.gpu import pretend_gpu
 from tests.common.marks import needs_cpp
 from tests.ops.gpu.static_program import static_program
@@ -121,7 +121,7 @@ def multiply(algo: str, block: int, dtype: str = "bfloat16") -> Any:
     codes = data("codes", num_codes, dtype="int8" if algo == "weight_only_int8" else "uint8")
     scales = data("scales", 64 * 128 // block, dtype="float32")
     weight = QuantizedWeight(algo, (64, 128), block, codes, scales, kernel_cache={"fits kernel": True})
-    return linear.weight_only_linear(data("x", 2, 3, 128, dtype=dtype), weight)
+    return weight_only.weight_only_linear(data("x", 2, 3, 128, dtype=dtype), weight)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -171,7 +171,7 @@ def test_weight_only_linear_with_broken_argument_is_caught(
     program, monkeypatch, name: str, argument: str, change: Change, message: str
 ):
     pretend_gpu(monkeypatch)
-    break_argument(monkeypatch, linear.quant, name, argument, change)
+    break_argument(monkeypatch, weight_only.quant, name, argument, change)
     with pytest.raises((TypeError, ValueError), match=message):
         multiply("weight_only_int4", 64)
 

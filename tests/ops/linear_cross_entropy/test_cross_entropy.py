@@ -7,8 +7,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.cpu.library import set_threads
-from paddlenlp_ext.ops.linear_cross_entropy.cross_entropy import cross_entropy_cpp, cross_entropy_reference
+from paddlenlp_ext.ops.cpp.library import set_threads
+from paddlenlp_ext.ops.linear_cross_entropy.cpp import cross_entropy_cpp
+from paddlenlp_ext.ops.linear_cross_entropy.reference import cross_entropy_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 

@@ -8,13 +8,14 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.cpu.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
+from paddlenlp_ext.ops.linear_cross_entropy.reference import linear_cross_entropy_reference
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
-BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
+BACKENDS = [pytest.param("cpp", marks=needs_cpp), "reference"]
 
 
 def dense(hidden, weight, labels):
@@ -100,7 +101,7 @@ def test_linear_cross_entropy_without_gradients_returns_loss_and_num_correct():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "tolerance"), [("reference", 1e-4), pytest.param("native", 0.3, marks=needs_cpp)]
+    ("implementation", "tolerance"), [("reference", 1e-4), pytest.param("cpp", 0.3, marks=needs_cpp)]
 )
 def test_linear_cross_entropy_sums_bf16_weight_gradient_in_fp32(implementation, tolerance):
     """Check gradients over many chunks, whose small contributions a bfloat16 sum would lose.

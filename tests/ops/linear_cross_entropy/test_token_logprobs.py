@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.linear_cross_entropy import token_logprobs
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
-BACKENDS = [pytest.param("native", marks=needs_cpp), "reference"]
+BACKENDS = [pytest.param("cpp", marks=needs_cpp), "reference"]
 
 
 def make(num_rows: int = 37, hidden_size: int = 8, vocab_size: int = 97):

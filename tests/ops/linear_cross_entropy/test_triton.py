@@ -10,8 +10,8 @@ import pytest
 
 from paddlenlp_ext.ops import linear_cross_entropy as op
 from paddlenlp_ext.ops.linear_cross_entropy import triton as module
-from paddlenlp_ext.ops.linear_cross_entropy.products import losses_by_chunks
-from paddlenlp_ext.ops.linear_cross_entropy.sharded import sharded_products_reference
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import losses_by_chunks
+from paddlenlp_ext.ops.linear_cross_entropy.sharded_vocabulary import sharded_products_reference
 from tests.common.arrays import normal
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 from tests.ops.linear_cross_entropy.test_cross_entropy import formula
@@ -26,7 +26,7 @@ SIZES = [(1, 2), (2, 17), (3, 1031)]
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.linear_cross_entropy.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.linear_cross_entropy.kernels") as kernels:
         yield kernels
 
 

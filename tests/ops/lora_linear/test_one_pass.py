@@ -8,18 +8,18 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.lora_linear import triton as module
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import run_both_ways
 from tests.ops.interpreter import Recorder, bfloat16_products, interpreted, skip_without_triton
+from tests.ops.lora_linear.test_lora_linear import SCALING, numbers, on_frozen_base, reference
 from tests.ops.norm_linear.test_triton import FORMATS, ROWS_OF_ANY_LENGTH
-from tests.ops.test_lora_linear import SCALING, numbers, on_frozen_base, reference
 
 skip_without_triton()
 
@@ -34,7 +34,7 @@ ODD_SHAPES = [((3,), 70, 9, 5), ((1, 2), 538, 6, 16), ((17,), 22, 33, 1)]
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.lora_linear.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.lora_linear.kernels") as kernels:
         yield kernels
 
 

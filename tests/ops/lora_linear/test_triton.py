@@ -9,16 +9,16 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import lora_linear as op
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import triton as module
 from paddlenlp_ext.ops.lora_linear.triton import lora_linear_triton
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
-from paddlenlp_ext.ops.saved_tensors import with_recompute_function
+from paddlenlp_ext.ops.recompute_functions import with_recompute_function
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.ops.interpreter import Launch, Recorder, interpreted, skip_without_triton
-from tests.ops.test_lora_linear import SCALING, numbers, on_frozen_base, reference
+from tests.ops.lora_linear.test_lora_linear import SCALING, numbers, on_frozen_base, reference
 
 skip_without_triton()
 
@@ -31,7 +31,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.lora_linear.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.lora_linear.kernels") as kernels:
         yield kernels
 
 

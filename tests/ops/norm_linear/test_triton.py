@@ -8,11 +8,11 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear import triton as module
 from paddlenlp_ext.ops.norm_linear.triton import norm_linear_triton
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 from tests.common.arrays import assert_all_close, normal
@@ -51,7 +51,7 @@ ROWS_OF_ANY_LENGTH = {
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.norm_linear.triton_kernels") as kernels:
+    with interpreted("paddlenlp_ext.ops.norm_linear.kernels") as kernels:
         yield kernels
 
 

@@ -7,9 +7,10 @@ import paddle
 import pytest
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.ops.cpu.library import set_threads
+from paddlenlp_ext.ops.cpp.library import set_threads
 from paddlenlp_ext.ops.rms_norm import add_rms_norm_reference, rms_norm
-from paddlenlp_ext.ops.rms_norm.cpu import add_rms_norm_cpp, rms_norm_cpp, rms_norm_cpu
+from paddlenlp_ext.ops.rms_norm.cpp import add_rms_norm_cpp, rms_norm_cpp
+from paddlenlp_ext.ops.rms_norm.plain_cpu import rms_norm_plain_cpu
 from paddlenlp_ext.ops.rms_norm.reference import rms_norm_reference
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.common.marks import needs_cpp
@@ -19,7 +20,7 @@ CPP = pytest.param(rms_norm_cpp, marks=needs_cpp)
 ADD_CPP = pytest.param(add_rms_norm_cpp, marks=needs_cpp)
 
 
-@pytest.mark.parametrize("implementation", [rms_norm, CPP, rms_norm_cpu, rms_norm_reference])
+@pytest.mark.parametrize("implementation", [rms_norm, CPP, rms_norm_plain_cpu, rms_norm_reference])
 @pytest.mark.parametrize("shape", [(1, 1, 8), (2, 3, 7), (5, 33), (2, 3, 4, 6), (211, 97)])
 def test_rms_norm_matches_the_formula(implementation, shape):
     x, weight, gradient = normal(1, *shape), normal(2, shape[-1]), normal(3, *shape)
@@ -33,7 +34,7 @@ def test_rms_norm_matches_the_formula(implementation, shape):
     assert_all_close(actual, [x / rms * weight, x_gradient, weight_gradient], atol=2e-5)
 
 
-@pytest.mark.parametrize("implementation", [CPP, rms_norm_cpu, rms_norm_reference])
+@pytest.mark.parametrize("implementation", [CPP, rms_norm_plain_cpu, rms_norm_reference])
 def test_rms_norm_with_frozen_weight_returns_no_gradient(implementation):
     x, weight, gradient = normal(1, 4, 8), normal(2, 8), normal(3, 4, 8)
     _, x_gradient, weight_gradient = run_both_ways(

@@ -21,7 +21,7 @@ FORWARD, BACKWARD, SUMS = "rms_norm_forward_kernel", "rms_norm_backward_kernel",
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.rms_norm.triton_kernels") as found:
+    with interpreted("paddlenlp_ext.ops.rms_norm.kernels") as found:
         yield found
 
 
@@ -187,7 +187,7 @@ def test_rms_norm_of_longer_rows_is_refused(kernels):
 
 
 def test_column_sums_of_some_rows_match_numpy():
-    with interpreted("paddlenlp_ext.ops.triton_column_sums") as sums:
+    with interpreted("paddlenlp_ext.ops.triton_utils.column_sums") as sums:
         partials, out = paddle.to_tensor(normal(1, 200, 45)), paddle.full([45], 99.0)
         sums.launch_column_sums(Recorder(), partials, out, 3, 150)
     np.testing.assert_allclose(out.numpy(), partials.numpy()[3:153].astype(np.float64).sum(0), atol=1e-5)

@@ -9,7 +9,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import rope as module
-from paddlenlp_ext.ops.rope import HeadNorms, rotate_heads
+from paddlenlp_ext.ops.rope import rotate_heads
+from paddlenlp_ext.ops.rope.reference import HeadNorms
 from paddlenlp_ext.ops.rope.triton import rope_triton, rotate_heads_triton
 from tests.common.arrays import assert_all_close, normal
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
@@ -24,7 +25,7 @@ SHAPES = [(1, 1, 2, 2), (3, 1, 6, 6), (5, 3, 74, 38)]  # N, K, H, R
 
 @pytest.fixture(scope="module")
 def kernels():
-    with interpreted("paddlenlp_ext.ops.rope.triton_kernels") as found:
+    with interpreted("paddlenlp_ext.ops.rope.kernels") as found:
         yield found
 
 

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from safetensors.numpy import load_file
 
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.awq import output_error
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq

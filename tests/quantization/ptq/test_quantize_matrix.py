@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.quantized.dequantize import dequantize
+from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.ptq.awq import search_clipping
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics

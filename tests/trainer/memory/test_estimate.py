@@ -16,7 +16,7 @@ import pytest
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.cpu import library
+from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.peft_model import get_peft_model

@@ -13,7 +13,7 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.ops.cpu import bf16, library
+from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

@@ -9,9 +9,10 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import adamw_8bit
-from paddlenlp_ext.ops.cpu import library
-from paddlenlp_ext.ops.quantized.codebooks import dynamic_levels
+from paddlenlp_ext.ops.adamw import adamw_8bit_op
+from paddlenlp_ext.ops.adamw import reference as adamw_reference
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 from paddlenlp_ext.trainer.optimizers.adamw_mini import num_blocks
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
@@ -77,13 +78,13 @@ def test_adamw_mini_blocks_of_a_query_projection_are_its_heads():
     assert num_blocks("model.layers.3.self_attn.q_proj.lora_B", [576, 8], 64) == 576
 
 
-@pytest.fixture(params=["native", "reference"])
+@pytest.fixture(params=["cpp", "reference"])
 def implementation(request, monkeypatch):
     """Select the implementation of the 8-bit step."""
-    if request.param == "native" and library.unavailable_reason() is not None:
+    if request.param == "cpp" and library.unavailable_reason() is not None:
         pytest.skip(f"C++ library unavailable: {library.unavailable_reason()}")
-    choose = adamw_8bit.adamw_8bit_op.choose
-    monkeypatch.setattr(adamw_8bit.adamw_8bit_op, "choose", lambda x: choose(x, request.param))
+    choose = adamw_8bit_op.choose
+    monkeypatch.setattr(adamw_8bit_op, "choose", lambda x: choose(x, request.param))
 
 
 def test_adamw_8bit_steps_equal_bitsandbytes(implementation):
@@ -119,7 +120,7 @@ def quantized(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def test_adamw_8bit_follows_the_formula_by_slice_and_small_tensors_stay_fp32(monkeypatch, implementation):
-    monkeypatch.setattr(adamw_8bit, "_SLICE", 5)
+    monkeypatch.setattr(adamw_reference, "_SLICE", 5)
     shapes = {"weight": [64, 65], "lora_B": [65, 64], "small": [15, 17], "bias": [5000]}
     model = Toy(shapes)
     optimizer, generator, expected = (

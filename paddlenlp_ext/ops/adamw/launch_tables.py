@@ -1,0 +1,67 @@
+"""Tables of the tensors that one launch of an optimizer kernel updates, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
+
+_ALIGNMENT = 16
+"""Bytes of the widest load of a GPU."""
+
+
+class TableRow(NamedTuple):
+    """Addresses of a tensor's weight, gradient and state, its size, and the position of its draws; 0 for unused ones.
+
+    The order is that of the columns that the kernels read (kernels.py).
+    """
+
+    weight: int
+    gradient: int
+    moment1: int
+    moment2: int
+    master: int
+    size: int
+    key: int = 0
+    step: int = 0
+    first: int = 0
+    width: int = 1
+    stride: int = 1
+    scales1: int = 0
+    scales2: int = 0
+
+    def with_draws(self, position: DrawPosition) -> TableRow:
+        """Return the row with the position of stochastic rounding; the key is the seed and the tensor's number."""
+        key = position.seed | position.tensor << 32
+        key -= (key >> 63) << 64  # the same bits as a signed number
+        return self._replace(
+            key=key, step=position.step, first=position.first, width=position.width, stride=position.stride
+        )
+
+    @property
+    def alignment(self) -> int:
+        """Return a divisor of all addresses in bytes and of the size, 16 or 1; it determines the width of loads."""
+        return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
+
+    @property
+    def has_groups(self) -> bool:
+        """Return whether each 8 neighbours, from the first value on, share a counter of the draws."""
+        is_one_line = self.width >= self.size
+        return self.first % 8 == 0 and (is_one_line or (self.width % 8 == 0 and self.stride % 8 == 0))
+
+
+def table_of(rows: Sequence[TableRow]) -> np.ndarray:
+    """Return the table, int64 [N, 13]."""
+    return np.array(rows, np.int64)
+
+
+def block_map(sizes: Sequence[int], span: int) -> np.ndarray:
+    """Return tensor and part of each program, int32 [M, 2]; a part has `span` values, the last of a tensor fewer."""
+    parts = -(-np.array(sizes, np.int64) // span)
+    tensor = np.repeat(np.arange(len(parts)), parts)
+    part = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)
+    return np.stack([tensor, part], axis=1).astype(np.int32)

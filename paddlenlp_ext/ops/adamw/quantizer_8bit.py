@@ -1,0 +1,89 @@
+"""Block-wise 8-bit quantizer of optimizer moments (Dettmers et al. 2021, arXiv:2110.02861).
+
+A block has one fp32 scale, its largest magnitude; each value divided by the scale is stored as the code of the nearest
+of 256 levels (`codebooks.dynamic_levels`, section 1.3 of the paper).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
+
+_DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 numbers that differ by 0.2 %
+
+_SMALLEST = 1e-38
+
+
+class Dynamic8Bit:
+    """Block-wise quantizer of fp32 rows; each row is one block with its own scale."""
+
+    def __init__(self, signed: bool) -> None:
+        levels = dynamic_levels(signed)
+        base, threshold = search_table(levels)
+        self.zero = int(np.flatnonzero(levels == 0)[0])
+        """Code of the level 0."""
+        self._levels, self._base, self._threshold = _Table(levels), _Table(base), _Table(threshold)
+
+    def quantize(self, blocks: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Quantize fp32 [blocks, size] to uint8 codes of the same shape and fp32 scales [blocks, 1]."""
+        scales = blocks.abs().max(axis=1, keepdim=True)
+        return self.nearest(blocks / scales.clip(min=_SMALLEST)), scales
+
+    def dequantize(self, codes: paddle.Tensor, scales: paddle.Tensor) -> paddle.Tensor:
+        """Return the fp32 numbers [blocks, size] of codes and scales."""
+        return self._levels.look_up(codes).multiply_(scales)
+
+    def nearest(self, values: paddle.Tensor) -> paddle.Tensor:
+        """Return the uint8 code of the level nearest to each fp32 number in [-1, 1]; ties go to the lower level."""
+        row = paddle.bitwise_right_shift(
+            values.view("int32"), paddle.full([], _DROPPED_BITS, "int32"), is_arithmetic=False
+        )
+        above = values > self._threshold.look_up(row)
+        return self._base.look_up(row).add_(above.astype("uint8"))
+
+
+class _Table:
+    """Lookup table; on the CPU read with NumPy, which takes a third of the time of Paddle's gather."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers = numbers
+        self._tensor: paddle.Tensor | None = None
+
+    def look_up(self, index: paddle.Tensor) -> paddle.Tensor:
+        """Return the table's numbers at `index`, in the shape of `index`."""
+        if index.place.is_cpu_place():
+            return paddle.to_tensor(np.take(self._numbers, index.numpy()), place=index.place)
+        return self.gather(index)
+
+    def gather(self, index: paddle.Tensor) -> paddle.Tensor:
+        """Look up numbers with Paddle's gather, on any device."""
+        if self._tensor is None:
+            self._tensor = paddle.to_tensor(self._numbers, place=index.place)
+        return paddle.gather(self._tensor, index.reshape([-1]).astype("int32")).reshape(index.shape)
+
+
+@functools.cache
+def dynamic_8bit(signed: bool) -> Dynamic8Bit:
+    """Return the quantizer for signed numbers, or for numbers that are never negative."""
+    return Dynamic8Bit(signed)
+
+
+def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lower level and the border to the next level, for each group of float32 numbers with equal upper bits.
+
+    Two lookups replace a binary search of eight steps. The result is the same, because at most one border lies in a
+    group.
+    """
+    upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
+    inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)
+    in_range = np.abs(inner) <= 1
+    lowest = np.where(in_range, np.minimum(inner, outer), np.float32(0))
+    highest = np.where(in_range, np.maximum(inner, outer), np.float32(0))
+    borders = (levels[:-1] + levels[1:]) / np.float32(2)
+    base = np.searchsorted(borders, lowest)
+    assert (np.searchsorted(borders, highest) - base <= 1).all()
+    return base.astype(np.uint8), np.append(borders, np.float32(np.inf))[base]

@@ -1,0 +1,1 @@
+"""C++ library of CPU kernels: build, loading, and calls."""

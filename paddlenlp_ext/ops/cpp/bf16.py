@@ -1,0 +1,102 @@
+"""bfloat16 on the CPU: storage of weights and rounding of matmul inputs; everything else is float32."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import paddle
+
+from paddlenlp_ext.ops.cpp import library
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+
+_bf16_matmuls = False
+
+
+def bf16_matmuls() -> AbstractContextManager[None]:
+    """Round the inputs of all C++ matmuls to bfloat16 within this context, also for float32 weights."""
+    return _set_bf16_matmuls(True)
+
+
+def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` bound to the current matmul precision, for recomputing a forward pass later."""
+    captured = _bf16_matmuls
+
+    def run_again(*args: Any) -> Any:
+        with _set_bf16_matmuls(captured):
+            return run(*args)
+
+    return run_again
+
+
+@contextmanager
+def _set_bf16_matmuls(value: bool) -> Iterator[None]:
+    global _bf16_matmuls
+    before, _bf16_matmuls = _bf16_matmuls, value
+    try:
+        yield
+    finally:
+        _bf16_matmuls = before
+
+
+def bf16_matmuls_enabled() -> bool:
+    """Return whether a `bf16_matmuls` context is active."""
+    return _bf16_matmuls
+
+
+def uses_bf16(weight: paddle.Tensor | QuantizedWeight) -> bool:
+    """Return whether a matmul with this weight rounds its inputs to bfloat16."""
+    return _bf16_matmuls or (weight.dtype == paddle.bfloat16 and unavailable_reason() is None)
+
+
+def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype | str:
+    """Return the dtype of activations, norms, biases and adapters for weights of `dtype`.
+
+    It is `dtype` itself, except for bfloat16 on the CPU: Paddle's kernels there require float32.
+    """
+    is_half = dtype in ("bfloat16", paddle.bfloat16)
+    return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
+
+
+def unavailable_reason() -> str | None:
+    """Return why bfloat16 matmuls are unavailable on this machine's CPU, or None if they are available."""
+    if library.unavailable_reason() is not None:
+        return library.unavailable_reason()
+    if not _has_bf16_products():
+        return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
+    return None
+
+
+@functools.cache
+def _has_bf16_products() -> bool:
+    result = ctypes.c_int64()
+    library.function("has_bf16_products")(ctypes.byref(result))
+    return bool(result.value)
+
+
+def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
+    """Return `x` in bfloat16; a bfloat16 `x` is returned unchanged."""
+    if x.dtype == paddle.bfloat16:
+        return x
+    bf16_copy = library.empty(x.shape, "bfloat16")
+    library.function("convert_to_bf16")(library.pointer(x), library.pointer(bf16_copy), x.size)
+    return bf16_copy
+
+
+def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
+    """Return `x` in bfloat16, converted once for all layers that read x (q, k and v; gate and up).
+
+    The copy lives as long as x. Parameters are converted each time, because `inplace_version` does not change when
+    their values are set.
+    """
+    if x.persistable:
+        return as_bf16(x)
+    cached = getattr(x, "_bf16_copy", None)
+    if cached is None or cached[0] != x.inplace_version:
+        cached = x._bf16_copy = (x.inplace_version, as_bf16(x))
+    return cached[1]

@@ -1,0 +1,133 @@
+"""The C++ library: sources in `csrc/`, built on first use and called through ctypes.
+
+Entry points are declared in `csrc/api.h`. The shared library uses the oneDNN and OpenMP runtimes that Paddle has
+already loaded. PADDLENLP_EXT_NATIVE=0 disables it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import paddle
+
+from paddlenlp_ext.ops.cpp.api_header import parameter_types
+from paddlenlp_ext.ops.cpp.build import BuildError, build
+from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
+from paddlenlp_ext.paddle_compat import empty_unchecked
+from paddlenlp_ext.utils.logging import get_logger
+
+SMALL_BATCH_ROWS = 8
+"""Rows up to which reading the weight limits the speed of a matmul; a loop over the rows is then the fastest."""
+
+_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # by the Status of csrc/api.h
+_DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
+_CPU = paddle.CPUPlace()
+_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is fast for them
+
+_capsule = ctypes.pythonapi.PyCapsule_New
+_capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the loaded library, built if necessary, or None if it is unavailable (see `unavailable_reason`)."""
+    return _load()[0]
+
+
+def unavailable_reason() -> str | None:
+    """Return why the library is unavailable on this machine, or None if it is available."""
+    return _load()[1]
+
+
+def usable(x: paddle.Tensor) -> str | None:
+    """Return None for float32 on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
+    return on_cpu_in_fp32(x) or unavailable_reason()
+
+
+@functools.cache
+def function(name: str) -> Callable[..., None]:
+    """Return an entry point of `csrc/api.h` by name.
+
+    It takes pointers as addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
+    ValueError, according to its status. The message starts with the name of the entry point.
+    """
+    found = library()
+    assert found is not None, unavailable_reason()
+    exported, types = getattr(found, name), parameter_types()[name]
+    last_error = found.last_error
+    last_error.restype = ctypes.c_char_p
+
+    def check(status: int, _: object, arguments: tuple[object, ...]) -> None:
+        if status != 0:
+            raise _ERRORS[status](f"{name}: {last_error().decode()}")
+        if len(arguments) != len(types):  # ctypes rejects too few arguments but ignores extra ones
+            raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
+
+    exported.argtypes, exported.errcheck = types, check
+    return exported
+
+
+def pointer(tensor: paddle.Tensor) -> int:
+    """Return the address of the first value of a contiguous tensor.
+
+    The address does not keep the tensor alive: keep a reference until the call that uses the address has returned.
+    """
+    assert tensor.is_contiguous(), "C++ ops require contiguous tensors"
+    return tensor.data_ptr()
+
+
+def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
+    """Return the tensors' addresses as a C array."""
+    return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
+
+
+def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
+    """Return the tensors' numbers of values as a C array of int64."""
+    return (ctypes.c_int64 * len(tensors))(*(math.prod(tensor.shape) for tensor in tensors))
+
+
+def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
+    """Return an uninitialized tensor for a C++ op to fill; large tensors use pooled memory."""
+    code, bits = _DLPACK[dtype]
+    size = bits // 8
+    for length in shape:
+        size *= length
+    if size < _POOLED_BYTES:
+        # paddle.empty takes 3 us longer to check its arguments, and a decoding step has hundreds of small tensors.
+        return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
+    address = ctypes.c_void_p()
+    try:
+        function("buffers_new")(code, bits, len(shape), (ctypes.c_int64 * len(shape))(*shape), ctypes.byref(address))
+    except MemoryError as error:
+        raise MemoryError(f"cannot allocate a tensor of shape {shape} in {dtype}") from error
+    return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
+
+
+def threads() -> int:
+    """Return the number of threads that C++ ops use."""
+    count = ctypes.c_int64()
+    function("get_threads")(ctypes.byref(count))
+    return count.value
+
+
+def set_threads(count: int) -> None:
+    """Set the number of threads of C++ ops; initially it equals the number of threads of Paddle's matmuls."""
+    function("set_threads")(count)
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
+        return None, "PADDLENLP_EXT_NATIVE=0 disables the C++ library"
+    libraries = Path(paddle.__file__).parent / "libs"
+    try:
+        found = ctypes.CDLL(str(build(libraries)))
+    except (BuildError, OSError) as error:
+        get_logger(__name__).warning("the C++ library is unavailable, so CPU ops run slower in plain Paddle: %s", error)
+        return None, str(error).splitlines()[0]
+    found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
+    return found, None

@@ -1,0 +1,86 @@
+"""Dequantize packed codes, any number of rows at a time.
+
+    w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
+    w[i] = (level(code[i]) - zero[i // block]) scale[i // block]        integer formats with zero points
+    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        if the scales are quantized too
+
+Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. The CPU backends are C++ and NumPy, whose lookup is five times as
+fast as Paddle's gather on the CPU. All backends return the same bits.
+
+Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import paddle
+
+from paddlenlp_ext.ops.dequantize.cpp import dequantize_rows_cpp, usable_on_codes
+from paddlenlp_ext.ops.dequantize.plain_cpu import dequantize_rows_plain_cpu
+from paddlenlp_ext.ops.dequantize.reference import dequantize_rows_reference
+from paddlenlp_ext.ops.dequantize.triton import dequantize_rows_triton
+from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight.triton import on_gpu_in_4_bits
+from paddlenlp_ext.ops.quantized_weight.zero_points import block_shifts
+from paddlenlp_ext.paddle_compat import is_symbolic
+
+_CHUNK = 1 << 20
+"""Weights dequantized at a time on the CPU: 4 MB in float32."""
+
+_CHUNK_GPU = 1 << 26
+"""Weights dequantized at a time on a GPU, which small matmuls would leave mostly idle: 128 MB in half precision."""
+
+
+def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
+    """Return (first row, end row) of consecutive parts, each of which begins at the start of a block and of a byte.
+
+    A part has about `limit` weights (default: the best size for the device, and all in a static graph), but at least as
+    many rows as a block needs to end at the end of a row.
+    """
+    if limit is None and is_symbolic(weight.codes):
+        limit = weight.num_weights
+    limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
+    out, width = weight.shape
+    aligned = math.lcm(weight.block_size, 2, width) // width
+    step = aligned * max(1, limit // (aligned * width))
+    return ((first, min(first + step, out)) for first in range(0, out, step))
+
+
+def dequantize(weight: QuantizedWeight) -> paddle.Tensor:
+    """Return the full weight, float32 [out, in]."""
+    parts = [dequantize_rows(weight, first, last) for first, last in row_blocks(weight)]
+    return parts[0] if len(parts) == 1 else paddle.concat(parts)
+
+
+def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
+    """Return the full weights of all groups, float32 [G, O, I]."""
+    indices = itertools.product(range(stack.shape[0]), range(stack.parts))
+    return paddle.stack([dequantize(stack.matrix(*index)) for index in indices]).reshape(stack.shape)
+
+
+@paddle.no_grad()
+def dequantize_rows(
+    weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
+) -> paddle.Tensor:
+    """Return the rows of one part of `row_blocks`, [last - first, in]."""
+    rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
+    if weight.zeros is not None:
+        shifts_RG = block_shifts(weight)[first:last]
+        rows = rows + paddle.repeat_interleave(shifts_RG, weight.block_size, axis=1)
+    if weight.order is not None:
+        rows = paddle.index_select(rows, weight.order.argsort(), axis=1)
+    return rows if rows.dtype == dtype else rows.astype(dtype)
+
+
+dequantize_op = DispatchedOp(
+    "dequantize",
+    triton=(dequantize_rows_triton, on_gpu_in_4_bits),
+    cpp=(dequantize_rows_cpp, usable_on_codes),
+    plain_cpu=(dequantize_rows_plain_cpu, on_cpu),
+    reference=dequantize_rows_reference,
+)
+"""Backends take (weight, first, last, dtype) and may return float32 if they support no other dtype."""

@@ -1,0 +1,34 @@
+"""SwiGLU in plain Paddle, arranged for the CPU; it saves only its inputs."""
+
+from __future__ import annotations
+
+import paddle
+from paddle.autograd import PyLayer
+
+
+def swiglu_plain_cpu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
+    """Compute the sigmoid by tanh, the fastest exponential of Paddle's CPU kernels."""
+    return _SwiGlu.apply(gate, up)
+
+
+def _sigmoid(x: paddle.Tensor) -> paddle.Tensor:
+    return (x * 0.5).tanh_().scale_(0.5, bias=0.5)
+
+
+class _SwiGlu(PyLayer):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return _sigmoid(gate).multiply_(gate).multiply_(up)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gate, up = ctx.saved_tensor()
+        sigmoid = _sigmoid(gate)
+        silu = gate * sigmoid
+        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle rejects gradients of frozen inputs
+        if gate.stop_gradient:
+            return None, up_gradient
+        # silu' = sigmoid + silu - sigmoid * silu
+        slope = sigmoid.subtract_(sigmoid * silu).add_(silu)
+        return slope.multiply_(up).multiply_(gradient), up_gradient

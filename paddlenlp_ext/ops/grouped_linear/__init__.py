@@ -1,0 +1,88 @@
+r"""Linear layers of groups of rows, `x W[g]^T`, each group with a weight of its own: the experts of a layer.
+
+    x_NI              weight_GOI        starts = [0, 3, 3, 5]
+    . . . . \\
+    . . . .  > group 0      W[0]
+    . . . . /
+                group 1      W[1]        no rows: not read, and its gradient is 0
+    . . . . \\
+    . . . . /  group 2      W[2]
+
+Rows of one group are adjacent, and groups may have any number of rows. All groups are computed in one call: of C++ on
+the CPU, of Triton kernels on a GPU. The reference computes one matrix product per group.
+
+Shapes: N rows, G groups, I inputs, O outputs, P parts of the outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.grouped_linear.cpp import GroupedCpp
+from paddlenlp_ext.ops.grouped_linear.reference import GroupedReference
+from paddlenlp_ext.ops.grouped_linear.triton import GroupedTriton
+from paddlenlp_ext.ops.recompute_functions import recompute_function
+from paddlenlp_ext.ops.tensor_utils import in_dtype, requires_grad
+from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
+
+
+def grouped_linear(
+    x_NI: paddle.Tensor, weight_GOI: paddle.Tensor, starts: np.ndarray, parts: int = 1
+) -> tuple[paddle.Tensor, ...]:
+    """Multiply each group of rows by its own weight.
+
+    A frozen weight costs nothing in the backward pass. An x with a recompute function (ops/recompute_functions.py)
+    is not saved.
+
+    Args:
+        x_NI: rows, sorted by group.
+        weight_GOI: weights of the groups; on the CPU they may be bfloat16 while x is float32.
+        starts: int64 [G + 1], the first row of each group, and N at the end.
+        parts: number of equal parts into which the outputs are split.
+
+    Returns:
+        The parts of the outputs, each [N, O / parts], on the CPU always float32.
+    """
+    backend: Any = grouped_linear_op.choose(x_NI)
+    if paddle.is_grad_enabled() and (requires_grad(x_NI) or requires_grad(weight_GOI)):
+        results = _GroupedLinear.apply(x_NI, weight_GOI, starts, parts, backend)
+        return results if isinstance(results, tuple) else (results,)
+    return backend.forward(x_NI, weight_GOI, starts, parts)
+
+
+class _GroupedLinear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, starts, parts, backend):
+        ctx.backend, ctx.starts, ctx.dtype = backend, starts, x.dtype
+        ctx.grads_needed = [requires_grad(each) for each in (x, weight)]
+        ctx.recompute_x, ctx.precision = recompute_function(x), backend.precision(weight)
+        saves_x = requires_grad(weight) and ctx.recompute_x is None
+        ctx.save_for_backward(weight, *([backend.saved(x, weight)] if saves_x else []))
+        results = backend.forward(x, weight, starts, parts)
+        return results if parts > 1 else results[0]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        weight, *saved = ctx.saved_tensor()
+        found: list[paddle.Tensor | None] = [None, None]
+        operands = [ctx.backend.operand(gradient, ctx.precision) for gradient in gradients]
+        if ctx.grads_needed[0]:
+            found[0] = in_dtype(ctx.backend.input_gradient(operands, weight, ctx.starts), ctx.dtype)
+        if ctx.grads_needed[1]:
+            x = ctx.backend.operand(saved[0] if saved else ctx.recompute_x(), ctx.precision)
+            found[1] = ctx.backend.weight_gradient(operands, x, weight, ctx.starts)
+        return tuple(found)
+
+
+grouped_linear_op = DispatchedOp(
+    "grouped_linear",
+    cpp=(GroupedCpp, library.usable),
+    triton=(GroupedTriton, on_gpu_with_triton),
+    reference=GroupedReference,
+)

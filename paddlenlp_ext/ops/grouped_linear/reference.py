@@ -1,0 +1,70 @@
+"""One matrix product of Paddle for each group that has rows, on any device.
+
+Shapes: N rows, G groups, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import paddle
+
+
+def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return index, first row and end of each group that has rows; `starts` is that of `grouped_linear`."""
+    bounds = enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False))
+    return [(group, first, end) for group, (first, end) in bounds if first < end]
+
+
+class GroupedReference:
+    """One product of Paddle for each group with rows, on any device."""
+
+    @staticmethod
+    def precision(weight: paddle.Tensor) -> Any:
+        """Return the dtype of the products: that of the weight, or float32 where the CPU has no kernel for it."""
+        is_half = weight.dtype == paddle.bfloat16 and weight.place.is_cpu_place()
+        return paddle.float32 if is_half else weight.dtype
+
+    @staticmethod
+    def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
+        """Return an operand of a product."""
+        return x.astype(precision)
+
+    @staticmethod
+    def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+        """Return the x to save."""
+        return x
+
+    @classmethod
+    def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
+        """Return the parts of the outputs."""
+        x = cls.operand(x, cls.precision(weight))
+        products = [paddle.matmul(x[a:b], w, transpose_y=True) for a, b, w in cls._groups(weight, starts)]
+        y = paddle.concat(products) if products else paddle.zeros([0, weight.shape[1]], x.dtype)
+        return tuple(paddle.chunk(y, parts, axis=-1)) if parts > 1 else (y,)
+
+    @classmethod
+    def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
+        """Return the gradient of x, [N, I]."""
+        gradient = paddle.concat(gradients, axis=-1)
+        products = [paddle.matmul(gradient[a:b], w) for a, b, w in cls._groups(weight, starts)]
+        return paddle.concat(products) if products else paddle.zeros([0, weight.shape[2]], gradient.dtype)
+
+    @classmethod
+    def weight_gradient(
+        cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
+    ) -> paddle.Tensor:
+        """Return the gradient of the weight, [G, O, I]; groups without rows get zeros."""
+        gradient = paddle.concat(gradients, axis=-1)
+        products = [
+            paddle.matmul(gradient[a:b], x[a:b], transpose_x=True) if a < b else paddle.zeros(weight.shape[1:], x.dtype)
+            for a, b in itertools.pairwise(starts)
+        ]
+        return paddle.stack(products).astype(weight.dtype)
+
+    @classmethod
+    def _groups(cls, weight: paddle.Tensor, starts: np.ndarray) -> list[tuple[int, int, paddle.Tensor]]:
+        """Return first row, end and weight of each group with rows."""
+        return [(a, b, weight[group].astype(cls.precision(weight))) for group, a, b in groups_with_rows(starts)]

@@ -1,0 +1,26 @@
+"""Dense linear layer, `x W^T + bias`."""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.linear.cpp import linear_cpp
+from paddlenlp_ext.ops.linear.reference import linear_reference
+
+linear_op = DispatchedOp("linear", cpp=(linear_cpp, library.usable), reference=linear_reference)
+
+
+def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Map [..., in] to [..., out] as `x W^T + bias`.
+
+    Args:
+        x: [..., in].
+        weight: [out, in]; on the CPU it may be bfloat16 while x is float32, and its gradient then is bfloat16.
+        bias: [out].
+
+    Returns:
+        [..., out] in the dtype of the matmul: half precision under autocast, always float32 on the CPU.
+    """
+    return linear_op.choose(x)(x, weight, bias)

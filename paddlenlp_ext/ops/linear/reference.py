@@ -1,0 +1,15 @@
+"""Dense linear layer in plain Paddle, on any device."""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops.dispatch import is_on_cpu
+
+
+def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Compute `linear` with Paddle's matmul; a bfloat16 weight on the CPU, which has no kernel, becomes float32."""
+    if weight.dtype == paddle.bfloat16 and is_on_cpu(weight):
+        weight = weight.astype("float32")
+    y = paddle.matmul(x, weight, transpose_y=True)
+    return y if bias is None else y + bias.astype(y.dtype)

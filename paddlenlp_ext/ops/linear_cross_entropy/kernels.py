@@ -1,0 +1,200 @@
+"""Triton kernels of the cross entropy of rows of logits; independent of Paddle and PyTorch.
+
+    loss[r] = m + log(sum_v exp(x[r, v] - m)) - x[r, target[r]],                      m: largest x of the row
+    gradient[r, v] = (exp(x[r, v] - m) / sum - (v == target[r])) (1 - (x[r, v] / softcap)^2)
+
+x are the logits, or softcap tanh(logits / softcap) with CAPPED; without it the last factor is 1 and `softcap` is not
+read. The gradient is that of the logits and overwrites them, in their dtype; everything else is float32, and sums are
+made in a fixed order.
+
+A program handles a row. It reads the row twice, first for the sum (Milakov and Gimelshein 2018, arXiv:1805.02867), then
+for the gradient. Few programs run at a time, so that the second read finds the row in the cache.
+
+If the columns are sharded over processes, `row_statistics_kernel` runs first, the processes combine its results, and
+`row_gradient_kernel` writes the gradient.
+
+Tested in Triton's interpreter (tests/ops/linear_cross_entropy/test_triton.py).
+
+Names: R rows, V columns: the vocabulary or this process's shard of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
+
+
+def _is_full(entry: dict[str, int]) -> bool:
+    """Return whether a thread has 8 to 32 elements."""
+    return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
+
+
+# For shorter rows, COLUMNS and warps are reduced. 32 warps leave room for one or two programs per multiprocessor, whose
+# rows together fit the L2 cache.
+SIZES = TileSizes("cross_entropy", (), _is_full, COLUMNS=(4096, 8192, 16384, 32768), num_warps=(8, 16, 32))
+
+
+@triton.jit
+def cross_entropy_kernel(
+    logits,  # [R, V]
+    targets,  # int64 [R]
+    losses,  # float32 [R]; NaN for a target outside the vocabulary
+    correct,  # int32 [R]: 1 if the target is the first of the largest logits
+    num_columns,  # V
+    softcap,
+    CAPPED: tl.constexpr,
+    WITH_GRADIENT: tl.constexpr,
+    COLUMNS: tl.constexpr,  # columns read at a time
+):
+    """Compute the loss of a row and replace its logits by their gradient."""
+    r = tl.program_id(0)
+    row = logits + r.to(tl.int64) * num_columns
+    target = tl.load(targets + r)
+    picked = _picked(row, target, num_columns, softcap, CAPPED)
+    largest, first, total = _statistics(row, num_columns, softcap, CAPPED, COLUMNS)
+    loss = tl.log(total) + largest - picked
+    tl.store(losses + r, tl.where((target >= 0) & (target < num_columns), loss, float("nan")))
+    tl.store(correct + r, (first == target).to(tl.int32))
+    if WITH_GRADIENT:
+        _write_gradient(row, target, largest, total, num_columns, softcap, CAPPED, COLUMNS)
+
+
+@triton.jit
+def row_statistics_kernel(
+    logits,
+    targets,  # int64 [R], relative to the first column; those of other shards are negative, V or more
+    picked,  # float32 [R]: x of the target, or 0 if another shard has it
+    largest,  # float32 [R]
+    first,  # int64 [R], first column of the largest x
+    totals,  # float32 [R]: sum of exp(x - largest)
+    num_columns,
+    softcap,
+    CAPPED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Compute the statistics of a row of a shard."""
+    r = tl.program_id(0)
+    row = logits + r.to(tl.int64) * num_columns
+    tl.store(picked + r, _picked(row, tl.load(targets + r), num_columns, softcap, CAPPED))
+    own_largest, own_first, total = _statistics(row, num_columns, softcap, CAPPED, COLUMNS)
+    tl.store(largest + r, own_largest)
+    tl.store(first + r, own_first.to(tl.int64))
+    tl.store(totals + r, total)
+
+
+@triton.jit
+def row_gradient_kernel(
+    logits,
+    targets,
+    largest,  # float32 [R], of all shards
+    totals,  # float32 [R]: sum of exp(x - largest) over all shards
+    num_columns,
+    softcap,
+    CAPPED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Replace the logits of a row of a shard by their gradient."""
+    r = tl.program_id(0)
+    row = logits + r.to(tl.int64) * num_columns
+    target, m, total = tl.load(targets + r), tl.load(largest + r), tl.load(totals + r)
+    _write_gradient(row, target, m, total, num_columns, softcap, CAPPED, COLUMNS)
+
+
+@triton.jit
+def _statistics(row, num_columns, softcap, CAPPED: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the largest x of a row, its first column, and the sum of exp(x - largest)."""
+    largest = tl.full((), float("-inf"), tl.float32)
+    total = tl.full((), 0.0, tl.float32)
+    first = tl.full((), 0, tl.int32)
+    for begin in range(0, num_columns, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        inside = column < num_columns
+        x = _capped(tl.load(row + column, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
+        x = tl.where(inside, x, float("-inf"))
+        own_largest = tl.max(x, axis=0)
+        own_first = tl.min(tl.where(x == own_largest, column, num_columns), axis=0)
+        first = tl.where(own_largest > largest, own_first, first)
+        new = tl.maximum(largest, own_largest)
+        total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), axis=0)
+        largest = new
+    return largest, first, total
+
+
+@triton.jit
+def _write_gradient(row, target, largest, total, num_columns, softcap, CAPPED: tl.constexpr, COLUMNS: tl.constexpr):
+    scale = 1.0 / total
+    for begin in range(0, num_columns, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        inside = column < num_columns
+        x = _capped(tl.load(row + column, mask=inside, other=0.0).to(tl.float32), softcap, CAPPED)
+        gradient = tl.exp(x - largest) * scale - tl.where(column == target, 1.0, 0.0)
+        if CAPPED:
+            ratio = x / softcap
+            gradient *= 1.0 - ratio * ratio
+        tl.store(row + column, gradient.to(row.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _picked(row, target, num_columns, softcap, CAPPED: tl.constexpr):
+    """Return x of the target, or 0 if the row does not have its column."""
+    logit = tl.load(row + target, mask=(target >= 0) & (target < num_columns), other=0.0)
+    return _capped(logit.to(tl.float32), softcap, CAPPED)
+
+
+@triton.jit
+def _capped(x, softcap, CAPPED: tl.constexpr):
+    """Return softcap tanh(x / softcap) with CAPPED, otherwise x.
+
+    The series of tanh replaces the quotient of exponentials where that would lose digits.
+    """
+    if CAPPED:
+        z = x / softcap
+        square = z * z
+        series = z + z * square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835))))
+        shrunk = tl.exp(-2.0 * tl.abs(z))
+        ratio = (1.0 - shrunk) / (1.0 + shrunk)
+        x = softcap * tl.where(square < 0.0625, series, tl.where(z < 0, -ratio, ratio))
+    return x
+
+
+def launch_cross_entropy(
+    launch: Callable[..., None],
+    logits: Any,
+    targets: Any,
+    losses: Any,
+    correct: Any,
+    with_gradient: bool,
+    softcap: float | None,
+) -> None:
+    """Compute losses and correct predictions of the rows of contiguous logits, and their gradient in place."""
+    num_rows, num_columns = logits.shape
+    options = {"WITH_GRADIENT": with_gradient, **_options(logits, softcap)}
+    tensors = logits, targets, losses, correct
+    launch(cross_entropy_kernel, (num_rows,), *tensors, num_columns, softcap or 1.0, **options)
+
+
+def launch_row_statistics(
+    launch: Callable[..., None], logits: Any, targets: Any, statistics: tuple[Any, ...], softcap: float | None
+) -> None:
+    """Compute `statistics`: x of the target, largest x, its first column, and sum, of the rows of a shard."""
+    num_rows, num_columns = logits.shape
+    numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
+    launch(row_statistics_kernel, (num_rows,), logits, targets, *statistics, *numbers, **options)
+
+
+def launch_row_gradient(
+    launch: Callable[..., None], logits: Any, targets: Any, largest: Any, totals: Any, softcap: float | None
+) -> None:
+    """Replace the logits of a shard by their gradient."""
+    num_rows, num_columns = logits.shape
+    numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
+    launch(row_gradient_kernel, (num_rows,), logits, targets, largest, totals, *numbers, **options)
+
+
+def _options(logits: Any, softcap: float | None) -> dict[str, Any]:
+    return {"CAPPED": softcap is not None, **shrunk(SIZES(logits), "COLUMNS", logits.shape[1])}

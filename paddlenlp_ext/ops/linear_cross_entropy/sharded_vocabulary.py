@@ -1,0 +1,75 @@
+"""Cross entropy of an lm_head whose vocabulary is sharded over processes.
+
+    loss = m + log(sum over all shards of sum_u exp(x[u] - m)) - x[label],       m: largest logit of all shards
+
+A process computes the largest logit, the sum and the label's logit of its own shard. `VocabShards` combines them.
+
+Shapes: R rows of a chunk, U size of this process's shard of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import paddle
+import paddle.nn.functional as F
+
+from paddlenlp_ext.ops.linear_cross_entropy.chunks import PADDLE, Products
+from paddlenlp_ext.ops.linear_cross_entropy.reference import with_soft_cap
+
+
+class VocabShards(Protocol):
+    """Collectives of the processes that have a shard of the vocabulary each."""
+
+    @property
+    def start(self) -> int:
+        """First token id of this process's shard."""
+
+    @property
+    def largest_size(self) -> int:
+        """Number of rows of the largest shard."""
+
+    def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the largest logits of all shards and their token ids, the first ones of several equal logits.
+
+        Args:
+            largest_R: largest logits of this shard.
+            first_R: their first columns in this shard, int64.
+        """
+
+    def sum(self, values: paddle.Tensor) -> paddle.Tensor:
+        """Sum `values` over the processes, in place, and return them."""
+
+
+def sharded_products_reference(shards: VocabShards) -> Products:
+    """Return the matmuls and the cross entropy of an lm_head of which this process holds a shard, in plain Paddle."""
+
+    def cross_entropy(
+        logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None
+    ) -> tuple[paddle.Tensor, int]:
+        return with_soft_cap(logits_RU, softcap, lambda: _cross_entropy(shards, logits_RU, labels_R))
+
+    return dataclasses.replace(PADDLE, cross_entropy=cross_entropy, complete_hidden=shards.sum)
+
+
+def _cross_entropy(shards: VocabShards, logits_RU: paddle.Tensor, labels_R: paddle.Tensor) -> tuple[paddle.Tensor, int]:
+    """Return the losses [R] and the number of correct predictions; the gradient overwrites the logits."""
+    num_columns = logits_RU.shape[1]
+    is_own_R = ((labels_R >= shards.start) & (labels_R < shards.start + num_columns)).astype("float32")
+    own_labels_R1 = paddle.clip(labels_R - shards.start, 0, num_columns - 1).unsqueeze(1)
+    picked_R = paddle.take_along_axis(logits_RU, own_labels_R1, axis=1).squeeze(1) * is_own_R
+    largest_R, first_R = shards.largest(logits_RU.max(axis=1), logits_RU.argmax(axis=1))
+    exponentials_RU = logits_RU.subtract_(largest_R.unsqueeze(1)).exp_()
+    sums_2R = shards.sum(paddle.stack([_row_sums(exponentials_RU), picked_R]))
+    gradient_RU = exponentials_RU.divide_(sums_2R[0].unsqueeze(1))
+    gradient_RU.put_along_axis_(own_labels_R1, -is_own_R.unsqueeze(1), axis=1, reduce="add")
+    return sums_2R[0].log() + largest_R - sums_2R[1], int((first_R == labels_R).sum())
+
+
+def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
+    """Return row sums [R], added up in blocks: Paddle's sum on the CPU adds sequentially, which is less accurate."""
+    width = 256
+    missing = -values_RU.shape[1] % width
+    blocks = F.pad(values_RU, [0, missing]) if missing else values_RU
+    return blocks.reshape([values_RU.shape[0], -1, width]).sum(axis=2).sum(axis=1)

@@ -1,0 +1,230 @@
+"""Triton kernel of RMS norm and linear layers over few positions; independent of Paddle and PyTorch.
+
+    s = x + addend      y[t, o] = (sum_i s[t, i] w[i] W[o, i]) / rms[t] + bias[o],      rms = sqrt(mean(s^2) + epsilon)
+
+The norm's factor 1 / rms belongs to a position, so it can follow the product: one pass over x computes both sums, and
+one launch up to three layers that read the same x. Without a norm, w and rms are 1.
+
+A program computes a few outputs of one layer for all positions. Each of its warps multiplies a part of the inputs on
+tensor cores, and the parts are added at the end. A program therefore handles whole rows of W: few outputs occupy many
+warps, no second launch has to add partial sums, and their order is fixed. W is the first operand, so that the 16 rows
+of an instruction are outputs, and its 8 columns are positions. A single position leaves 7 of them unused; reading W
+still takes longer.
+
+x + addend is rounded to its dtype before it is normalized. Sums are float32. Operands of the products are bfloat16 for
+x in bfloat16, and TF32 for float16: this has as many digits as float16, and x w does not overflow. Products of float32
+do not use tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
+
+Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
+
+Names: T positions, I inputs, O outputs, w = offset + scale of the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
+from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer, load_weights
+
+MOST_LAYERS = 3
+"""Layers of a launch, at most."""
+
+
+SIZES = TileSizes(
+    "norm_linear",
+    ("bits", "element_size", "positions"),
+    lambda entry: entry["num_stages"] == 1 or entry.get("bits") == 0,
+    OUTPUTS=(16, 32, 64),
+    SPAN=(32, 64, 128),  # inputs that a warp reads at a time
+    num_warps=(2, 4, 8),
+    num_stages=(1, 2, 3),
+)
+_FEWEST_COLUMNS = 8
+"""Number of positions to which fewer are padded: the columns of an instruction of tensor cores."""
+
+
+@triton.jit
+def norm_linear_kernel(
+    x,  # [T, I]
+    addend,  # [T, I], read with ADDS
+    scale,  # [I], read with NORMS
+    total,  # x + addend [T, I], written with ADDS
+    levels,  # float32 [16], value of a code of 4 bits
+    scale_levels,  # float32 [256], value of a code of a scale
+    matrix0,  # of each layer; see `Layer`
+    matrix1,
+    matrix2,
+    scales0,
+    scales1,
+    scales2,
+    group_scales0,
+    group_scales1,
+    group_scales2,
+    offset0,
+    offset1,
+    offset2,
+    bias0,
+    bias1,
+    bias2,
+    y0,  # [T, O]
+    y1,
+    y2,
+    outputs0,
+    outputs1,
+    outputs2,
+    num_positions,  # T
+    num_inputs,  # I
+    epsilon,
+    norm_offset,
+    LAYERS: tl.constexpr,
+    ADDS: tl.constexpr,
+    NORMS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    POSITIONS: tl.constexpr,  # T or more
+    OUTPUTS: tl.constexpr,
+    WAYS: tl.constexpr,  # parts of the inputs that are summed side by side
+    SPAN: tl.constexpr,  # inputs of a part that are read at a time
+    UNIT: tl.constexpr,  # neighbours of a span that share a scale
+):
+    """Compute OUTPUTS outputs of one layer for all positions."""
+    program = tl.program_id(0)
+    tiles0, tiles1 = tl.cdiv(outputs0, OUTPUTS), 0
+    if LAYERS > 1:
+        tiles1 = tl.cdiv(outputs1, OUTPUTS)
+    layer = (program >= tiles0).to(tl.int32) + (program >= tiles0 + tiles1).to(tl.int32)
+    tile = program - _pick(layer, 0, tiles0, tiles0 + tiles1, LAYERS)
+    num_outputs = _pick(layer, outputs0, outputs1, outputs2, LAYERS)
+    matrix = _pick(layer, matrix0, matrix1, matrix2, LAYERS)
+    scales = _pick(layer, scales0, scales1, scales2, LAYERS if BITS > 0 else 1)
+    group_scales = _pick(layer, group_scales0, group_scales1, group_scales2, LAYERS if GROUP > 0 else 1)
+    offset = _pick(layer, offset0, offset1, offset2, LAYERS if GROUP > 0 else 1)
+    o = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    t, way = tl.arange(0, POSITIONS), tl.arange(0, WAYS)
+    is_output, is_position = (o < num_outputs)[None, :, None], (t < num_positions)[None, :, None]
+    row = o.to(tl.int64)[None, :, None] * num_inputs
+    sums = tl.zeros((WAYS, OUTPUTS, POSITIONS), dtype=tl.float32)
+    squares = tl.zeros((WAYS, POSITIONS), dtype=tl.float32)
+    for begin in range(0, num_inputs, WAYS * SPAN):
+        first = begin + way * SPAN
+        i = first[:, None, None] + tl.arange(0, SPAN)[None, None, :]
+        is_input = i < num_inputs
+        at, inside = t[None, :, None] * num_inputs + i, is_position & is_input
+        s = tl.load(x + at, mask=inside, other=0.0)
+        if ADDS:
+            s = s.to(tl.float32) + tl.load(addend + at, mask=inside, other=0.0).to(tl.float32)
+            s = s.to(total.dtype.element_ty)
+            if program == 0:
+                tl.store(total + at, s, mask=inside)
+        s = s.to(tl.float32)
+        if NORMS:
+            squares += tl.sum(s * s, axis=2)
+            s = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
+        own = load_weights(
+            matrix,
+            scales,
+            scale_levels,
+            group_scales,
+            offset,
+            levels,
+            row,
+            first,
+            is_output,
+            num_inputs,
+            BITS,
+            BLOCK,
+            GROUP,
+            UNIT,
+            SPAN,
+        )
+        sums = _add_product(own, tl.trans(s, 0, 2, 1), sums, x.dtype.element_ty)
+    y_of_position = tl.sum(sums, axis=0)
+    if NORMS:
+        y_of_position *= tl.rsqrt(tl.sum(squares, axis=0) / num_inputs + epsilon)[None, :]
+    if HAS_BIAS:
+        bias = _pick(layer, bias0, bias1, bias2, LAYERS)
+        y_of_position += tl.load(bias + o, mask=o < num_outputs, other=0.0).to(tl.float32)[:, None]
+    y = _pick(layer, y0, y1, y2, LAYERS)
+    inside = (o < num_outputs)[:, None] & (t < num_positions)[None, :]
+    tl.store(y + t[None, :] * num_outputs + o[:, None], y_of_position.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pick(layer, first, second, third, LAYERS: tl.constexpr):
+    """Return the argument of the layer, of the first LAYERS ones; the others may be None."""
+    if LAYERS == 1:
+        return first
+    elif LAYERS == 2:
+        return first if layer == 0 else second
+    else:
+        return first if layer == 0 else (second if layer == 1 else third)
+
+
+@triton.jit
+def _add_product(left, right, total, DTYPE: tl.constexpr):
+    """Return `total` plus the batched product, for an x of this dtype."""
+    if DTYPE.is_bf16():
+        total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    elif DTYPE.is_fp16():
+        total = tl.dot(left.to(tl.float32), right, total, input_precision="tf32")
+    else:
+        total = tl.dot(left.to(tl.float32), right, total, input_precision="ieee")
+    return total
+
+
+def launch_norm_linear(
+    launch: Callable[..., None],
+    x: Any,
+    layers: Sequence[Layer],
+    form: Format,
+    scale: Any = None,
+    epsilon: float = 0.0,
+    offset: float = 0.0,
+    addend: Any = None,
+    total: Any = None,
+) -> None:
+    """Launch the kernel on contiguous tensors.
+
+    Args:
+        launch: function of a kernel, its grid, its arguments and its constants.
+        x: [..., I], of at most 16 positions.
+        layers: one to three, of one format; all have biases, or none.
+        form: format of their matrices.
+        scale, epsilon, offset: weight [I] and numbers of the norm. None: there is no norm.
+        addend, total: summand and sum [..., I]; the sum is written. None: nothing is added.
+    """
+    *leading, num_inputs = x.shape
+    num_positions = math.prod(leading)
+    sizes = SIZES(x, bits=form.bits, element_size=x.element_size(), positions=num_positions)
+    span, columns = sizes["SPAN"], max(_FEWEST_COLUMNS, _power_of_two(num_positions))
+    outputs = [layer.y.shape[-1] for layer in layers]
+    fields = zip(*layers, *[Layer(None, None)] * (MOST_LAYERS - len(layers)), strict=True)
+    matrices, ys, biases, scales, group_scales, offsets = fields
+    tensors = x, addend, scale, total, form.levels, form.scale_levels
+    no_outputs = [None] * (MOST_LAYERS - len(layers))
+    per_layer = *matrices, *scales, *group_scales, *offsets, *biases, *ys, *outputs, *no_outputs
+    sizes["num_warps"] = min(sizes["num_warps"], _power_of_two(-(-num_inputs // span)))
+    flags = {
+        "LAYERS": len(layers),
+        "ADDS": addend is not None,
+        "NORMS": scale is not None,
+        "HAS_BIAS": layers[0].bias is not None,
+    }
+    codes = form.constants(num_inputs, span)
+    sizes |= {"POSITIONS": columns, "WAYS": sizes["num_warps"]}
+    grid = (sum(-(-each // sizes["OUTPUTS"]) for each in outputs),)
+    numbers = num_positions, num_inputs, epsilon, offset
+    launch(norm_linear_kernel, grid, *tensors, *per_layer, *numbers, **flags, **codes, **sizes)
+
+
+def _power_of_two(count: int) -> int:
+    """Return the power of two from `count` on; Triton's function for it takes several microseconds."""
+    return 1 << (count - 1).bit_length()

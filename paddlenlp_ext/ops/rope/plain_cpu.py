@@ -1,0 +1,68 @@
+"""Rotary position embedding in plain Paddle, arranged for the CPU.
+
+Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+from paddle.nn import functional as F
+
+from paddlenlp_ext.ops.rope.reference import interleave
+
+
+def rope_plain_cpu(
+    x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
+) -> paddle.Tensor:
+    """Rotate with a matmul by a signed permutation, which swaps the pairs exactly; the bits equal the reference's.
+
+    On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
+    """
+    if interleaved:
+        cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
+    return _Rope.apply(x_BSNH, cos_BSR, sin_BSR, interleaved)
+
+
+class _Rope(PyLayer):
+    @staticmethod
+    def forward(ctx, x_BSNH, cos_BSR, sin_BSR, interleaved):
+        head_dim, rotary_dim = x_BSNH.shape[-1], cos_BSR.shape[-1]
+        cos_BSH, sin_BSH = _padded(cos_BSR, head_dim, 1.0), _padded(sin_BSR, head_dim, 0.0)
+        ctx.save_for_backward(cos_BSH, sin_BSH)
+        ctx.matrix = _rotation_matrix(head_dim, rotary_dim, interleaved)
+        cos, sin = _per_head(cos_BSH, x_BSNH), _per_head(sin_BSH, x_BSNH)
+        turned = paddle.matmul(x_BSNH, ctx.matrix)
+        return (x_BSNH * cos).add_(turned.multiply_(sin))
+
+    @staticmethod
+    def backward(ctx, gradient_BSNH):
+        cos_BSH, sin_BSH = ctx.saved_tensor()
+        cos, sin = _per_head(cos_BSH, gradient_BSNH), _per_head(sin_BSH, gradient_BSNH)
+        turned_back = paddle.matmul(gradient_BSNH * sin, ctx.matrix, transpose_y=True)
+        return (gradient_BSNH * cos).add_(turned_back), None, None
+
+
+def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:
+    """Extend a table to [B, S, H] by columns of `value`."""
+    missing = head_dim - table_BSR.shape[-1]
+    return F.pad(table_BSR, [0, missing], value=value) if missing else table_BSR
+
+
+def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tensor:
+    """Repeat a table for every head of `like_BSNH`."""
+    return table_BSH.unsqueeze(2).expand(like_BSNH.shape).contiguous()
+
+
+@functools.cache
+def _rotation_matrix(head_dim: int, rotary_dim: int, interleaved: bool) -> paddle.Tensor:
+    """Return the matrix [H, H] for which x @ matrix holds -x[j] at i and x[i] at j, for each pair (i, j)."""
+    channels = np.arange(rotary_dim)
+    pairs = channels.reshape(-1, 2) if interleaved else channels.reshape(2, -1).T
+    first, second = pairs.T
+    matrix = np.zeros((head_dim, head_dim), np.float32)
+    matrix[second, first], matrix[first, second] = -1, 1
+    return paddle.to_tensor(matrix, place=paddle.CPUPlace())

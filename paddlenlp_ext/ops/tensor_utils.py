@@ -1,0 +1,30 @@
+"""Small helpers of the ops for contiguity, dtype and gradients of tensors."""
+
+from __future__ import annotations
+
+import paddle
+
+
+def contiguous(x: paddle.Tensor) -> paddle.Tensor:
+    """Return `x` if it is contiguous, otherwise a contiguous copy."""
+    return x if x.is_contiguous() else x.contiguous()
+
+
+def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    """Return `x` in `dtype` without the copy that a cast to its own dtype would make."""
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+def product_dtype(x: paddle.Tensor) -> paddle.dtype:
+    """Return the dtype of Paddle's matrix products of `x`: that of autocast, or that of `x`."""
+    return getattr(paddle, paddle.get_autocast_dtype()) if paddle.is_autocast_enabled() else x.dtype
+
+
+def requires_grad(tensor: paddle.Tensor | None) -> bool:
+    """Return whether the tensor exists and needs a gradient."""
+    return tensor is not None and not tensor.stop_gradient
+
+
+def needs_grad(*tensors: paddle.Tensor) -> bool:
+    """Return whether autograd must record an op on these tensors; otherwise the op is called directly."""
+    return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)

@@ -1,0 +1,150 @@
+"""Launch Triton kernels on Paddle tensors, without PyTorch.
+
+Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if that has been
+imported, and fails if that PyTorch is built for CPUs; otherwise it takes CUDA's default stream, which does not wait for
+Paddle's. The driver here takes the stream from Paddle. It is active during launches only, so that kernels that PyTorch
+launches in the same process keep PyTorch's streams. Everything else that Triton reads of a tensor, `data_ptr()` and the
+name of `dtype`, Paddle's tensors have.
+
+The package `use-triton-in-paddle` is not used: it edits the files of the installed Triton.
+
+tests/ops/triton_utils/test_launch.py runs all of this over a library that takes the place of CUDA's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import paddle
+
+from paddlenlp_ext.ops.dispatch import NotApplicable, too_old_gpu
+
+_FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
+_OLDEST_TRITON = (3, 8)
+"""Release from which Triton launches without PyTorch; also in setup.py."""
+
+
+def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
+    """Return None for a tensor on a GPU that runs Triton kernels, with a recent Triton; otherwise the reason.
+
+    A `dispatch.Condition`, of every backend in Triton.
+    """
+    if not x.place.is_gpu_place():
+        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
+    if reason := too_old_gpu(x, "Triton"):
+        return reason
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        release = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # a development build, distributed under another name
+    oldest = ".".join(map(str, _OLDEST_TRITON))
+    is_old = tuple(map(int, release.split(".")[:2])) < _OLDEST_TRITON
+    return f"triton {release} is installed and {oldest} or later is needed" if is_old else None
+
+
+def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
+    """Return None for at most 32-bit floats on a GPU with Triton; otherwise the reason. A `dispatch.Condition`."""
+    if x.place.is_gpu_place() and x.dtype not in _FLOATS:
+        return NotApplicable(f"it computes in float32 and the tensor is {x.dtype.name}")
+    return on_gpu_with_triton(x)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the GPU of its first argument, on Paddle's current stream of that GPU.
+
+    The current device of the process, which need not be that GPU, is unchanged. Products and sums are fused unless
+    `enable_fp_fusion` says otherwise: Triton's default depends on its release. Triton binds the arguments of the first
+    launch with a signature, which takes most of a launch's time in Python; later ones take the kernel that it compiled.
+    """
+    device, arguments = first.place.gpu_device_id(), (first, *arguments)
+    constants = {"enable_fp_fusion": True, **constants}
+    signature = (kernel.fn, device, *map(specialization, arguments), *constants.items())
+    active, driver = _drivers()
+    with _LOCK:
+        previous, current = active._active, driver.get_current_device()
+        active.set_active(driver)
+        if current != device:
+            driver.set_current_device(device)
+        try:
+            if (compiled := _COMPILED.get(signature)) is None:
+                _COMPILED[signature] = kernel.run(*arguments, grid=grid, warmup=False, **constants)
+            else:
+                own_constants = [constants[name] for name in kernel.arg_names[len(arguments) :]]
+                compiled[(*grid, 1, 1)[:3]](*arguments, *own_constants, stream=_current_stream(device))
+        finally:
+            if current != device:
+                driver.set_current_device(current)
+            active.set_active(previous)
+
+
+_LOCK = threading.Lock()
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+"""Kernels that Triton has compiled, by the signature of their launches."""
+
+
+def specialization(argument: Any) -> Any:
+    """Return a value that is equal only for arguments for which Triton compiles the same kernel.
+
+    Triton distinguishes dtypes, pointers and integers that 16 divides, the integer 1, and 32 and 64 bits of integers.
+    """
+    kind = type(argument)
+    if kind is float or argument is None:
+        return kind
+    if kind is int:
+        return argument % 16 + 2 if 1 < argument < 1 << 31 else argument
+    if kind is bool:
+        return kind, argument
+    return id(argument.dtype), argument.data_ptr() % 16  # dtypes are never freed, and hashing one takes 0.4 us
+
+
+@functools.cache
+def _drivers() -> tuple[Any, Any]:
+    """Return the holder of Triton's active driver, and a driver for Paddle."""
+    from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+    from triton.runtime import driver
+
+    class PaddleDriver(CudaDriver):
+        """CudaDriver whose functions do not depend on the modules that the process has imported."""
+
+        def __init__(self) -> None:
+            self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
+            self.get_device_capability = self.utils.get_device_capability
+            self.get_current_device = self.utils.get_current_device
+            self.set_current_device = self.utils.set_current_device
+            self.get_current_stream = _current_stream
+
+    return driver, PaddleDriver()
+
+
+def _current_stream(device: int) -> int:
+    return cast("Any", paddle.device.cuda.current_stream(device)).cuda_stream  # Paddle's annotations lack it
+
+
+def empty_beside(x: paddle.Tensor, shape: Sequence[int] | None = None, dtype: Any = None) -> paddle.Tensor:
+    """Return an uninitialized tensor on the device of `x`, by default of its shape and dtype."""
+    return paddle.empty(x.shape if shape is None else list(shape), dtype or x.dtype, device=x.place)
+
+
+def evenly_spaced_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, int]:
+    """Return x [..., D] and the distance of its rows in elements; copy x if the distance varies.
+
+    Slices of the last axis are evenly spaced, such as the two halves of a joint projection.
+    """
+    stride = common_stride(x.shape[:-1], x.strides[:-1]) if x.strides[-1] == 1 else None
+    return (x.contiguous(), x.shape[-1]) if stride is None else (x, stride)
+
+
+def common_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Return the stride of the single axis into which axes can be flattened; None if that needs a copy."""
+    axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    if any(outer != size * inner for (_, outer), (size, inner) in pairwise(axes)):
+        return None
+    return axes[-1][1] if axes else 0
