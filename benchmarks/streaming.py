@@ -53,7 +53,7 @@ from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.data.training_rows import load_training_rows
+from paddlenlp_ext.data.training_rows import load_rows
 
 MB = 1_000_000
 WORDS = [a + b + c + d for a in "bdfklmnprst" for b in "aeio" for c in "dlnrst" for d in ("", "e", "ing")]
@@ -138,7 +138,7 @@ def open_stream(tokenizer: Any, paths: list[Path], workers: int, **keys: Any) ->
         dataloader_num_workers=workers,
         **keys,
     )
-    stream = load_training_rows(config, tokenizer)
+    stream = load_rows(config, "train", tokenizer)
     assert isinstance(stream, TokenStream)
     order = StreamOrder(stream, 8, batch_size=1, packing="greedy", capacity=LENGTH, seed=0, max_steps=1)
     return stream, order

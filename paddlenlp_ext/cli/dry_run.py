@@ -17,8 +17,8 @@ from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, p
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
-from paddlenlp_ext.trainer.build import RunData
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
+from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9

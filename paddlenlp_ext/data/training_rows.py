@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, load_split
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split
+from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.streaming.source_cursor import Source
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
@@ -19,19 +20,36 @@ from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 TrainingRows = TokenizedDataset | MixedDataset | TokenStream
 
 
-def load_training_rows(
-    config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None, fingerprint: str | None = None
+def load_rows(
+    config: DataConfig,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+    rows: Rows | None = None,
 ) -> TrainingRows:
-    """Return the training rows that a configuration requests; arguments and errors are those of `load_dataset`.
+    """Return the rows of a split as the configuration requests them.
 
-    | keys | rows |
+    | split and keys | rows |
     |---|---|
-    | neither | `TokenizedDataset`; several datasets are read one after the other |
-    | `train_dataset_prob` | `MixedDataset` of one `TokenizedDataset` for each dataset |
-    | `lazy` | `TokenStream`, also of a mixture |
+    | training rows with `lazy` | `TokenStream`, also of a mixture |
+    | training rows with `train_dataset_prob` | `MixedDataset` of one `TokenizedDataset` for each dataset |
+    | others | `TokenizedDataset`; several datasets are read one after the other |
+
+    Args:
+        config: `config.data` of a run.
+        split: "train" or "dev".
+        tokenizer, template, fingerprint: as for `load_dataset`.
+        rows: rows in memory, in place of `dataset_name_or_path`.
+
+    Raises:
+        ValueError: as for `load_dataset`.
     """
-    if config.dataset_name_or_path is None or (config.train_dataset_prob is None and not config.lazy):
-        return load_dataset(config, "train", tokenizer, template, fingerprint)
+    if rows is not None:
+        return load_split(config, split, [InMemoryReader(rows)], tokenizer, template, fingerprint)
+    is_special = config.lazy or config.train_dataset_prob is not None
+    if split != "train" or config.dataset_name_or_path is None or not is_special:
+        return load_dataset(config, split, tokenizer, template, fingerprint)
     names = dataset_names(config.dataset_name_or_path)
     fingerprint = fingerprint or tokenizer_fingerprint(tokenizer)
     template = choose_template(config, tokenizer, template)

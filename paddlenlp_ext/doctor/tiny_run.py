@@ -24,8 +24,9 @@ from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods
-from paddlenlp_ext.trainer.build import RunData, build_trainer
+from paddlenlp_ext.trainer.build import build_trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -1,29 +1,18 @@
-"""Assembly of a run: data, model, adapter, sharding, trainer. Data is loaded first because it fails fastest."""
+"""Assembly of a run from its data: model, adapter, sharding, trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import paddle
 
 from paddlenlp_ext._runtime import release_freed_memory
-from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.dev_sets import dev_sets
-from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset
-from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import load_reward_dataset
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
-from paddlenlp_ext.data.templates.load import load_template, template_options
-from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
-from paddlenlp_ext.data.training_rows import TrainingRows, load_training_rows
+from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.causal_lm import CausalLM
-from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -43,107 +32,20 @@ from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
-from paddlenlp_ext.trainer.added_tokens import extend_vocabulary, with_trained_tokens
+from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, build_forward_backward
-from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.objectives.dpo_objective import PreferenceObjective
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.reward_objective import RewardObjective
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")
 _SAMPLED_ROWS = 512
 """Rows of a stream from which a pipeline estimates the cost of a layer."""
-
-
-@dataclass(frozen=True)
-class RunData:
-    """Inputs of a run that are loaded before any weight: model source, tokenizer, chat template and rows.
-
-    Attributes:
-        source: the resolved model.
-        tokenizer: a Hugging Face tokenizer.
-        template: the chat template.
-        train_rows: tokenized rows; None if the run does not train.
-        eval_rows: tokenized rows, or those of several dev sets by name; None without evaluation.
-        compute_metrics: function that `compute_metrics` names; None without the key.
-    """
-
-    source: ModelSource
-    tokenizer: Any
-    template: Any
-    train_rows: TrainingRows | None
-    eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None
-    compute_metrics: ComputeMetrics | None = None
-
-    @property
-    def any_rows(self) -> TrainingRows:
-        """The training rows; without training, those of the first dev set."""
-        rows = self.train_rows if self.train_rows is not None else self.eval_rows
-        assert rows is not None, "validation requires do_train or do_eval"
-        return next(iter(rows.values())) if isinstance(rows, Mapping) else rows
-
-
-def load_data(config: RunConfig) -> RunData:
-    """Resolve the model, load tokenizer and chat template, and tokenize the splits that the run uses.
-
-    Raises:
-        ValueError: no such model, template, dataset or `compute_metrics`, an unsupported model family, or invalid rows.
-    """
-    data = load_tokenizing(config)
-    shared = (data.tokenizer, data.template, tokenizer_fingerprint(data.tokenizer))
-    train_rows = _load_training_rows(config, *shared) if config.train.do_train else None
-    eval_rows = _load_dev_sets(config, *shared) if config.train.do_eval else None
-    return replace(data, train_rows=train_rows, eval_rows=eval_rows)
-
-
-def load_tokenizing(config: RunConfig) -> RunData:
-    """Resolve the model, and load tokenizer and chat template; the result has no rows.
-
-    Raises:
-        ValueError: no such model, template or `compute_metrics`, or an unsupported model family.
-    """
-    source = ModelSource.from_config(config.model)
-    DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
-    compute_metrics = load_compute_metrics(config.generation.compute_metrics)
-    tokenizer = load_tokenizer(source.tokenizer_path)
-    source = extend_vocabulary(source, tokenizer, config.model)
-    if config.reward is not None:
-        # As in TRL, the token that the tokenizer pads with is the one that transformers does not score.
-        unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        source = source.as_classifier(config.train.seed, unscored)
-    template = load_template(config.data.chat_template, tokenizer, template_options(config.data))
-    return RunData(source, tokenizer, template, None, None, compute_metrics)
-
-
-def _load_dev_sets(config: RunConfig, *shared: Any) -> TokenizedDataset | dict[str, TokenizedDataset]:
-    """Tokenize the dev sets; return a single one without a dict."""
-    sets = {
-        name: _load_split(config, replace(config.data, dataset_name_or_path=path), "dev", *shared)
-        for name, path in dev_sets(config.data).items()
-    }
-    return sets.get("", sets)
-
-
-def _load_training_rows(config: RunConfig, *shared: Any) -> TrainingRows:
-    """Tokenize the rows to train on, or open a stream of them."""
-    if config.preference is None and config.reward is None:
-        return load_training_rows(config.data, *shared)
-    return _load_split(config, config.data, "train", *shared)
-
-
-def _load_split(config: RunConfig, data: DataConfig, split: str, *shared: Any) -> TokenizedDataset:
-    """Tokenize a split: rows with answers, or with preferences between them."""
-    if config.preference is None and config.reward is None:
-        return load_dataset(data, split, *shared)
-    assert isinstance(data, PreferenceDataConfig), "a run on preference data has this section"
-    if config.reward is not None:
-        return load_reward_dataset(data, config.reward, split, *shared)
-    assert config.preference is not None, "one of the two sections is set"
-    return load_preference_dataset(data, config.preference, split, *shared)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
-from paddlenlp_ext.trainer.build import RunData
+from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger
 

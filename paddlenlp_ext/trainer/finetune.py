@@ -14,9 +14,10 @@ from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.build import build_trainer, load_data
+from paddlenlp_ext.trainer.build import build_trainer
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run, check_training_rows
+from paddlenlp_ext.trainer.run_data import load_data
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger

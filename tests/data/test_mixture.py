@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.mixture import MixedDataset, next_source, parse_weights, schedule
 from paddlenlp_ext.data.sampler import build_data_order
-from paddlenlp_ext.data.training_rows import load_training_rows
+from paddlenlp_ext.data.training_rows import load_rows
 from tests.common.training import make_config
 
 
@@ -21,7 +21,8 @@ def make_mixture(tmp_path, options, tokenizer, prob, *counts, **keys) -> MixedDa
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.json").write_text("\n".join(map(json.dumps, rows)))
         folders.append(str(tmp_path / name))
-    return load_training_rows(options("", dataset_name_or_path=folders, train_dataset_prob=prob, **keys), tokenizer)
+    config = options("", dataset_name_or_path=folders, train_dataset_prob=prob, **keys)
+    return load_rows(config, "train", tokenizer)
 
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.7, 0.2, 0.1), (0.99, 0.01), (1 / 3, 2 / 3)])
@@ -66,7 +67,7 @@ def test_mixed_dataset_reads_each_dataset_to_its_end_before_it_starts_over(tmp_p
     assert (rows.epoch_rows(0, seed=4) != rows.epoch_rows(0, seed=3)).any()
 
 
-def test_load_training_rows_without_weights_reads_datasets_one_after_the_other(tmp_path, options, tokenizer):
+def test_load_rows_without_weights_reads_datasets_one_after_the_other(tmp_path, options, tokenizer):
     rows = make_mixture(tmp_path, options, tokenizer, None, 3, 2)
     assert [rows.source(index)[0].split("/")[-2] for index in range(len(rows))] == list("aaabb")
 

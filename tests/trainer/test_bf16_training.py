@@ -14,9 +14,10 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.trainer.build import build_trainer, load_data, weight_dtype
+from paddlenlp_ext.trainer.build import build_trainer, weight_dtype
 from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.marks import needs_cpp
 from tests.common.training import make_config
 

@@ -12,8 +12,9 @@ from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
+from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.load import load_template, template_options
+from paddlenlp_ext.data.templates.load import load_configured_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
@@ -82,6 +83,7 @@ def load_preference_dataset(
     tokenizer: Any,
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
+    rows: Rows | None = None,
 ) -> PreferenceDataset:
     """Tokenize a split, or map its tokens from the cache.
 
@@ -93,13 +95,14 @@ def load_preference_dataset(
         tokenizer: a Hugging Face tokenizer.
         template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
+        rows: rows in memory, in place of the files.
 
     Raises:
         ValueError: the files do not exist or have no valid row, the cache cannot be written, or the loss compares
             pairs and a row has one answer.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
-    shared = (tokenizer, template, fingerprint)
+    shared = (tokenizer, template, fingerprint, rows)
     dataset = load_pairs(PreferenceDataset, config, preference.share_prompt, split, *shared)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
@@ -121,13 +124,14 @@ def load_pairs(
     tokenizer: Any,
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
+    rows: Rows | None = None,
 ) -> DatasetT:
     """Tokenize a split for one of the programs that read preference data, or map its tokens from the cache.
 
     Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
     """
-    template = template or load_template(config.chat_template, tokenizer, template_options(config))
-    readers, encoder = open_pairs(dataset_class, config, share_prompt, split, template)
+    template = template or load_configured_template(config, tokenizer)
+    readers, encoder = open_pairs(dataset_class, config, share_prompt, split, template, rows)
     limits = encoder.limits
     key = cache_key(
         readers=readers,
@@ -151,13 +155,14 @@ def open_pairs(
     share_prompt: bool,
     split: str,
     template: ChatTemplate,
+    rows: Rows | None = None,
 ) -> tuple[list[Reader], PreferenceEncoder]:
-    """Return the readers of a split and the encoder of its rows.
+    """Return the readers of a split, or of rows in memory, and the encoder of the rows.
 
     Raises:
         ValueError: the path is not set, or it does not exist or lacks the split.
     """
-    readers = _readers(config, split)
+    readers = _readers(config, split) if rows is None else [InMemoryReader(rows)]
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     names = tuple(reader.name for reader in readers)
     return readers, dataset_class.encoder_class(template, limits, False, names, share_prompt)

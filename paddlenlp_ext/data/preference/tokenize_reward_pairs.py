@@ -30,6 +30,7 @@ from paddlenlp_ext.data.preference.parse_pairs import FORMATS, Answer, parse_pre
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder, TokenizedPreference
 from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
 from paddlenlp_ext.data.readers.base import Reader
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row
@@ -207,6 +208,7 @@ def load_reward_dataset(
     tokenizer: Any,
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
+    rows: Rows | None = None,
 ) -> RewardDataset:
     """Tokenize a split for a reward model, or map its tokens from the cache; see `load_preference_dataset`."""
-    return load_pairs(RewardDataset, config, reward.share_prompt, split, tokenizer, template, fingerprint)
+    return load_pairs(RewardDataset, config, reward.share_prompt, split, tokenizer, template, fingerprint, rows)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
@@ -35,6 +36,11 @@ class TemplateOptions:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     learn_empty_think: bool = False
     mask_reasoning: bool = False
+
+    @classmethod
+    def from_config(cls, config: DataConfig) -> TemplateOptions:
+        """Return the options that the data keys of a run set."""
+        return cls(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
 
 
 class ChatTemplate(ABC):

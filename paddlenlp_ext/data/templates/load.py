@@ -37,27 +37,37 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
     return template
 
 
+def load_configured_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
+    """Return the template that the data keys of a run select, with their options.
+
+    Raises:
+        ValueError: as for `load_template`.
+    """
+    return load_template(config.chat_template, tokenizer, TemplateOptions.from_config(config))
+
+
 def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:
-    """Return the template that renders the rows of a run: none for plain text, else `template` or that of the key."""
+    """Return the template that renders the rows: none for plain text, else `template` or the configured one."""
     if config.autoregressive:
         return PlainTemplate(tokenizer)
-    return template or load_template(config.chat_template, tokenizer, template_options(config))
-
-
-def template_options(config: DataConfig) -> TemplateOptions:
-    """Return the options of the chat template that a configuration sets."""
-    return TemplateOptions(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
+    return template or load_configured_template(config, tokenizer)
 
 
 def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
     if option == "none" or (option is None and not tokenizer.chat_template):
         return PlainTemplate(tokenizer)
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
-    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
 
     if option is None:
         return JinjaTemplate(tokenizer.get_chat_template(), tokenizer, options)
-    path = _find(Path(option).expanduser())
+    return _load_file(_find(Path(option).expanduser()), tokenizer, options)
+
+
+def _load_file(path: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
+    """Return the template in a file: Jinja, or JSON that holds Jinja or PaddleNLP's pieces."""
+    from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
+    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
+
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError(f"{path}: a chat template has at most {_MAX_FILE_BYTES >> 20} MiB; choose another file")
     try:

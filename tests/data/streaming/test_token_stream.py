@@ -15,7 +15,7 @@ from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_facts
 from paddlenlp_ext.data.streaming import shuffle_window as stream_order
 from paddlenlp_ext.data.streaming import token_stream as stream_module
-from paddlenlp_ext.data.training_rows import load_training_rows
+from paddlenlp_ext.data.training_rows import load_rows
 from tests.common.training import make_config
 
 
@@ -52,7 +52,7 @@ def open_stream(options, tokenizer):
         config = options(path, lazy=True, dataloader_num_workers=num_workers, **data)
         run = make_config("out", per_device_train_batch_size=2, **{"max_steps": 10, **train})
         run = run.__class__(**{**vars(run), "data": config})
-        rows = load_training_rows(config, tokenizer)
+        rows = load_rows(config, "train", tokenizer)
         opened.append(rows)
         return rows, build_data_order(run, rows, num_ranks), data_order_facts(run, rows, num_ranks)
 
