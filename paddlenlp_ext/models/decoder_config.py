@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import FileLayout
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.registry import FAMILIES, Family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import FileLayout, StackedExperts
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.quantized_formats.float8 import FLOAT8_METHOD
+from paddlenlp_ext.checkpoint.quantized_formats.mxfp4 import MXFP4_METHOD
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -16,7 +17,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 _OURS = "paddlenlp_ext"
 """`quant_method` of formats that no other program reads, and key of this package's options in every file."""
-_DEQUANTIZED = (FLOAT8_METHOD, "mxfp4")
+_DEQUANTIZED = (FLOAT8_METHOD, MXFP4_METHOD)
 """Methods whose weights are dequantized while they are read (checkpoint/quantized_formats)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))

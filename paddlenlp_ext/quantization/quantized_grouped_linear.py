@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import matrix_name
+from paddlenlp_ext.checkpoint.file_layouts.base import matrix_name
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.ops.dequantize import dequantize_stack
 from paddlenlp_ext.ops.quantized_grouped_linear import quantized_grouped_linear

@@ -10,8 +10,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.file_layouts.base import locate_matrix, matrix_name
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import SplitWeights, part_name, part_rows
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import locate_matrix, matrix_name
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.dequantize import dequantize, dequantize_stack
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights

@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import matrix_name
+from paddlenlp_ext.checkpoint.file_layouts.base import matrix_name
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import as_lazy, save_sharded
 from paddlenlp_ext.models.auto import AutoModelForCausalLM

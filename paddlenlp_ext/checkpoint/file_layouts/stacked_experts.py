@@ -1,4 +1,4 @@
-"""Names and shapes of a model's tensors in files, where they differ from those in memory.
+"""Experts that files store one by one and that the model stacks in one parameter per layer.
 
     in memory                                    in files
     mlp.experts.gate_up_proj.weight [E, 2F, D]   mlp.experts.0.gate_proj.weight [F, D],
@@ -7,7 +7,7 @@
 
 Tensors are converted one at a time, while they are read or written.
 
-Quantized experts are stored as one linear layer per matrix, here and in memory, under other names:
+Each projection of a quantized expert is a tensor of its own in files and in memory; only the names differ:
 
     mlp.experts.gate_up_proj.3.1.weight          mlp.experts.3.up_proj.weight          expert 3, part 1
     mlp.experts.gate_up_proj.3.1.weight.absmax   mlp.experts.3.up_proj.weight.absmax
@@ -19,65 +19,14 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPart, FileLayout, locate_matrix, matrix_name, split_layer
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
-
-Tensor = TypeVar("Tensor", bound=Any)
-
-
-class FileLayout:
-    """Layout of a model's files; this one equals that in memory."""
-
-    def open(self, source: WeightSource) -> WeightSource:
-        """Return the tensors of a file under the names and in the shapes of memory."""
-        return source
-
-    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a model's tensors as they are written; each is read when it is written."""
-        return dict(tensors)
-
-    def to_transformers(self, name: str, values: Tensor) -> Tensor:
-        """Return a tensor of the model, or of an adapter of it, in the shape and order of rows of transformers.
-
-        Adapters of Hugging Face PEFT follow transformers, which stacks experts in memory as this package does.
-
-        Args:
-            name: name in memory.
-            values: the tensor, of NumPy or Paddle.
-        """
-        return values
-
-    def from_transformers(self, name: str, values: Tensor) -> Tensor:
-        """Return the inverse of `to_transformers`."""
-        return values
-
-    def locate(self, name: str) -> ExpertPart | None:
-        """Return the place in memory of a tensor of a single expert in a file; None for other tensors."""
-        return None
-
-    def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a tensor in a file that belongs to no single expert."""
-        return name
-
-
-class ExpertPart(NamedTuple):
-    """Place of a tensor of a single expert in memory."""
-
-    stack: str
-    """Name of the tensor that stacks those of all experts."""
-    expert: int
-    """Index of the expert."""
-    part: int
-    """Index among the parts of an expert's slice."""
-    num_parts: int
-    """Number of parts, which have equally many rows."""
-    rest: str = ""
-    """End of the name of a quantized part's scales or table, such as ".absmax"; empty for a weight."""
 
 
 class StackedExperts(FileLayout):
@@ -145,23 +94,6 @@ class StackedExperts(FileLayout):
             if own == file or own.startswith((f"{file}.", f"{file}_")):
                 return prefix + memory + own.removeprefix(file)
         return name
-
-
-def matrix_name(stack: str, expert: int, part: int) -> str:
-    """Return the name in memory of the linear layer that stands for a quantized matrix of a layer of experts."""
-    return f"{stack}.{expert}.{part}"
-
-
-def locate_matrix(layer: str) -> tuple[str, int, int] | None:
-    """Return layer of experts, expert and part of a name of `matrix_name`; None for another one."""
-    found = re.fullmatch(r"(.+\.experts\..+)\.(\d+)\.(\d+)", layer)
-    return (found[1], int(found[2]), int(found[3])) if found else None
-
-
-def split_layer(name: str) -> tuple[str, str]:
-    """Split a name after "model.layers.N."; the first part is empty for tensors outside the layers."""
-    found = re.match(r"model\.layers\.\d+\.", name)
-    return (found[0], name[found.end() :]) if found else ("", name)
 
 
 class _SharedRead:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import split_layer
+from paddlenlp_ext.checkpoint.file_layouts.base import split_layer
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.joined_tensors import JoinedTensors

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import ExpertPart, split_layer
+from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPart, split_layer
 
 _FACTOR = re.compile(r"(?P<layer>.+)\.(?P<factor>lora_[AB])\.weight")
 

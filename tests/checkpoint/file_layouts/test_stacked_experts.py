@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import FileLayout, StackedExperts
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, SafetensorsFile, write_safetensors
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.arrays import normal
