@@ -41,7 +41,7 @@ from benchmarks.ours import packed_batch, run_config, training_step
 from benchmarks.triton_table import markdown
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
-from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.run_command import run_command
 

@@ -28,7 +28,7 @@ from benchmarks.ours import not_offered, run_config
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.forward_backward import loss_sum
 from paddlenlp_ext.trainer.run_data import load_data
 from paddlenlp_ext.trainer.train_step import autocast

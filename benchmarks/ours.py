@@ -14,7 +14,7 @@ from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.build import BuiltModel
+from paddlenlp_ext.trainer.build_model import BuiltModel
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess

@@ -32,7 +32,7 @@ from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
-from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.utils.run_command import run_command
 
 KINDS: dict[str, QuantizationConfig | None] = {

@@ -23,7 +23,7 @@ from benchmarks.matmul_rate import onednn_rates
 from benchmarks.measure import SMOLLM2_SHAPE, random_documents, report, time_steps
 from benchmarks.ours import packed_batch, run_config, training_step
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.utils.run_command import run_command
 
 

@@ -29,7 +29,7 @@ _CONFIGURE = "from paddlenlp_ext import configure_runtime; configure_runtime()"
 IMPORTS = {
     "import_paddle": "import paddle",
     "import_both": f"{_CONFIGURE}; import paddle",
-    "import_launcher": f"{_CONFIGURE}; import paddle, paddlenlp_ext.trainer.build",
+    "import_launcher": f"{_CONFIGURE}; import paddle, paddlenlp_ext.trainer.build_trainer",
 }
 ONE_STEP = (
     "--max_steps 1 --warmup_steps 0 --logging_steps 1 --do_eval false --eval_with_do_generation false "

@@ -40,7 +40,8 @@ def main(started: float, arguments: list[str]) -> None:
 
     clock.end("import paddle")
     from llm import run_finetune
-    from paddlenlp_ext.trainer import build, run_data
+    from paddlenlp_ext.trainer import build_trainer as build
+    from paddlenlp_ext.trainer import run_data
     from paddlenlp_ext.trainer.callbacks.callback import Callback
 
     class Report(Callback):

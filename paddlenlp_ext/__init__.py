@@ -36,11 +36,15 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft import *  # noqa: F403
     from paddlenlp_ext.quantization.bitsandbytes_config import BitsAndBytesConfig as BitsAndBytesConfig
     from paddlenlp_ext.quantization.config import QuantizationConfig as QuantizationConfig
+    from paddlenlp_ext.trainer.callbacks.callback import Callback as Callback
+    from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerCallback as TrainerCallback
+    from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerControl as TrainerControl
     from paddlenlp_ext.trainer.finetune import FinetuneResult as FinetuneResult
     from paddlenlp_ext.trainer.finetune import dpo as dpo
     from paddlenlp_ext.trainer.finetune import finetune as finetune
     from paddlenlp_ext.trainer.finetune import load_config as load_config
     from paddlenlp_ext.trainer.finetune import reward as reward
+    from paddlenlp_ext.trainer.finetune import train_reward_model as train_reward_model
     from paddlenlp_ext.trainer.score_answers import score as score
     from paddlenlp_ext.trainer.trainer import Trainer as Trainer
 else:

@@ -24,7 +24,7 @@ from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods
-from paddlenlp_ext.trainer.build import build_trainer
+from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState

@@ -1,6 +1,6 @@
 """Data, tensor, sequence, pipeline, expert and sharded (ZeRO) parallelism of one model over several processes.
 
-Models and adapters do not depend on it. `trainer/build.py` fixes the order: mesh, model, adapter, tensor plan, trainer.
+Models and adapters do not depend on it. `trainer/build_model.py` fixes the order: mesh, model, adapter, shards.
 
     16 processes = 2 replicas x 2 sharding ranks x 2 pipeline stages x 2 tensor ranks
 

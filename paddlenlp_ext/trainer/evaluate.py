@@ -163,11 +163,6 @@ class _LossSums:
         }
 
 
-def with_dev_set(metrics: dict[str, float], name: str) -> dict[str, float]:
-    """Return metrics under the names of a dev set, such as eval_math_loss; unchanged for a single one, named ""."""
-    return {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in metrics.items()} if name else metrics
-
-
 def evaluate_generation(
     model: Any,
     rows: Any,

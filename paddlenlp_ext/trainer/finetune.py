@@ -14,7 +14,7 @@ from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.build import build_trainer
+from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run, check_training_rows
 from paddlenlp_ext.trainer.run_data import load_data
@@ -58,6 +58,10 @@ def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: An
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
         ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
+
+    Examples:
+        >>> result = finetune("sft.json", lora=True, output_dir="out")  # doctest: +SKIP
+        >>> result.metrics["train_loss"]  # doctest: +SKIP
     """
     return run_training(load_config(config, **overrides))
 
@@ -65,17 +69,27 @@ def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: An
 def dpo(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
     """Train a model on preferences, as `llm/run_dpo.py` does with the same keys (docs/preference.md).
 
-    Arguments and errors are those of `finetune`.
+    Arguments and errors are the same as for `finetune`.
+
+    Examples:
+        >>> dpo("dpo.json", loss_type="ipo")  # doctest: +SKIP
     """
     return run_training(_load(config, overrides, PREFERENCE_SECTIONS))
 
 
-def reward(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
+def train_reward_model(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
     """Train a reward model, as `llm/run_reward.py` does with the same keys (docs/preference.md).
 
-    Arguments and errors are those of `finetune`.
+    Arguments and errors are the same as for `finetune`.
+
+    Examples:
+        >>> train_reward_model("reward.json", train_dataset_path="pairs.jsonl")  # doctest: +SKIP
     """
     return run_training(_load(config, overrides, REWARD_SECTIONS))
+
+
+reward = train_reward_model
+"""Earlier name of `train_reward_model`."""
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
@@ -105,24 +119,25 @@ def run_training(config: RunConfig) -> FinetuneResult:
     started = time.monotonic()
     connect_processes()
     with locked_output_dir(config):
-        return _run(config, started)
-
-
-def _run(config: RunConfig, started: float) -> FinetuneResult:
-    if is_main_rank():
-        check_output_dir(config)
-    data = load_data(config)
-    check_training_rows(config, data)
-    trainer = build_trainer(config, data)
-    trainer.started = started
-    if config.data.audit:
         if is_main_rank():
-            audit_run(config, data)
-        trainer.process_group.barrier()
+            check_output_dir(config)
+        data = load_data(config)
+        check_training_rows(config, data)
+        trainer = build_trainer(config, data)
+        trainer.started = started
+        if config.data.audit:
+            if is_main_rank():
+                audit_run(config, data)
+            trainer.process_group.barrier()
+        return train_and_evaluate(trainer)
+
+
+def train_and_evaluate(trainer: Trainer) -> FinetuneResult:
+    """Train and save the model (`do_train`), then evaluate it (`do_eval`)."""
     metrics: dict[str, float] = {}
-    if config.train.do_train:
+    if trainer.config.train.do_train:
         metrics |= trainer.train()
         trainer.save_model()
-    if config.train.do_eval:
+    if trainer.config.train.do_eval:
         metrics |= trainer.evaluate()
     return FinetuneResult(trainer.output_dir, metrics, trainer)

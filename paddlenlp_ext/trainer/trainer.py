@@ -20,6 +20,7 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.report_to import build_reports
+from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerControl, TransformersCallbackAdapter
 from paddlenlp_ext.trainer.checkpoints.async_save import CheckpointSaver
 from paddlenlp_ext.trainer.checkpoints.output_dir import (
     begin_output_dir,
@@ -29,13 +30,13 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import (
 )
 from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, checkpoint_damage
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import restore_checkpoint, save_finished
-from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss, with_dev_set
+from paddlenlp_ext.trainer.evaluate_dev_sets import Evaluator
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
+from paddlenlp_ext.trainer.objectives.build_objective import build_objective
 from paddlenlp_ext.trainer.objectives.objective import Objective
-from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding, offload_state
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import RollbackRequest, StepGuard
@@ -63,10 +64,11 @@ class Trainer:
         tokenizer: decodes generated text, and is saved next to the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
             the function that the configuration names.
-        callbacks: callbacks in addition to the trainer's own (metrics file, progress, loss plot, reporters).
+        callbacks: callbacks, as for `add_callback`; metrics file, progress bar, loss plot and `report_to` are added.
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: sequential.
-        objective: loss and metrics of the run; None: cross entropy of the target tokens.
+        objective: loss and metrics of the run; None: the objective that the configuration selects (DPO if it has the
+            section `preference`, a reward model if it has `reward`, else supervised fine-tuning).
 
     Attributes:
         state: progress of the run.
@@ -85,7 +87,7 @@ class Trainer:
         tokenizer: Any,
         *,
         compute_metrics: ComputeMetrics | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[Any] = (),
         process_group: ProcessGroup | None = None,
         forward_backward: ForwardBackward | None = None,
         objective: Objective | None = None,
@@ -93,27 +95,53 @@ class Trainer:
         check_trainer_config(config)
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows = train_rows
-        dev_sets = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
-        self.dev_sets = {name: rows for name, rows in dev_sets.items() if rows is not None}
-        self._own_metrics = compute_metrics or load_compute_metrics(config.generation.compute_metrics)
         self.process_group = process_group or SingleProcess()
         self.forward_backward = forward_backward or SequentialSchedule(model)
-        self.objective = objective or CrossEntropy(config, model.config.max_context)
+        self.objective = objective or build_objective(config, model, self.forward_backward, self.process_group)
         assert config.train.output_dir is not None, "check_output_dir requires output_dir"
         self.output_dir = Path(config.train.output_dir)
         self.state = TrainerState()
         self.started = time.monotonic()
         self._last_saved: tuple[int, bool] | None = None
         self._last_metrics: tuple[int, dict[str, float]] | None = None
-        self.best = BestMetricTracker(config.train, tuple(self.dev_sets) or ("",), self._own_metrics is not None)
-        self._extra_callbacks = list(callbacks)
-        self._autocast = partial(autocast, config.precision)
         pad, vocab_size = getattr(tokenizer, "pad_token_id", None) or 0, model.config.vocab_size
         self._collate = cache(partial(self.objective.build_collate, pad_token_id=pad, vocab_size=vocab_size))
-        if not self.dev_sets and (self._evaluates or config.train.load_best_model_at_end):
+        self.evaluator = Evaluator(
+            model,
+            config,
+            eval_rows,
+            tokenizer,
+            self.output_dir,
+            collate_for=self._collate,
+            compute_metrics=compute_metrics or load_compute_metrics(config.generation.compute_metrics),
+            process_group=self.process_group,
+            forward_backward=self.forward_backward,
+            objective=self.objective,
+        )
+        dev_sets = self.evaluator.dev_sets
+        has_custom_metrics = self.evaluator.compute_metrics is not None
+        self.best = BestMetricTracker(config.train, tuple(dev_sets) or ("",), has_custom_metrics)
+        self.control = TrainerControl()
+        self._added_callbacks: list[Callback] = []
+        self._has_requests = False
+        for callback in callbacks:
+            self.add_callback(callback)
+        if not dev_sets and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError("evaluation during training needs eval rows; set do_eval: true and provide a dev split")
 
     # -- public methods -----------------------------------------------------------------------------------------------
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback; call this before `train`, and on all processes of a run.
+
+        Args:
+            callback: a `Callback`, or a `TrainerCallback` with the signatures of transformers; an object or a class.
+        """
+        added = callback() if isinstance(callback, type) else callback
+        if not isinstance(added, Callback):
+            added = TransformersCallbackAdapter(added, self.config, self.control, self.model, self.tokenizer)
+            self._has_requests = True
+        self._added_callbacks.append(added)
+
     def train(self) -> dict[str, float]:
         """Start or resume training.
 
@@ -132,13 +160,13 @@ class Trainer:
         order, step = self._prepare()
         is_alone = isinstance(self.process_group, SingleProcess)
         with StopSignals(None if is_alone else self.process_group.max_over_processes, self.time_limit) as signals:
-            self.callbacks.on_train_begin(self.state)
+            self.callbacks.call("on_train_begin", self.state)
             try:
                 self._run(order, step, signals)
                 self.saver.wait()
             finally:
                 self.saver.close()
-                self.callbacks.on_train_end(self.state)
+                self.callbacks.call("on_train_end", self.state)
                 step.remove_hooks()
         if self.config.train.load_best_model_at_end:
             self._load_best()
@@ -217,9 +245,9 @@ class Trainer:
             noise=EmbeddingNoise(self.model, train.neftune_noise_alpha) if train.neftune else None,
             rounding=rounding,
             float32_gradients=config.precision.float32_gradients,
-            autocast=self._autocast,
+            autocast=partial(autocast, config.precision),
         )
-        collate_rows, *_ = map(self._collate, (rows, *self.dev_sets.values()))
+        collate_rows, *_ = map(self._collate, (rows, *self.evaluator.dev_sets.values()))
         step = OptimizerStep(
             self.model, self.optimizer, collate_rows, self.process_group, options, self.forward_backward, self.objective
         )
@@ -229,12 +257,13 @@ class Trainer:
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
         reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
-        self.callbacks = CallbackList([*reports, *self._extra_callbacks])
+        self.callbacks = CallbackList([*reports, *self._added_callbacks])
         self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)
-        self.saver = CheckpointSaver(
-            config, self.process_group, self.time_limit, lambda folder: self.callbacks.on_save(self.state, folder)
-        )
+        self.saver = CheckpointSaver(config, self.process_group, self.time_limit, self._on_save)
         return order, step
+
+    def _on_save(self, folder: Path) -> None:
+        self.callbacks.call("on_save", self.state, folder)
 
     def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
         state = self.state
@@ -251,7 +280,7 @@ class Trainer:
                 self.saver.wait()
                 self.state = roll_back(request.error, self.output_dir, self.state, *training)
             self._last_saved = self._last_metrics = None
-            self.callbacks.on_rollback(self.state)
+            self.callbacks.call("on_rollback", self.state)
 
     def _run_steps(
         self, step_batches: Iterable[StepBatch], step: OptimizerStep, guard: StepGuard, signals: StopSignals
@@ -271,13 +300,20 @@ class Trainer:
                 state.skip()
             else:
                 state.add(report)
-                self.callbacks.on_step_end(state, report)
+                self.callbacks.call("on_step_end", state, report)
             next_part = "step" if state.step < state.total_steps else None
             signals.synchronize(next_part)
             if self._after_step(step_batch, signals):
                 signals.synchronize(next_part)
             if signals.received is not None:
                 self._stop(signals.received)
+            if self._requests().should_training_stop:
+                logger.info("step %d: a callback ends the training", state.step)
+                return
+
+    def _requests(self) -> TrainerControl:
+        """Return what the callbacks of the main process have requested since the last call."""
+        return self.process_group.from_main(self.control.take()) if self._has_requests else self.control
 
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> bool:
         """Log, evaluate and save if due; return whether this took time.
@@ -285,15 +321,19 @@ class Trainer:
         After a stop signal, the evaluation is left to the resumed run.
         """
         train, state = self.config.train, self.state
-        if state.interval.num_steps and (state.step % train.logging_steps == 0 or state.step == state.total_steps):
+        requests = self._requests()
+        is_logged = requests.should_log or state.step % train.logging_steps == 0 or state.step == state.total_steps
+        if state.interval.num_steps and is_logged:
             self._log(state.next_log_entry(self.schedule(state.schedule_step - 1)))
         evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
+        evaluates = evaluates or requests.should_evaluate
         if evaluates:
             state.evaluation_due = True
             signals.synchronize("evaluation")
             if signals.received is None:
                 self._evaluate_and_save_best(signals)
-        saves = signals.received is not None or self._is_due(train.save_strategy, train.save_steps, step_batch)
+        saves = requests.should_save or self._is_due(train.save_strategy, train.save_steps, step_batch)
+        saves = saves or signals.received is not None
         if saves:
             self._save()
         return evaluates or saves
@@ -320,42 +360,7 @@ class Trainer:
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _compute_metrics(self) -> dict[str, float]:
-        """Compute all metrics on all dev sets; all processes return those of the main one, to decide alike."""
-        assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
-        metrics: dict[str, float] = {}
-        for name, rows in self.dev_sets.items():
-            metrics |= with_dev_set(self._evaluate_rows(name, rows), name)
-        return self.process_group.from_main(metrics)
-
-    def _evaluate_rows(self, name: str, rows: TokenizedDataset) -> dict[str, float]:
-        """Compute the metrics of a dev set, without its name."""
-        train, generation = self.config.train, self.config.generation
-        metrics = evaluate_loss(
-            self.model,
-            rows,
-            self._collate(rows),
-            batch_size=train.per_device_eval_batch_size,
-            max_batches=train.max_evaluate_steps,
-            process_group=self.process_group,
-            autocast=self._autocast,
-            forward_backward=self.forward_backward,
-            objective=self.objective,
-        )
-        if generation.eval_with_do_generation:
-            is_main, suffix = self.process_group.is_main, f"_{name}" if name else ""
-            writes_output, writes_labels = generation.save_generation_output, generation.eval_labels
-            with self.process_group.gathered_parameters():
-                metrics |= evaluate_generation(
-                    self.model,
-                    rows,
-                    self.tokenizer,
-                    self.config,
-                    self.output_dir / f"generated_output{suffix}.json" if is_main and writes_output else None,
-                    self.process_group,
-                    self.output_dir / f"label_scores{suffix}.json" if is_main and writes_labels else None,
-                    self._own_metrics,
-                )
-        return metrics
+        return self.evaluator.metrics()
 
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
         """Evaluate, log, and save a new best model if it is loaded at the end; a signal interrupts the evaluation."""
@@ -368,7 +373,7 @@ class Trainer:
         self._last_metrics = (state.step, metrics)
         state.evaluation_due = False
         self._log({"step": state.step, "epoch": state.epoch, **metrics})
-        self.callbacks.on_evaluate(state, metrics)
+        self.callbacks.call("on_evaluate", state, metrics)
         value = self.best.value(metrics)
         is_better = self.best.improves_enough(value, state.best_metric)
         state.num_not_improved = 0 if is_better else state.num_not_improved + 1
@@ -379,7 +384,7 @@ class Trainer:
 
     def _log(self, entry: dict[str, Any]) -> None:
         self.state.log_history.append(entry)
-        self.callbacks.on_log(self.state, entry)
+        self.callbacks.call("on_log", self.state, entry)
 
     def _save(self) -> None:
         state = self.state

@@ -140,6 +140,16 @@ class TrainerState:
             self.skipped_steps.append(self.step)
 
     @property
+    def global_step(self) -> int:
+        """Return `step`, under the name that transformers uses."""
+        return self.step
+
+    @property
+    def max_steps(self) -> int:
+        """Return `total_steps`, under the name that transformers uses."""
+        return self.total_steps
+
+    @property
     def num_trained_steps(self) -> int:
         """Return the number of steps so far that were not skipped."""
         return self.schedule_step - sum(step <= self.step for step in self.skipped_steps)

@@ -23,7 +23,7 @@ from benchmarks.scaling import SERIES, write
 from benchmarks.step_profile import seconds_by_kernel
 from paddlenlp_ext import AutoModelForCausalLM, get_peft_model
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.trainer.build import BuiltModel
+from paddlenlp_ext.trainer.build_model import BuiltModel
 
 TINY = {**SMOLLM2_SHAPE, "vocab_size": 37, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
 TINY |= {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 4}

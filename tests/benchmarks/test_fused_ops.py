@@ -5,7 +5,7 @@ from __future__ import annotations
 import paddle
 import pytest
 
-import paddlenlp_ext.trainer.build  # noqa: F401 (imports all ops)
+import paddlenlp_ext.trainer.build_trainer  # noqa: F401 (imports all ops)
 from benchmarks import fused_ops
 from benchmarks.fused_ops import EVERYTHING, GROUPS, NOTHING, PLAIN_BACKENDS, in_plain_paddle, table, time_in_turn
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops

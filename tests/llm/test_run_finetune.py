@@ -113,7 +113,7 @@ def test_trainer_build_imports_nothing_heavy():
     heavy = ["transformers", "tokenizers", "jinja2", "gguf", "matplotlib", "scipy", "pandas", "visualdl", "triton"]
     code = (
         "import sys, paddle; before = set(sys.modules)\n"
-        "import paddlenlp_ext.trainer.build\n"
+        "import paddlenlp_ext.trainer.build_trainer\n"
         "from paddlenlp_ext.peft.registry import peft_methods; peft_methods()\n"
         f"print(sorted(set({heavy}) & (set(sys.modules) - before)))"
     )

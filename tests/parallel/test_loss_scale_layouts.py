@@ -8,7 +8,7 @@ import json
 import pytest
 
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
-from paddlenlp_ext.trainer import build
+from paddlenlp_ext.trainer import trainer
 from tests.common.float16 import OverflowingGradients
 from tests.common.parallel import Case, assert_same_run, logs, outcome, run_case, start, write_model
 from tests.common.scripts import ROOT
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
     assert result.returncode == 0, logs(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrecisionConfig, "scales_loss", True)
-        patch.setattr(build, "_build_objective", lambda config, *others: OverflowingGradients(config))
+        patch.setattr(trainer, "build_objective", lambda config, *others: OverflowingGradients(config))
         run_case(Case("one", REPLICAS), folder)
     return folder
 

@@ -27,7 +27,7 @@ from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedSize, packed_size
 from paddlenlp_ext.sharding_spec import is_materialized
-from paddlenlp_ext.trainer.build import adapt_model, weight_dtype
+from paddlenlp_ext.trainer.build_model import adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import (
     CPU_BF16,

@@ -17,16 +17,16 @@ class BestMetricTracker:
     Args:
         train: `config.train`.
         names: names of the dev sets; "" for a single one.
-        has_own_metrics: whether evaluations compute metrics of the user's own.
+        has_custom_metrics: whether evaluations compute custom metrics (`compute_metrics`).
 
     Raises:
         ValueError: an evaluation computes no such metric.
     """
 
-    def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_own_metrics: bool = False) -> None:
+    def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_custom_metrics: bool = False) -> None:
         best = best_metric(train, names)
         if train.evaluation_strategy != "no":
-            best.require_known(has_own_metrics)
+            best.require_known(has_custom_metrics)
         self.name, self.greater_is_better = best.name, best.greater_is_better
         self._threshold, self._patience = train.early_stopping_threshold, train.patience
 

@@ -178,7 +178,7 @@ def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
         def on_rollback(self, state):
             seen.append(("rollback", state.step, list(list_checkpoints(tmp_path))))
 
-    trainer._extra_callbacks = [Folders()]
+    trainer.add_callback(Folders())
     trainer.train()
     assert seen[:5] == [(2, [2]), (4, [4]), (6, [6]), (8, [6, 8]), ("rollback", 6, [6])]
     assert trainer.state.skipped_steps == [7, 8, 9]

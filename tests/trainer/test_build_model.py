@@ -1,4 +1,4 @@
-"""Assembly of a run: the model."""
+"""Models of a run: initial values of fused layers, and models on one process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig
-from paddlenlp_ext.trainer import build
-from paddlenlp_ext.trainer.build import build_model
+from paddlenlp_ext.trainer import build_model as build_model_module
+from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.models import TINY_LLAMA
 from tests.common.training import make_config
-from tests.trainer.test_run_data import config_for
 
 
 def test_build_model_initializes_the_parts_of_fused_target_modules(tmp_path):
@@ -30,7 +29,8 @@ def test_build_model_initializes_the_parts_of_fused_target_modules(tmp_path):
 
 
 def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_folders, monkeypatch):
-    monkeypatch.setattr(build, "load_shards", lambda *_: pytest.fail("a single process has no shards"))
-    config = config_for(run_folders)
+    monkeypatch.setattr(build_model_module, "load_shards", lambda *_: pytest.fail("a single process has no shards"))
+    folders = {"model_name_or_path": str(run_folders / "model"), "data_cache_dir": str(run_folders / "cache")}
+    config = make_config(run_folders / "out", chat_template="none", do_train=False, **folders)
     built = build_model(load_data(config).source, config)
     assert built.pipeline is None and built.sharding is None and built.model.model.stage is None

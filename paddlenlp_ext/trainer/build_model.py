@@ -1,0 +1,149 @@
+"""Build the model of a run: load or initialize the weights, quantize them, inject the adapter, and shard the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paddlenlp_ext._runtime import release_freed_memory
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.models.auto import build_skeleton, load_values
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.init_weights import initialize_weights
+from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops.cpp import bf16
+from paddlenlp_ext.parallel.expert_parallel import ExpertShards
+from paddlenlp_ext.parallel.load_weights import load_shards
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
+from paddlenlp_ext.parallel.pipeline.stages import allocate_own_parameters
+from paddlenlp_ext.parallel.zero import Sharding
+from paddlenlp_ext.peft.formats.fused_projections import with_parts
+from paddlenlp_ext.peft.modules_to_save import drop_base_values
+from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
+from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
+from paddlenlp_ext.trainer.shard_model import build_pipeline, can_read_slices, check_mesh, place_stage, shard_model
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.trainer")
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """Model that is ready to train, and how it is distributed.
+
+    Attributes:
+        model: the model, with the parameters of this process.
+        sharding: ZeRO sharding over the mesh; None without ZeRO.
+        pipeline: stage of this process; None if every process has all layers.
+        experts: experts that the replicas divide; None without expert parallelism.
+    """
+
+    model: CausalLM | PeftModel
+    sharding: Sharding | None = None
+    pipeline: Pipeline | None = None
+    experts: ExpertShards | None = None
+
+
+def build_model(
+    source: ModelSource, config: RunConfig, mesh: Mesh | None = None, rows: TrainingRows | None = None
+) -> BuiltModel:
+    """Build the model of a run: load, quantize, adapt and shard it.
+
+    If each rank can read its own slices, the model is sharded while it has no values, and read last, so that no rank
+    ever holds the full model. Otherwise every rank loads the full model (in a pipeline, its stage), then shards it.
+
+    Args:
+        source: the base model.
+        config: the run's configuration.
+        mesh: processes that share the model; None: a single process.
+        rows: training rows, from which a pipeline estimates the cost of a layer.
+
+    Raises:
+        ValueError: the weights cannot be trained or belong to another model, or the mesh cannot split the model. In the
+            last case no weight has been read.
+    """
+    mesh = mesh or Mesh()
+    model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
+    check_mesh(model, mesh, source.quantization)
+    pipeline = build_pipeline(model, config, mesh, rows)
+    place_stage(model, pipeline)
+    reads_slices = can_read_slices(source, config, mesh)
+    if not reads_slices:
+        _load_or_initialize(model, source, config)
+    adapted = adapt_model(model, config)
+    place_stage(adapted, pipeline)  # the adapter's parameters too
+    sharding, experts = shard_model(adapted, config, mesh, pipeline)
+    if reads_slices:
+        load_shards(adapted, source.open_weights())
+    release_freed_memory()
+    described = describe_experts(adapted)
+    if described is not None:
+        logger.info("%s", described)
+        logger.info("trained parameters: %s", describe_kinds(adapted))
+    return BuiltModel(adapted, sharding, pipeline, experts)
+
+
+def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
+    """Read or initialize the parameters that this process holds, and quantize them if requested.
+
+    Raises:
+        ValueError: see `load_values`; or the weights are stored quantized and no adapter trains.
+    """
+    before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
+    if config.model.continue_training:
+        load_values(model, source, before)
+    else:
+        allocate_own_parameters(model)
+        initialize_weights(model, config.train.seed, model.config.initializer_range)
+        if source.requested_quantization is not None:
+            quantize_linears(model, source.requested_quantization, before)
+    if model.quantization is not None and config.peft is None and config.train.do_train:
+        raise ValueError(
+            f"{source.name} is stored quantized, and quantized weights cannot be trained; choose an adapter (lora: "
+            "true), or start from the original model"
+        )
+    if quantized_layers(model):
+        logger.info("%s", quantization_report(model))
+
+
+def weight_dtype(config: RunConfig) -> str:
+    """Return the format in which the model's matrices are stored.
+
+    | device | format |
+    |---|---|
+    | CPU | compute format with O2, or if the matrices are frozen (adapters), else float32 |
+    | accelerator | compute format with O2, else float32 |
+
+    On a CPU without the C++ library's bf16 products, `fp16: true` has no effect.
+
+    Raises:
+        ValueError: bf16 on such a CPU.
+    """
+    precision = config.precision
+    on_cpu = precision.device == "cpu"
+    reason = bf16.unavailable_reason() if on_cpu and precision.compute_dtype == "bfloat16" else None
+    if reason is not None and precision.bf16:
+        raise ValueError(
+            f"bf16: true needs the C++ library on the CPU, and {reason}; install what is missing, or set bf16: "
+            "false to compute in float32"
+        )
+    if reason is not None:
+        logger.warning("fp16 has no effect, the run computes in float32: %s", reason)
+        return "float32"
+    is_half = precision.fp16_opt_level == "O2" or (on_cpu and config.peft is not None)
+    return precision.compute_dtype if is_half else "float32"
+
+
+def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
+    """Enable recomputation and inject the adapter; only methods that start from the weights read them."""
+    plan = RecomputePlan.from_config(config.train)
+    if plan is not None:
+        model.enable_recompute(plan)
+    if config.peft is None:
+        return model
+    adapted = get_peft_model(model, config.peft, seed=config.train.seed)
+    drop_base_values(model)
+    return adapted

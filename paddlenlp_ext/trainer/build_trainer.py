@@ -1,0 +1,66 @@
+"""Build the trainer of a run: place the model on the configured device and mesh, and give it its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.parallel.mesh import Mesh
+from paddlenlp_ext.parallel.process_group import DistributedProcesses
+from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
+from paddlenlp_ext.trainer.build_model import BuiltModel, build_model
+from paddlenlp_ext.trainer.forward_backward import build_forward_backward
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.run_data import RunData
+from paddlenlp_ext.trainer.trainer import Trainer
+
+
+def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Any] = ()) -> Trainer:
+    """Build the model on the configured device and mesh, and its trainer."""
+    paddle.set_device(config.precision.device)
+    config = with_trained_tokens(config, data.source)
+    mesh = Mesh.from_config(config.parallel)
+    built = build_model(data.source, config, mesh, data.any_rows)
+    built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
+    rows = (data.train_rows, data.eval_rows)
+    return build_trainer_of(built, config, *rows, data.tokenizer, mesh, data.compute_metrics, callbacks)
+
+
+def build_trainer_of(
+    built: BuiltModel,
+    config: RunConfig,
+    train_rows: TrainingRows | None,
+    eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
+    tokenizer: Any,
+    mesh: Mesh | None = None,
+    compute_metrics: ComputeMetrics | None = None,
+    callbacks: Iterable[Any] = (),
+) -> Trainer:
+    """Build the trainer of a model that is ready to train, with the objective that the configuration selects.
+
+    Args:
+        built: the model, and how it is distributed; `BuiltModel(model)` for a model in this process only.
+        config: the run's configuration.
+        train_rows, eval_rows, tokenizer, compute_metrics, callbacks: as for `Trainer`.
+        mesh: processes that share the model; None: a single process.
+    """
+    process_group: ProcessGroup = SingleProcess()
+    if mesh is not None and mesh.world.size > 1:
+        process_group = DistributedProcesses(mesh, built.sharding, built.experts)
+    return Trainer(
+        built.model,
+        config,
+        train_rows,
+        eval_rows,
+        tokenizer,
+        compute_metrics=compute_metrics,
+        callbacks=callbacks,
+        process_group=process_group,
+        forward_backward=build_forward_backward(built.model, built.pipeline),
+    )

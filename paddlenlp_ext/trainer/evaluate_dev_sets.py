@@ -1,0 +1,99 @@
+"""Evaluate a model on all dev sets of a run: loss, and metrics of generated answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.collate import Collate
+from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss
+from paddlenlp_ext.trainer.forward_backward import ForwardBackward
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.train_step import autocast
+
+
+class Evaluator:
+    """Evaluator of a run's dev sets.
+
+    Args:
+        model, config, tokenizer, process_group, forward_backward, objective: as for `Trainer`.
+        eval_rows: rows of a dev set, or of several by name; None: no dev set.
+        output_dir: folder of generated answers and label scores.
+        collate_for: function that returns the collate function of a dataset.
+        compute_metrics: function that computes custom metrics; None: no custom metrics.
+
+    Attributes:
+        dev_sets: rows of each dev set by name; a single one has the name "".
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        config: RunConfig,
+        eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
+        tokenizer: Any,
+        output_dir: Path,
+        *,
+        collate_for: Callable[[Any], Collate],
+        compute_metrics: ComputeMetrics | None,
+        process_group: ProcessGroup,
+        forward_backward: ForwardBackward,
+        objective: Objective,
+    ) -> None:
+        dev_sets = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
+        self.dev_sets = {name: rows for name, rows in dev_sets.items() if rows is not None}
+        self.model, self.config, self.tokenizer, self.output_dir = model, config, tokenizer, output_dir
+        self.collate_for, self.compute_metrics = collate_for, compute_metrics
+        self.process_group, self.forward_backward, self.objective = process_group, forward_backward, objective
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of all dev sets; all processes return the main process's, so that they decide alike."""
+        assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
+        metrics: dict[str, float] = {}
+        for name, rows in self.dev_sets.items():
+            values = self._loss_metrics(rows)
+            if self.config.generation.eval_with_do_generation:
+                values |= self._generation_metrics(name, rows)
+            metrics |= with_dev_set(values, name)
+        return self.process_group.from_main(metrics)
+
+    def _loss_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
+        return evaluate_loss(
+            self.model,
+            rows,
+            self.collate_for(rows),
+            batch_size=self.config.train.per_device_eval_batch_size,
+            max_batches=self.config.train.max_evaluate_steps,
+            process_group=self.process_group,
+            autocast=partial(autocast, self.config.precision),
+            forward_backward=self.forward_backward,
+            objective=self.objective,
+        )
+
+    def _generation_metrics(self, name: str, rows: TokenizedDataset) -> dict[str, float]:
+        options, is_main, suffix = self.config.generation, self.process_group.is_main, f"_{name}" if name else ""
+        answers_file = self.output_dir / f"generated_output{suffix}.json"
+        labels_file = self.output_dir / f"label_scores{suffix}.json"
+        with self.process_group.gathered_parameters():
+            return evaluate_generation(
+                self.model,
+                rows,
+                self.tokenizer,
+                self.config,
+                answers_file if is_main and options.save_generation_output else None,
+                self.process_group,
+                labels_file if is_main and options.eval_labels else None,
+                self.compute_metrics,
+            )
+
+
+def with_dev_set(metrics: dict[str, float], name: str) -> dict[str, float]:
+    """Return metrics under the names of a dev set, such as eval_math_loss; unchanged for a single one, named ""."""
+    return {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in metrics.items()} if name else metrics
