@@ -1,4 +1,4 @@
-"""Build decoders from a name, a folder or a configuration."""
+"""AutoModel classes: load a decoder from a name or a folder, or build it from a config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class AutoModelForCausalLM:
-    """Build the decoder that a configuration's `model_type` names; the class is never instantiated."""
+    """Factory of causal language models by the `model_type` of config.json; never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -48,7 +48,7 @@ class AutoModelForCausalLM:
                 resolved `ModelSource`.
             dtype: dtype of the parameters: "float32", "bfloat16", on a GPU "float16", a Paddle dtype, or "auto" for the
                 dtype that config.json names. None: the compute dtype of `quantization_config`, or float32.
-            use_flash_attention: False selects attention in plain Paddle on a GPU, instead of a flash kernel.
+            use_flash_attention: False computes attention in plain Paddle on a GPU instead of a flash attention kernel.
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
@@ -81,16 +81,23 @@ class AutoModelForCausalLM:
     def from_config(
         cls, config: Mapping[str, Any], *, seed: int = 0, dtype: str = "float32", name_or_path: str | None = None
     ) -> CausalLM:
-        """Build a model with random weights from a config.json dict; equal seeds make equal weights.
+        """Build a model with random weights from a config.json dict; equal seeds give equal weights.
 
         Args:
             config: contents of config.json.
             seed: seed of the weights.
-            dtype: format of the parameters: float32, bfloat16 or, on a GPU, float16.
-            name_or_path: name by which the user refers to the model, if any.
+            dtype: dtype of the parameters: float32, bfloat16 or, on a GPU, float16.
+            name_or_path: name of the model for messages and saved adapters, if it has one.
 
         Raises:
-            ValueError: the configuration is not supported by the decoder.
+            ValueError: the decoder does not support the config.
+
+        Example:
+            >>> from paddlenlp_ext import AutoModelForCausalLM
+            >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+            >>> model = AutoModelForCausalLM.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes})
+            >>> len(model.generate([[5, 6, 7]], max_new_tokens=4)[0])
+            4
         """
         decoder_config = DecoderConfig.from_dict(config, name_or_path)
         with _default_dtype(dtype):
@@ -100,7 +107,7 @@ class AutoModelForCausalLM:
 
 
 class AutoModelForSequenceClassification:
-    """Build a reward model: the decoder that `model_type` names with a score head; the class is never instantiated."""
+    """Factory of reward models, decoders with a score head, by the `model_type` of config.json; never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -118,25 +125,26 @@ class AutoModelForSequenceClassification:
         """Load a reward model in evaluation mode.
 
         Args:
-            name_or_path: a model as for `AutoModelForCausalLM`, with one label. A language model gets a new score head.
+            name_or_path: a classifier with one label, or a language model, which gets a new score head; named as for
+                `AutoModelForCausalLM`.
             dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides, torch_dtype: as for
                 `AutoModelForCausalLM`.
-            seed: seed of a new score head, which is drawn from normal(0, initializer_range).
+            seed: seed of a new score head, whose weights are drawn from normal(0, initializer_range).
 
         Raises:
-            ValueError: as for `AutoModelForCausalLM`, or the model has several labels.
+            ValueError: see `AutoModelForCausalLM.from_pretrained`; or the model has several labels.
         """
         source = _source_of(name_or_path, quantization_config, config_overrides).as_classifier(seed)
         dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         model = _load(source, dtype, use_flash_attention, before_quantizing)
-        assert isinstance(model, SequenceClassifier), "the source is that of a classifier"
+        assert isinstance(model, SequenceClassifier), "as_classifier sets score_seed"
         return model
 
 
 def load_for_task(
     name_or_path: str | os.PathLike[str] | ModelSource, *, task_type: str = "CAUSAL_LM", **options: Any
 ) -> CausalLM:
-    """Load a language model, or a reward model for the task SEQ_CLS; options are those of `from_pretrained`."""
+    """Load a language model, or a reward model for the task SEQ_CLS; `options` are arguments of `from_pretrained`."""
     auto = AutoModelForSequenceClassification if task_type == SequenceClassifier.task_type else AutoModelForCausalLM
     return auto.from_pretrained(name_or_path, **options)
 
@@ -178,15 +186,15 @@ def _load(
 ) -> CausalLM:
     model = build_skeleton(source, dtype, use_flash_attention)
     load_values(model, source, before_quantizing)
-    use_huge_pages([*model.parameters(), *model.buffers()])  # decoding gains; training does not, and loads without it
+    use_huge_pages([*model.parameters(), *model.buffers()])  # speeds up decoding
     return model
 
 
 def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attention: bool = True) -> CausalLM:
-    """Build the decoder of a source without the values of its parameters; `load_values` reads them.
+    """Build a model without allocating its parameters; `load_values` reads their values.
 
     Raises:
-        ValueError: an unsupported architecture, or a classifier with several labels.
+        ValueError: the architecture is not supported, or the model is a classifier with several labels.
     """
     config = DecoderConfig.from_dict(source.config, source.name, source.config_overrides)
     with _default_dtype(dtype), paddle.LazyGuard():
@@ -202,9 +210,9 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
 
 
 def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQuantizing | None = None) -> None:
-    """Read the values of a skeleton's parameters and quantize them as the source requests.
+    """Read the parameters of a model from `build_skeleton`, and quantize them as the source requests.
 
-    In a pipeline, only the layers of this stage are read.
+    Under pipeline parallelism, only the layers of this stage are read.
 
     Raises:
         ValueError: the stored tensors do not match the model, or quantization is requested for weights that are stored
@@ -218,7 +226,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """Select attention in plain Paddle on an accelerator; the CPU has no flash kernels."""
+    """Compute attention in plain Paddle on a GPU; the CPU has no flash attention kernels."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 

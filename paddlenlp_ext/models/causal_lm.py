@@ -1,4 +1,4 @@
-"""Causal language model: a decoder with an lm_head, as it is trained, generated from, saved and loaded.
+"""Causal language model: a decoder with an lm_head, for training, generation, saving and loading.
 
 Shapes: B batch, S sequence, D hidden, V vocabulary.
 """
@@ -34,7 +34,7 @@ from paddlenlp_ext.quantization.quantize_model import named_tensors
 
 
 class ShardedLMHead(Protocol):
-    """Interface of an lm_head that is sharded along the vocabulary; parallel/vocab_parallel.py implements it."""
+    """Interface of an lm_head that is sharded along the vocabulary (parallel/vocab_parallel.py)."""
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
         """Gather the logits of the full vocabulary from the shards of all ranks."""
@@ -49,7 +49,7 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Compute `ops.linear_cross_entropy.linear_cross_entropy` from this rank's rows of the weight."""
+        """Compute `ops.linear_cross_entropy.linear_cross_entropy` with this rank's rows of the weight."""
         ...
 
     def token_logprobs(
@@ -61,16 +61,16 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> paddle.Tensor:
-        """Compute `ops.linear_cross_entropy.token_logprobs` from this rank's rows of the weight."""
+        """Compute `ops.linear_cross_entropy.token_logprobs` with this rank's rows of the weight."""
         ...
 
 
 class CausalLM(TrainableModel):
-    """Decoder with an lm_head; parameters have Hugging Face's names.
+    """Decoder with an lm_head. Parameters have Hugging Face's names.
 
     Attributes:
         quantization: quantization of the linear layers; None for weights in floating point.
-        vocab_parallel: sharding of embedding and lm_head along the vocabulary, None if they are not sharded.
+        vocab_parallel: sharded lm_head and embedding; None if they are not sharded.
         remote_parameters: names of parameters that only other processes hold.
         generation_config: keys of generation_config.json.
     """
@@ -99,15 +99,15 @@ class CausalLM(TrainableModel):
 
         Args:
             input_ids: [B, S].
-            attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
-            labels: [B, S], target ids, -100 for positions without a target; shifted here, not by the caller. The loss
-                is the mean over the target tokens.
+            attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
+            labels: [B, S], label of each input token, -100 for tokens that are not targets. The model shifts the
+                labels, as transformers does. The loss is the mean over the target tokens.
             position_ids: [B, S]; None counts from 0 in each document, or continues from the cache.
-            document_lengths: lengths of the documents in each row, summing to S; None: a row is one document.
+            document_lengths: lengths of the documents in each row, summing to S; None: each row is one document.
             cache: keys and values of earlier positions; updated in place.
 
         Raises:
-            ValueError: a mask with gaps, or a shape that does not match.
+            ValueError: the mask has gaps, or a shape does not match.
         """
         return causal_lm_forward(
             self,
@@ -131,8 +131,8 @@ class CausalLM(TrainableModel):
 
         Args:
             input_ids, position_ids, document_lengths, cache: as in `forward`.
-            document_parents: for each document of a row, the index in the row of the document that it continues, or
-                None (ops/attention/layout.py). Answers that continue one prompt share its computation.
+            document_parents: for each document of a row, the index of the document that it continues, or None
+                (ops/attention/layout.py). Answers to one prompt share the computation of the prompt.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
@@ -140,7 +140,7 @@ class CausalLM(TrainableModel):
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Return the logits of new tokens from one C++ call; arguments as in `run_cpp_model`."""
+        """Return the logits of new tokens from one C++ call (`models.decoding.cpp_model.run_cpp_model`)."""
         return run_cpp_model(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -149,7 +149,7 @@ class CausalLM(TrainableModel):
         return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Compute the logits [..., V] in this process."""
+        """Return the logits [..., V] computed by this process."""
         logits = linear(hidden, self.head_weight())
         for inner, b in self.head_updates(hidden):
             logits = logits + linear(inner, b)
@@ -157,7 +157,7 @@ class CausalLM(TrainableModel):
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
-        """Return the weight of lm_head [V, D]; with tied embeddings, the embedding itself."""
+        """Return the weight [V, D] of lm_head; with tied embeddings, it is the embedding."""
         return self._head_layer().weight
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
@@ -166,14 +166,14 @@ class CausalLM(TrainableModel):
         return layer.logit_updates(hidden) if isinstance(layer, AdaptedHead) else ()
 
     def _head_layer(self) -> Any:
-        """Return the layer that holds the weight of lm_head: with tied embeddings, the embedding."""
+        """Return the layer with the weight of lm_head; with tied embeddings, it is the embedding."""
         return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Recompute activations in the backward pass instead of saving them; `plan` None recomputes all layers in full.
+        """Recompute activations in the backward pass instead of saving them; without a plan, those of all layers.
 
         Raises:
-            ValueError: the plan names layers that the model does not have.
+            ValueError: the plan names a layer that the model does not have.
         """
         plan = plan or RecomputePlan()
         plan.check_layers(len(self.model.layers))
@@ -204,15 +204,15 @@ class CausalLM(TrainableModel):
         return self.model.recompute_plan is not None
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the next training pass's random numbers; None continues Paddle's random state."""
+        """Set the dropout seed of the next training pass; None continues Paddle's random state."""
         self.model.dropout_seed = seed
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between layers for ids [batch, length]."""
+        """Return the shape of the hidden states between layers for input ids [batch, length]."""
         return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
-        """Select the attention backend of every layer (ops/attention/__init__.py); None: the fastest available one."""
+        """Select the attention backend of every layer (ops/attention/__init__.py); None: the best available one."""
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 
@@ -226,16 +226,33 @@ class CausalLM(TrainableModel):
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts of token ids; arguments as in `generation.transformers_generate.generate_for`."""
+        """Continue prompts of token ids.
+
+        Args:
+            prompts: lists of token ids, or a padded batch [B, S].
+            options: keyword arguments of `generation.transformers_generate.generate_for` and of
+                `generation.generate.generate`, such as `max_new_tokens`.
+
+        Returns:
+            The new tokens of each list, or int64 [B, S + N] for a padded batch.
+
+        Example:
+            >>> from paddlenlp_ext import AutoModelForCausalLM
+            >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+            >>> model = AutoModelForCausalLM.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes})
+            >>> answers = model.generate([[5, 6, 7], [8]], max_new_tokens=3)
+            >>> [len(tokens) for tokens in answers]
+            [3, 3]
+        """
         return generate_for(self, prompts, **options)
 
     @property
     def dtype_name(self) -> str:
-        """Format in which matrices are stored; for quantized ones, the format before quantization."""
+        """Dtype of the matrices; for quantized matrices, the dtype before quantization."""
         return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
 
     def tensors_to_save(self) -> dict[str, Any]:
-        """Return the tensors that `save_pretrained` writes, by their names in memory."""
+        """Return the tensors that `save_pretrained` writes, by parameter name."""
         return dict(named_tensors(self, self.dtype_name))
 
     def save_pretrained(
@@ -255,7 +272,7 @@ class CausalLM(TrainableModel):
             tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
 
         Raises:
-            ValueError: a part of a fused layer is quantized.
+            ValueError: a projection of a fused layer is quantized.
         """
         dtype = self.dtype_name
         written = self.config.to_files(self.tensors_to_save() if tensors is None else tensors)
@@ -268,13 +285,13 @@ class CausalLM(TrainableModel):
         """Load the weights of a saved model with the same configuration.
 
         Raises:
-            ValueError: the saved model has other rotary settings, or the stored tensors do not match the model; the
-                message lists missing, unexpected and misshapen tensors.
+            ValueError: the saved model has other rope settings, or the stored tensors do not match the model; the
+                message lists missing tensors, unexpected tensors and tensors of another shape.
         """
         if DecoderConfig.from_dict(read_model_config(folder)).ropes != self.config.ropes:
             raise ValueError(
-                f"{folder}: config.json has other rotary settings than this model; set "
-                "use_long_sequence_strategies and its keys as in training"
+                f"{folder}: config.json has other rope settings than this model; set use_long_sequence_strategies "
+                "and its keys as in training"
             )
         load_weights(self, self.config.from_files(open_weights(folder)), self.remote_parameters)
 

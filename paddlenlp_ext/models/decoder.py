@@ -1,4 +1,4 @@
-"""Decoder-only transformer; every model family is this code with a different `DecoderConfig`.
+"""Decoder-only transformer. Every model family runs this code with another `DecoderConfig`.
 
 Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 """
@@ -31,23 +31,23 @@ from paddlenlp_ext.utils.seeds import seed_of
 
 
 class PipelineStage(Protocol):
-    """Interface of a process's stage of a pipeline; `parallel/pipeline/runtime.py` implements it."""
+    """Interface of a process's pipeline stage (parallel/pipeline/runtime.py)."""
 
     @property
     def is_first(self) -> bool:
-        """Return whether the stage holds the embedding."""
+        """True if the stage holds the embedding."""
         ...
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run this stage's layers in place of all layers."""
+        """Run the layers of this stage instead of all layers."""
         ...
 
     def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
-        """Call `compute_logits(hidden)` on the last stage; return the result on every stage."""
+        """Call `compute_logits(hidden)` on the last stage, and return the logits on every stage."""
         ...
 
     def union(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the union of the dictionaries of all stages."""
+        """Merge the dictionaries of all stages."""
         ...
 
 
@@ -55,11 +55,11 @@ class Decoder(nn.Layer):
     """Embedding, layers and final norm: map token ids to hidden states.
 
     Attributes:
-        stage: this process's stage of a pipeline; None if this process runs all layers.
-        recompute_plan: activations to recompute in the backward pass, None for none.
+        stage: pipeline stage of this process; None if this process runs all layers.
+        recompute_plan: activations to recompute in the backward pass; None: none.
         load_balance: load of the experts, and their auxiliary loss; None for a model without experts.
-        dropout_seed: seed of the random numbers of a training pass. Each layer's seed also depends on its index, so the
-            numbers do not depend on which layers a process runs. None continues Paddle's random state.
+        dropout_seed: dropout seed of a training pass. Each layer adds its index to it, so that dropout does not depend
+            on which layers a process runs. None continues Paddle's random state.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -117,13 +117,13 @@ class Decoder(nn.Layer):
     def final_norm(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
         """Map the hidden states after the last layer to the input of lm_head, [B, S, D].
 
-        A family's factor of the logits is applied here, so that lm_head and the fused loss do not need it.
+        The scale of the logits is applied here, so that lm_head and the fused loss do not need it.
         """
         x_BSD = self.norm(x_BSD)
         return x_BSD if self.logit_scale == 1.0 else x_BSD * self.logit_scale
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
-        """Run the hidden states [B, S, D] through the layers from `start` up to, but not including, `stop`."""
+        """Run the hidden states [B, S, D] through the layers `start` to `stop` - 1."""
         if inputs.cache is not None:
             for run in (run_cpp_layers, run_fused_norms):
                 decoded_BSD = run(self.layers, start, stop, x_BSD, inputs)
@@ -131,8 +131,8 @@ class Decoder(nn.Layer):
                     return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
-            # Paddle's recompute computes no weight gradients for a block whose inputs require none: with a frozen
-            # embedding nothing would train.
+            # Paddle's recompute skips the weight gradients of a block whose inputs require no gradient. With a frozen
+            # embedding, no weight would get one.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -152,11 +152,11 @@ class Decoder(nn.Layer):
     ) -> AttentionInputs:
         """Build the inputs that all layers share: rotation tables, and either the document layouts or the cache.
 
-        `first_position` is added to every position id, given or not.
+        `first_position` is added to every position id.
 
         Raises:
-            ValueError: document lengths together with a cache, lengths that do not sum to the row length, parents that
-                do not match the documents, or positions with gaps for a model with linear biases.
+            ValueError: both document lengths and a cache are given, the lengths do not sum to the row length, the
+                parents do not match the documents, or the position ids have gaps and the model has ALiBi.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
@@ -179,12 +179,12 @@ class Decoder(nn.Layer):
             position_ids_BS = paddle.to_tensor(layout.positions())
         elif self.has_linear_biases and not np.array_equal(position_ids_BS.numpy(), layout.positions()):
             raise ValueError(
-                "position_ids do not count from 0 in each document, and a model with ALiBi counts the distances of its "
-                "biases itself; leave position_ids out"
+                "position_ids do not count from 0 in each document, but ALiBi computes distances from the documents; "
+                "leave position_ids out"
             )
         return AttentionInputs(self.rotary(position_ids_BS + first_position), layouts)
 
 
 def _rounded_root(size: int) -> float:
-    """Return the square root of `size`, rounded to the default number format, in which Gemma's models multiply."""
+    """Return the square root of `size`, rounded to the default dtype, as Gemma does."""
     return float(paddle.to_tensor(math.sqrt(size)).astype(paddle.get_default_dtype()).astype("float32"))

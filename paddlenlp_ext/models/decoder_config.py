@@ -30,33 +30,33 @@ class DecoderConfig:
     """Sizes and options of a decoder.
 
     Attributes:
-        windows: sliding window of each layer; None for a layer that attends to the full document.
-        rotates: whether each layer rotates queries and keys; None: all layers do.
-        interleaved_rope: whether the rotation turns neighbouring channels (ops/rope).
-        latent: sizes of latent attention, whose `head_dim` is that of queries and keys; None: keys and values are
+        windows: sliding window of each layer; None for a layer with full attention.
+        rotates: whether each layer applies RoPE to queries and keys; None: all layers do.
+        interleaved_rope: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
+        latent: sizes of latent attention, where `head_dim` is the size of queries and keys; None: keys and values are
             projections of the hidden states.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         attention_softcap: bound of the attention scores (ops/attention/scores.py); None: no bound.
-        attention_sinks: whether each head has a trained sink.
+        attention_sinks: whether each head has a trained attention sink.
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
         experts: experts of each layer, None for a layer with a dense feed-forward block; None: all layers are dense.
-        router_loss: factor of the auxiliary loss of the routers (nn/load_balancing_loss.py); 0: none.
-        norm_offset: number that is added to the weights of RMS norms (nn/rms_norm.py).
-        scales_embeddings: whether the embeddings of tokens are multiplied by sqrt(hidden_size).
+        router_loss: coefficient of the routers' auxiliary loss (nn/load_balancing_loss.py); 0: no loss.
+        norm_offset: offset of the weights of RMS norms (nn/rms_norm.py).
+        scales_embeddings: whether the token embeddings are multiplied by sqrt(hidden_size).
         embedding_multiplier: factor of the input of the first layer.
-        residual_multiplier: factor of what attention and feed-forward add to the residual stream.
+        residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         logit_scale: factor of the logits.
         logit_softcap: bound of the logits (ops/linear_cross_entropy/__init__.py); None: no bound.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/decoder_layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
-        ropes: rotary settings of each layer.
+        ropes: rope settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         fused_layers: layers that files store as one, with the sizes of their parts (file_layouts/fused_projections.py).
         file_layout: differences between the tensors of files and those in memory.
         source: the config.json dict, written back by `save_pretrained`.
-        config_overrides: keys of `source` that replace those of the loaded file (models/long_context.py).
-        name_or_path: name by which the user refers to the model; None for a model that was not loaded.
+        config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
+        name_or_path: name of the model for messages and saved adapters; None for a model that was not loaded.
     """
 
     model_type: str
@@ -114,10 +114,10 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict; `config_overrides` names keys of it that differ from the loaded file.
+        """Read a config.json dict; `config_overrides` has the keys that differ from the loaded file.
 
         Raises:
-            ValueError: an unknown `model_type`, activation or rope type; a missing or impossible value.
+            ValueError: `model_type`, activation or rope type is unknown, or a value is missing or impossible.
         """
         try:
             return cls._from_dict(source, name_or_path, config_overrides)
@@ -202,47 +202,47 @@ class DecoderConfig:
 
     @property
     def max_context(self) -> int:
-        """Number of positions that the frequencies of layers without a window cover, scaling included."""
+        """Number of positions that the rotary frequencies of layers with full attention cover, scaling included."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs for each position: the logits of the vocabulary, or the scores of a classifier."""
+        """Number of outputs per position: vocabulary size, or labels of a classifier."""
         return self.num_labels or self.vocab_size
 
     @property
     def has_linear_biases(self) -> bool:
-        """True if a layer has ALiBi's biases instead of a rotary embedding."""
+        """True if a layer has ALiBi instead of RoPE."""
         return any(rope.rope_type == ALIBI for rope in self.ropes)
 
     @property
     def n_head(self) -> int:
-        """Number of attention heads, under its name in PaddleNLP's configs."""
+        """Number of attention heads, under PaddleNLP's name."""
         return self.num_attention_heads
 
     @property
     def n_layer(self) -> int:
-        """Number of layers, under its name in PaddleNLP's configs."""
+        """Number of layers, under PaddleNLP's name."""
         return self.num_hidden_layers
 
     def rms_norm(self) -> RMSNorm:
-        """Build a norm of hidden states."""
+        """Build an RMS norm of hidden states."""
         return RMSNorm(self.hidden_size, self.rms_norm_eps, self.norm_offset)
 
     @property
     def value_dim(self) -> int:
-        """Channels of a head's values."""
+        """Number of channels of a value per head."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def latent_size(self) -> int:
-        """Channels of all latents of a position; 0 without latent attention."""
+        """Number of channels of the latents of a position; 0 without latent attention."""
         return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
 
     @property
     def attention_weights(self) -> int:
-        """Number of weights of the linear layers of a layer's attention."""
+        """Number of weights in the linear layers of one attention block."""
         heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
         output = heads * self.value_dim * hidden
         if latent is None:
@@ -260,7 +260,7 @@ class DecoderConfig:
         )
 
     def feed_forward(self, layer_index: int) -> FeedForward | MixtureOfExperts:
-        """Build the feed-forward block of one layer: dense, or experts."""
+        """Build the feed-forward block or the experts of one layer."""
         shape = self.expert_shape(layer_index)
         if shape is not None:
             return MixtureOfExperts(self.hidden_size, shape)
@@ -280,12 +280,12 @@ class DecoderConfig:
 
     @property
     def active_size(self) -> float:
-        """Inner features of the feed-forward block that a token uses, averaged over the layers."""
+        """Intermediate size of the feed-forward block that a token uses, averaged over the layers."""
         shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
         return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
 
     def from_files(self, source: WeightSource) -> WeightSource:
-        """Return the tensors of a file under the names and in the shapes of the decoder's parameters.
+        """Convert the tensors of model files to the names and shapes of the decoder's parameters.
 
         Raises:
             ValueError: see `SplitWeights` and `StackedExperts`.
@@ -293,10 +293,10 @@ class DecoderConfig:
         return self.file_layout.open(split_fused(source, self.fused_layers))
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a decoder's tensors under the names and in the shapes of its files.
+        """Convert a decoder's tensors to the names and shapes of model files.
 
         Raises:
-            ValueError: a part of a fused layer is quantized.
+            ValueError: a projection of a fused layer is quantized.
         """
         return self.file_layout.to_files(join_fused(tensors, self.fused_layers))
 
@@ -340,7 +340,7 @@ class _Reader:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)
 
     def value(self, key: str) -> Any:
-        """Return the first value that is set for `key`; None if it is null or absent everywhere."""
+        """Return the value of `key` in the first place that has the key; None if it is null or absent."""
         for layer in self._layers:
             if key in layer:
                 return layer[key]

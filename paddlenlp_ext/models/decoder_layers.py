@@ -1,4 +1,4 @@
-"""Decoder layers: the order of norms, attention and feed-forward. A family names one of them.
+"""Decoder layers: order of norms, attention and feed-forward. `DecoderConfig.layer` names one of them.
 
 | layer | formula | families |
 | --- | --- | --- |
@@ -32,7 +32,7 @@ class DecoderLayer(nn.Layer):
 
     Attributes:
         hidden_size: D.
-        residual_multiplier: factor of what attention and feed-forward add.
+        residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         norm_names: role of each norm, one of `NORM_ROLES` -> attribute that holds it.
     """
 
@@ -56,7 +56,7 @@ class DecoderLayer(nn.Layer):
         return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
 
     def scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return what attention or feed-forward adds to the residual stream, for its output."""
+        """Multiply an output of attention or feed-forward by the residual multiplier."""
         return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
 
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
@@ -115,7 +115,7 @@ class SandwichLayer(DecoderLayer):
 
 
 class ParallelLayer(DecoderLayer):
-    """Layer with one norm, whose result enters attention and feed-forward (Cohere 2)."""
+    """Layer with one norm for both attention and feed-forward, which run side by side (Cohere 2)."""
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)

@@ -1,8 +1,7 @@
-"""Write a model as a GGUF file, and read it back before it gets its name.
+"""Export a model as a GGUF file, and read the file back before it is renamed to its final name.
 
-The tables that describe the files of a family (checkpoint/gguf) serve reading and writing. What the metadata cannot
-express, such as a scale that llama.cpp supposes, is found by comparison: the config that is read from the file must
-describe the same decoder.
+Reading and writing use the same tables of each family (checkpoint/gguf). The config that is read back must describe the
+same decoder: this finds settings that the metadata cannot express, such as a scale that llama.cpp has as a constant.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _UNCOMPARED = (
     *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
     *("name_or_path", "config_overrides", "num_labels", "ropes"),
 )
-"""Attributes of a decoder's config that do not change its logits, or that are compared as tables."""
+"""Attributes of a decoder's config that do not change its logits, and `ropes`, whose tables are compared."""
 _PLAIN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _QUANTIZED_BOUNDS = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q4_1": 1 / 15}
-"""Largest error of a value as a share of the largest one."""
+"""Largest error of a value, relative to the largest absolute value of the tensor."""
 
 
 def export_gguf(
@@ -60,13 +59,13 @@ def export_gguf(
     outtype: str,
     name: str,
 ) -> None:
-    """Write a model and its tokenizer.
+    """Write a model and its tokenizer to a GGUF file.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: the file; an existing file is replaced.
         config: the model's config.
-        tensors: its tensors as in Hugging Face's files (`DecoderConfig.to_files`).
-        tokenizer: its tokenizer.
+        tensors: the model's tensors as in Hugging Face's files (`DecoderConfig.to_files`).
+        tokenizer: the model's tokenizer.
         end_tokens: ids that end an answer.
         outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/write_file.py).
         name: `general.name`.
@@ -76,7 +75,7 @@ def export_gguf(
         StorageError: the disk is full or read-only, or a permission is missing.
     """
     if part_paths(path) != [path]:
-        raise ValueError(f"{path}: a name of a part of a split model; choose another one")
+        raise ValueError(f"{path}: the name is reserved for a shard of a split model; choose another name")
     architecture = architecture_for(config)
     keys, factors = model_metadata(config, architecture)
     metadata = {
@@ -96,7 +95,7 @@ def export_gguf(
 
 
 def file_tensors(path: Path) -> tuple[DecoderConfig, dict[str, LazyTensor]]:
-    """Return the config of a stored model, and its tensors as Hugging Face's files have them, dequantized.
+    """Return the config of a stored model, and its dequantized tensors as in Hugging Face's files.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
@@ -116,10 +115,10 @@ def file_tensors(path: Path) -> tuple[DecoderConfig, dict[str, LazyTensor]]:
 
 
 def architecture_for(config: DecoderConfig) -> Architecture:
-    """Return the layout of the files of a model's family.
+    """Return the GGUF layout of a model's family.
 
     Raises:
-        ValueError: GGUF files have no such family.
+        ValueError: the family cannot be written as GGUF.
     """
     if config.model_type not in ARCHITECTURES.names():
         raise ValueError(
@@ -129,10 +128,10 @@ def architecture_for(config: DecoderConfig) -> Architecture:
 
 
 def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the metadata of a model, without the architecture's prefix, and the tensors of its rotary scaling.
+    """Return the metadata of a model, without the architecture's prefix, and the tensors of its rope scaling.
 
     Raises:
-        ValueError: GGUF files of the family have no windows, or no such rotary scaling.
+        ValueError: GGUF files of the family cannot express the sliding window or the rope scaling.
     """
     windows = {window for window in config.windows if window is not None}
     if windows and not architecture.has_window:
@@ -166,7 +165,7 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
 
 
 def _scaling(settings: RopeSettings) -> dict[str, Any]:
-    """Return the parameters of a scaling with the ones that follow from the context."""
+    """Return the parameters of a rope scaling, including the YaRN parameters that follow from the context length."""
     if settings.rope_type != "yarn":
         return dict(settings.scaling)
     longest = settings.max_position_embeddings
@@ -187,10 +186,10 @@ def _expert_metadata(config: DecoderConfig) -> dict[str, Any]:
 
 
 def check_config(path: Path, config: DecoderConfig) -> None:
-    """Check that the config which is read from a file describes the same decoder.
+    """Check that the config of a GGUF file describes the same decoder.
 
     Raises:
-        ValueError: it does not; the message names the attribute.
+        ValueError: an attribute differs; the message names it.
     """
     found = DecoderConfig.from_dict(config_from_gguf(open_gguf(path)))
     for field in dataclasses.fields(config):
@@ -205,7 +204,7 @@ def check_config(path: Path, config: DecoderConfig) -> None:
             (left, a), (right, b) = (ROPE_TYPES[each.rope_type](each, length) for each in (expected, read))
             if left.shape != right.shape or not (np.allclose(left, right, rtol=1e-5, atol=0) and _is_close(a, b)):
                 raise ValueError(
-                    f"a GGUF file of {config.model_type} cannot express the rotary settings of layer {layer}: "
+                    f"a GGUF file of {config.model_type} cannot express the rope settings of layer {layer}: "
                     f"{expected} would be read as {read}"
                 )
 
@@ -217,19 +216,19 @@ def _is_close(expected: Any, found: Any) -> bool:
 
 
 def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, architecture: Architecture) -> None:
-    """Check that the tensors which are read from a file are those of the model, rounded to the file's types.
+    """Check that a GGUF file has the model's tensors, rounded to the types of the file.
 
     Raises:
-        ValueError: they are not.
+        ValueError: a tensor is missing or has other values.
     """
     source = open_gguf_weights(path)
     different = {*tensors}.symmetric_difference(source.names())
     if different:
-        raise ValueError(f"{path}: after writing, the file and the model differ in the tensor {min(different)}")
+        raise ValueError(f"{path}: only one of the written file and the model has the tensor {min(different)}")
     for name, tensor in tensors.items():
         expected, found = cast(tensor.read(), tensor.dtype, "float32"), source.read(name, "float32")
         if expected.shape != found.shape or not _is_rounded(expected, found, outtype, architecture, name):
-            raise ValueError(f"{path}: after writing, {name} is read with other values; check the disk")
+            raise ValueError(f"{path}: {name} was written, but the file has other values; check the disk")
 
 
 def _is_rounded(expected: np.ndarray, found: np.ndarray, outtype: str, architecture: Architecture, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Random weights that depend only on the seed and the parameter's name, not on the order of creation."""
+"""Weight initialization. Random weights depend only on the seed and the parameter's name, not on the creation order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
-    """Draw every matrix, and each expert's, from normal(0, standard_deviation); biases stay 0 and norm weights 1."""
+    """Draw all matrices from normal(0, standard_deviation). Biases stay 0, and norm weights stay 1."""
     for name, parameter in model.named_parameters():
         if len(parameter.shape) >= 2 and is_on_stage(parameter):
             values = random_weight(name, tuple(parameter.shape), seed, standard_deviation)
@@ -20,6 +20,6 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
 
 
 def random_weight(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
-    """Return the initial fp32 values of the matrix with this name, for this seed."""
+    """Return the initial values of a matrix, fp32, from the seed and the name of the matrix."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

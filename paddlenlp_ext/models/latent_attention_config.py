@@ -1,4 +1,4 @@
-"""Parts that families with latent attention (nn/latent_attention.py) have in common."""
+"""Config of families with multi-head latent attention (nn/latent_attention.py): attributes of `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
-    """Return a config.json dict whose `head_dim` is that of the rotation; `rotated_dim` is its default.
+    """Return a config.json dict with the number of rotated channels as `head_dim`; the default is `rotated_dim`.
 
     Raises:
-        ValueError: `num_key_value_heads` is not the number of heads.
+        ValueError: `num_key_value_heads` differs from `num_attention_heads`.
     """
     heads = config.get("num_key_value_heads")
     if heads not in (None, config.get("num_attention_heads")):
         raise ValueError(
-            f"num_key_value_heads {heads} in config.json: latent attention has as many heads of keys as of queries; "
-            f"set it to num_attention_heads, {config.get('num_attention_heads')}"
+            f"num_key_value_heads {heads} in config.json: latent attention has one key head per query head; set it to "
+            f"num_attention_heads, {config.get('num_attention_heads')}"
         )
     return {**config, "num_key_value_heads": None, "head_dim": config.get("qk_rope_head_dim", rotated_dim)}
 
 
 def latent_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences from the common decoder of a model with latent attention in every layer."""
+    """Return the differences of latent attention in every layer from the common decoder."""
     unrotated, rotated = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
     rank = None if config.value("q_lora_rank") is None else config.size("q_lora_rank")
     bias = bool(config.value("attention_bias"))
@@ -72,7 +72,7 @@ def latent_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _tensor_plan(queries: TensorPlan) -> TensorPlan:
-    """Return the common plan with the layers of latent attention; latents are computed in full on every rank."""
+    """Return the common tensor plan with the layers of latent attention. Every rank computes the full latents."""
     common = {name: style for name, style in DECODER_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
     own = {**queries, **_KEYS_AND_VALUES}
     return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
@@ -81,10 +81,10 @@ def _tensor_plan(queries: TensorPlan) -> TensorPlan:
 def latent_experts(
     config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
 ) -> dict[str, Any]:
-    """Return the differences of a model with latent attention whose `is_sparse` layers have routed and shared experts.
+    """Return the differences of latent attention and of experts in the layers where `is_sparse` is true.
 
     Raises:
-        ValueError: see `expert_differences`; or another spacing of the layers with experts.
+        ValueError: `moe_layer_freq` is not 1, or see `expert_differences`.
     """
     require(config, "moe_layer_freq", None, 1)
     latent = {**latent_differences(config), **changes}
@@ -92,10 +92,10 @@ def latent_experts(
 
 
 def require(config: ConfigReader, key: str, *supported: Any) -> None:
-    """Check that the value of `key` is one of `supported`.
+    """Check that the value of a key of config.json is one of `supported`.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: the value is not supported.
     """
     if config.value(key) not in supported:
         known = ", ".join(repr(value) for value in supported if value is not None)
@@ -105,7 +105,7 @@ def require(config: ConfigReader, key: str, *supported: Any) -> None:
 
 
 def _score_factor(config: ConfigReader) -> float:
-    """Return the factor of the attention scores that scaled rotations with `mscale_all_dim` bring along."""
+    """Return the factor of the attention scores for rope scaling with `mscale_all_dim`; 1 without it."""
     settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
     weight = settings.get("mscale_all_dim")
     if (settings.get("rope_type") or settings.get("type") or "default") == "default" or not weight:

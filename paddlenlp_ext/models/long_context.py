@@ -1,16 +1,16 @@
-"""Long-sequence strategies: changes of a model's config.json that extend its context.
+"""Context extension: changes of config.json for each long-sequence strategy (linear, NTK, YaRN, LongRoPE, ...).
 
     strategy_name                        rope type of the saved config        max_position_embeddings
     RotaryEmbedding                      unchanged                            trained x factor
-    LinearScalingRotaryEmbedding         linear                               trained (readers multiply by factor)
+    LinearScalingRotaryEmbedding         linear                               trained (loaders multiply by factor)
     NTKScalingRotaryEmbedding            default, with another rope_theta     trained x factor
-    DynamicNTKScalingRotaryEmbedding     dynamic                              trained (readers multiply by factor)
+    DynamicNTKScalingRotaryEmbedding     dynamic                              trained (loaders multiply by factor)
     YaRNScalingRotaryEmbedding           yarn                                 trained x factor
     LongRoPEScalingRotaryEmbedding       longrope                             trained x factor
     Llama3ScalingRotaryEmbedding         llama3                               trained x factor
-    AttentionWithLinearBias              alibi (known here only)              trained x factor
+    AttentionWithLinearBias              alibi (in this package only)         trained x factor
 
-The keys are those of transformers, so that other programs compute the same positions. nn/rope.py has the formulas.
+The keys are those of transformers, so other programs compute the same rotary embedding. nn/rope.py has the formulas.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _TRAINED = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Extension:
-    """Context extension that a strategy writes as rope settings.
+    """Context extension of a run, which a strategy converts to rope settings.
 
     Attributes:
-        rope: the model's settings, without scaling.
+        rope: the model's rope settings, without scaling.
         factor: ratio of the target context to the trained one.
         trained: trained context.
         parameters: `strategy_parameters` of the run.
@@ -52,7 +52,7 @@ class Extension:
 
     @property
     def target(self) -> int:
-        """Number of positions of the extended context."""
+        """Length of the extended context, in positions."""
         return int(self.factor * self.trained)
 
 
@@ -61,9 +61,9 @@ class Strategy:
     """Long-sequence strategy.
 
     Attributes:
-        settings: function from an extension to rope settings, in the keys of transformers.
-        parameters: keys of `strategy_parameters` that it reads, besides `original_max_position_embeddings`.
-        keeps_length: whether `max_position_embeddings` is the trained context, which readers multiply by the factor.
+        settings: function from an extension to rope settings with transformers' keys.
+        parameters: supported keys of `strategy_parameters`, besides `original_max_position_embeddings`.
+        keeps_length: whether `max_position_embeddings` stays the trained context, which loaders multiply by the factor.
     """
 
     settings: Callable[[Extension], Changes]
@@ -72,12 +72,12 @@ class Strategy:
 
 
 def _scaled(rope_type: str) -> Callable[[Extension], Changes]:
-    """Return settings of a scaling that is described by its factor alone."""
+    """Return the `settings` function of a scaling whose only parameter is the factor."""
     return lambda extension: {"rope_type": rope_type, "factor": extension.factor}
 
 
 def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Changes]:
-    """Return settings of a scaling that also depends on the trained context, with defaults of its parameters."""
+    """Return the `settings` function of a scaling that depends on the factor, the trained context and parameters."""
 
     def settings(extension: Extension) -> Changes:
         return {
@@ -92,7 +92,7 @@ def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Chan
 
 
 def _ntk(extension: Extension) -> Changes:
-    """Raise the base so that the slowest frequency covers the target: theta * factor^(H / (H - 2))."""
+    """Return NTK-aware scaling, which raises rope_theta to theta * factor^(H / (H - 2)) for H rotated channels."""
     dim = extension.rope.rotary_dim
     return {"rope_type": "default", "rope_theta": extension.rope.theta * extension.factor ** (dim / (dim - 2))}
 
@@ -100,8 +100,8 @@ def _ntk(extension: Extension) -> Changes:
 def _longrope(extension: Extension) -> Changes:
     if "long_factor" not in extension.parameters:
         raise ValueError(
-            "LongRoPEScalingRotaryEmbedding needs the searched factors of the frequencies: set strategy_parameters to "
-            f'{{"long_factor": [{extension.rope.rotary_dim // 2} numbers]}}'
+            "LongRoPEScalingRotaryEmbedding needs long_factor, the rescale factors of the frequencies: set "
+            f'strategy_parameters to {{"long_factor": [{extension.rope.rotary_dim // 2} numbers]}}'
         )
     return _from_trained("longrope", short_factor=[1.0] * (extension.rope.rotary_dim // 2))(extension)
 
@@ -126,7 +126,8 @@ STRATEGIES: dict[str, Strategy] = {
 def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Changes:
     """Return the keys of config.json that a run's long-sequence strategy changes, with their new values.
 
-    In a config with settings by layer type, only those of full attention change: other layers see only their window.
+    If config.json has rope settings per layer type, only the settings of full attention change, because sliding layers
+    attend to their window only.
 
     Args:
         config: the model's config.json.
@@ -150,8 +151,8 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     rope = ropes[config["layer_types"].index(FULL_ATTENTION)] if by_layer else ropes[0]
     if rope.rope_type != "default":
         raise ValueError(
-            f"strategy_name {name}: the model's config.json already has rope type {rope.rope_type!r} with a context of "
-            f"{rope.max_context}; set use_long_sequence_strategies: false to use it, or remove it from config.json"
+            f"strategy_name {name}: the model's config.json already has rope type {rope.rope_type!r} and a context of "
+            f"{rope.max_context}; set use_long_sequence_strategies to false, or remove it from config.json"
         )
     parameters = dict(given)
     trained = parameters.pop(_TRAINED, rope.max_position_embeddings)
@@ -165,16 +166,16 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     settings = strategy.settings(extension)
     overrides = {
         "max_position_embeddings": trained if strategy.keeps_length else extension.target,
-        **({_TRAINED: trained} if _TRAINED in config else {}),  # at the top level it wins over the settings
+        **({_TRAINED: trained} if _TRAINED in config else {}),  # takes precedence over the settings
         **_in_form_of(config, stored, settings, by_layer),
     }
-    # Invalid parameters are an error before any row is read.
+    # Raise an error for invalid parameters before any row is read.
     RotaryEmbeddings(DecoderConfig.from_dict({**config, **overrides}).ropes)
     return overrides
 
 
 def _in_form_of(config: Mapping[str, Any], stored: Mapping[str, Any], settings: Changes, by_layer: bool) -> Changes:
-    """Return rope settings in the form of the config: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    """Return rope settings under the config's own keys: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     own = stored.get(FULL_ATTENTION, {}) if by_layer else stored
     new = {**{key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}, **settings}
     if by_layer or config.get("rope_parameters"):

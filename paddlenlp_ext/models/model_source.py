@@ -1,4 +1,4 @@
-"""Location of a model's files: resolved once per run, then passed to the code that reads config, weights or tokenizer.
+"""Source of a model: its files, found once per run, from which config, weights and tokenizer are read.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks or downloads at most once)
@@ -33,17 +33,17 @@ from paddlenlp_ext.quantization.config_json import from_quantization_config
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files and the quantization to load them with; files are read on first use.
+    """Files of a model and the quantization to load them with. Files are read on first use.
 
     Attributes:
-        name: the model as the user named it, for messages and saved adapters.
+        name: name of the model as the user wrote it, for messages and saved adapters.
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
-        config_overrides: keys that replace those of config.json (models/long_context.py); another `vocab_size`
-            resizes embedding and lm_head.
-        score_seed: seed of the score head of a sequence classifier, if the files have none; None: a language model.
-        new_token_ids: tokens that the run adds to the tokenizer, or that have no stored row.
+        config_overrides: keys that replace keys of config.json (models/long_context.py); another `vocab_size` resizes
+            embedding and lm_head.
+        score_seed: seed of a sequence classifier's score head if the files have none; None: a language model.
+        new_token_ids: ids of tokens that the run adds to the tokenizer, or whose embedding rows are not stored.
     """
 
     name: str
@@ -64,12 +64,12 @@ class ModelSource:
         """Find the files of a model.
 
         Args:
-            name_or_path: anything that `resolve_model` accepts.
-            tokenizer: model whose tokenizer is used; None: the model itself.
+            name_or_path: folder, .gguf file, built-in name or hub id (`resolve_model`).
+            tokenizer: name or path of a model whose tokenizer is used instead; None: the tokenizer of this model.
             quantization: quantization to apply to the linear layers while loading.
 
         Raises:
-            ValueError: no such model; the message names the places that were searched.
+            ValueError: there is no such model; the message names the places that were searched.
         """
         name, path = os.fspath(name_or_path), resolve_model(name_or_path)
         has_own_tokenizer = tokenizer is None or os.fspath(tokenizer) == name
@@ -77,7 +77,7 @@ class ModelSource:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelSource:
-        """Find the files that `config.model` names.
+        """Find the files of a run's `model_name_or_path`, with the options of its config.
 
         Raises:
             ValueError: see `resolve`; or an option of quantization, long-sequence strategy or routers is invalid.
@@ -99,8 +99,8 @@ class ModelSource:
         """Return the source of a sequence classifier with one label, a reward model, from the same files.
 
         Args:
-            seed: seed of the score head, if the files have none.
-            pad_token_id: token that is padding, which is not scored; None: the one that config.json names.
+            seed: seed of the score head if the files have none.
+            pad_token_id: padding token, which is not scored; None: `pad_token_id` of config.json.
         """
         changed = pad_token_id is not None and pad_token_id != self.config.get("pad_token_id")
         overrides = {**self.config_overrides, "pad_token_id": pad_token_id} if changed else self.config_overrides
@@ -108,12 +108,12 @@ class ModelSource:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Contents of the model's config.json, or their equivalent in a GGUF file, with the overrides."""
+        """Contents of config.json, or of the equivalent metadata of a GGUF file, with the overrides."""
         return {**read_model_config(self.path), **self.config_overrides}
 
     @cached_property
     def stored_quantization(self) -> QuantizationConfig | None:
-        """Quantization of the stored weights; None for weights in a floating-point format.
+        """Quantization of the stored weights; None for weights in floating point.
 
         Raises:
             ValueError: the weights were quantized by an unsupported method.
@@ -122,14 +122,14 @@ class ModelSource:
 
     @property
     def quantization(self) -> QuantizationConfig | None:
-        """Quantization of the loaded model: the requested one, else the stored one."""
+        """Requested quantization, or the stored one if none is requested."""
         return self.requested_quantization or self.stored_quantization
 
     def open_weights(self) -> WeightSource:
-        """Open the stored tensors, by the names of the decoder's layers, with the rows of the config's vocabulary.
+        """Open the stored tensors under the decoder's parameter names, with embedding rows for `vocab_size` tokens.
 
         Raises:
-            ValueError: no readable weights at `path`, an unsupported config, or see `DecoderConfig.from_files`.
+            ValueError: `path` has no readable weights, the config is not supported, or see `DecoderConfig.from_files`.
         """
         config = DecoderConfig.from_dict(self.config, self.name)
         weights = config.from_files(open_weights(self.path))

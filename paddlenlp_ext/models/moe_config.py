@@ -1,4 +1,4 @@
-"""Helpers of families with experts: which layers have them, their files, and their sharding."""
+"""Config of families with experts (MoE): expert layers, routers, file layout and sharding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ EXPERT_FILES = {
     "mlp.experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
 }
-"""Names of the experts' tensors in the files of most families."""
+"""Stacked expert tensors of the decoder -> tensors of single experts in the files of most families."""
 
 EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
-"""File layout of families that store experts under these names and nothing else differently."""
+"""File layout of families whose only difference from the decoder's tensors is `EXPERT_FILES`."""
 
 
 def expert_differences(
@@ -29,20 +29,20 @@ def expert_differences(
     is_sparse: Callable[[int], bool] = lambda layer: True,
     file_layout: FileLayout = EXPERT_LAYOUT,
 ) -> dict[str, Any]:
-    """Return the attributes of `DecoderConfig` that belong to experts.
+    """Return the attributes of `DecoderConfig` for experts.
 
-    The routers have an auxiliary loss if `output_router_logits` is set in config.json; as in transformers, it is not
-    set by default.
+    The routers have an auxiliary loss if `output_router_logits` is true in config.json. As in transformers, it is false
+    by default.
 
     Args:
-        config: the config.
+        config: the model's config.
         plan: tensor plan of the same decoder without experts.
-        shape: the experts.
-        is_sparse: whether a layer has experts; the other layers have a dense feed-forward block.
+        shape: sizes and router of an expert layer.
+        is_sparse: function from a layer index to whether the layer has experts; other layers are dense.
         file_layout: layout of the family's files.
 
     Raises:
-        ValueError: the router chooses more experts than there are, or groups of them are uneven.
+        ValueError: a token needs more experts than a layer has, or the groups of experts are uneven.
     """
     _check(shape)
     experts = tuple(shape if is_sparse(layer) else None for layer in range(config.size("num_hidden_layers")))
@@ -56,7 +56,7 @@ def expert_differences(
 
 
 def sigmoid_router(config: ConfigReader) -> RouterOptions:
-    """Return the router of DeepSeek V3 (arXiv:2412.19437): sigmoid scores, a correction, and a choice within groups."""
+    """Return the router of DeepSeek V3 (arXiv:2412.19437): sigmoid scores, correction biases, choice within groups."""
     return RouterOptions(
         kind="sigmoid",
         top_k=config.size("num_experts_per_tok"),
@@ -72,9 +72,9 @@ def sigmoid_router(config: ConfigReader) -> RouterOptions:
 def routed_expert_differences(
     config: ConfigReader, plan: TensorPlan, router: RouterOptions, is_sparse: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Return `expert_differences` under the keys of DeepSeek's configs: routed experts, and shared ones of their size.
+    """Return `expert_differences` from DeepSeek's config keys: routed experts, and shared experts of the same size.
 
-    Files may have layers after the last one, which predict further tokens in training; they are not read.
+    The weights of multi-token-prediction (MTP) layers at the end of a file are not read.
     """
     inner, num_layers = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
     more = range(num_layers, num_layers + (config.value("num_nextn_predict_layers") or 1))
@@ -89,23 +89,23 @@ def routed_expert_differences(
 
 
 def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> dict[str, Any]:
-    """Return the keys of config.json that `router_aux_loss_coef` of a run changes; None changes nothing.
+    """Return the keys of config.json that `router_aux_loss_coef` of a run changes; {} if the coefficient is None.
 
     Raises:
-        ValueError: models of this family have no auxiliary loss.
+        ValueError: routers of this family have no auxiliary loss.
     """
     if coefficient is None:
         return {}
     model_type = config.get("model_type")
     if model_type not in FAMILIES.names() or "router_aux_loss_coef" not in FAMILIES.get(model_type).defaults:
         raise ValueError(
-            f"router_aux_loss_coef: models of model_type {model_type!r} have no auxiliary loss of routers; leave it out"
+            f"router_aux_loss_coef: models of model_type {model_type!r} have no auxiliary loss; leave it out"
         )
     return {"output_router_logits": coefficient > 0, "router_aux_loss_coef": coefficient}
 
 
 def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:
-    """Return whether a layer has experts in Qwen's configs: each `decoder_sparse_step`-th one has.
+    """Return the `is_sparse` function of Qwen's configs, true for every `decoder_sparse_step`-th layer.
 
     Layers in `mlp_only_layers` are dense.
     """
@@ -116,16 +116,16 @@ def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:
 def _check(shape: ExpertShape) -> None:
     router = shape.router
     if router.top_k > shape.num_experts:
-        raise ValueError(f"config.json: {router.top_k} experts per token, but a layer has {shape.num_experts}")
+        raise ValueError(f"config.json: a token uses {router.top_k} experts, but a layer has only {shape.num_experts}")
     if shape.num_experts % router.num_groups or not 1 <= router.chosen_groups <= router.num_groups:
         raise ValueError(
             f"config.json: {router.chosen_groups} of {router.num_groups} groups of {shape.num_experts} experts; the "
-            "groups must be of equal size, and at least one must be chosen"
+            "groups must have equal sizes, and at least one must be chosen"
         )
 
 
 def _with_experts(plan: TensorPlan, experts: Sequence[ExpertShape | None]) -> TensorPlan:
-    """Return the tensor plan of a decoder with experts in some layers, or in all."""
+    """Return the tensor plan of a decoder with experts in some or all layers."""
     sparse = [shape for shape in experts if shape is not None]
     if not sparse:
         return plan

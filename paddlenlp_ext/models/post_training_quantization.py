@@ -1,7 +1,7 @@
-"""Quantize a model after its training, one decoder layer at a time, and save it in the layout of another program.
+"""Post-training quantization of a model, one decoder layer at a time, saved in the layout of another program.
 
-At any time one decoder layer is in memory in full precision, besides embedding, lm_head and the layers that are already
-quantized. The hidden states of the calibration batches go from layer to layer.
+At most one decoder layer is in memory in full precision, besides embedding and lm_head. The calibration batches run
+through the layers one by one: the outputs of a quantized layer are the inputs of the next layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from paddlenlp_ext.quantization.quantize_model import quantizable_layers
 from paddlenlp_ext.utils.layer_name_patterns import matching
 
 _ALWAYS_SKIPPED = ".shared_expert_gate"
-"""Linear layer with a single output."""
+"""Linear layer with a single output feature, which is never quantized."""
 
 
 @paddle.no_grad()
@@ -50,12 +50,12 @@ def quantize_after_training(
     Args:
         source: the model, in full precision.
         options: method and format.
-        batches: token ids of the calibration rows of each batch.
-        report: receives a line about each decoder layer.
+        batches: token ids of the calibration rows, by batch.
+        report: called with a line of text about each decoder layer.
 
     Raises:
         ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
-            divide the inputs of a layer, or see `quantize_matrix`.
+            divide the input features of a layer, or see `quantize_matrix`.
     """
     if source.stored_quantization is not None:
         raise ValueError(
@@ -89,13 +89,13 @@ def quantize_after_training(
 
 
 def _run(layer: nn.Layer, states: Sequence[tuple[paddle.Tensor, AttentionInputs]]) -> None:
-    """Run a layer for the hooks on its linear layers."""
+    """Run a layer on the hidden states of all batches, for the hooks of its linear layers."""
     for x_BSD, inputs in states:
         layer(x_BSD, inputs)
 
 
 def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen: Callable[[str], bool]) -> None:
-    """Read the values of some parameters of a skeleton; the dict no longer holds them."""
+    """Read the values of the parameters whose names `is_chosen` accepts, and remove them from `parameters`."""
     chosen = {name: parameters.pop(name) for name in list(parameters) if is_chosen(name)}
     for parameter in chosen.values():
         if not has_storage(parameter):
@@ -104,7 +104,7 @@ def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen
 
 
 def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> tuple[paddle.Tensor, AttentionInputs]:
-    """Return the input of the first layer for rows in one sequence, none of which attends to another."""
+    """Return the input of the first layer for rows packed into one sequence."""
     decoder, ids = model.model, paddle.to_tensor(np.concatenate(rows)[None].astype(np.int64))
     inputs = decoder.attention_inputs(ids, None, [[len(row) for row in rows]], None)
     if decoder.load_balance is not None:
@@ -113,16 +113,16 @@ def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> tuple[paddle.T
 
 
 def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedLayout, dtype: str) -> None:
-    """Write config.json and weights of a model that `quantize_after_training` returned.
+    """Write config.json and the weights of a model that `quantize_after_training` returned.
 
     Args:
         model: the quantized model.
         folder: an existing folder.
-        layout: layout of the quantized layers; its scales have the format `scale_dtype`.
-        dtype: format of the other tensors.
+        layout: layout of the quantized layers; `scale_dtype` is the dtype of their scales.
+        dtype: dtype of the other tensors.
 
     Raises:
-        ValueError: the layout cannot hold a matrix of this shape.
+        ValueError: the layout cannot store a matrix of this shape.
     """
     written = model.config.to_files(model.tensors_to_save())
     is_quantized = {name.removesuffix("_scale") for name in written if name.endswith(".weight_scale")}
@@ -139,12 +139,12 @@ def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedL
 
 
 def scale_dtype(layout: PackedLayout, dtype: str) -> str:
-    """Return the format of the scales in a layout for a model in `dtype`: float16 for GPTQ and AWQ."""
+    """Return the dtype of the scales in a layout: float16 for GPTQ and AWQ, the model's `dtype` otherwise."""
     return dtype if layout.method == "compressed-tensors" else "float16"
 
 
 def with_scale_dtype(options: PostTrainingOptions, layout: PackedLayout, dtype: str) -> PostTrainingOptions:
-    """Return the options with the format that the layout stores scales in."""
+    """Return the options with the dtype in which the layout stores scales."""
     return replace(options, integers=replace(options.integers, scale_dtype=scale_dtype(layout, dtype)))
 
 

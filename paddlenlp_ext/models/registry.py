@@ -1,4 +1,4 @@
-"""Registry of decoder families by the `model_type` of config.json; importing a family's module registers it."""
+"""Registry of model families by the `model_type` of config.json, and helpers for the windows of their layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.registry import Registry
 
 
 class ConfigReader(Protocol):
-    """Interface through which a family reads its config: values of the file take precedence over defaults."""
+    """Interface through which a family reads its config. Values of config.json take precedence over defaults."""
 
     def value(self, key: str) -> Any:
         """Return the value of `key`; None if it is null or absent."""
@@ -24,19 +24,19 @@ class ConfigReader(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """Decoder family: default config values, differences from the common decoder, sharding of the weights.
+    """Model family: default config values, differences from the common decoder, sharding of the weights.
 
     Attributes:
         architecture: class name in config.json for transformers and inference servers.
-        classifier: class name of the family's sequence classifiers; unset: made from `architecture`.
+        classifier: class name of the family's sequence classifiers; None: derived from `architecture`.
         differences: function from the config to `windows` and the other attributes of `DecoderConfig` that the family
             sets.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
-        defaults: values of keys that the family's config.json leaves out. A family with `partial_rotary_factor` among
-            them may rotate only a share of the channels.
+        defaults: values of keys that config.json may leave out. Partial RoPE is supported if `partial_rotary_factor` is
+            one of them.
         activation_key: key of the activation of the feed-forward gate.
-        complete: function from the contents of config.json to contents without the family's special cases; they are
-            read, and never written.
+        complete: function that rewrites special cases of config.json, such as older keys; the result is only read and
+            never saved.
         fused_layers: layers that the family's files store as one -> their parts in the decoder
             (file_layouts/fused_projections.py).
     """
@@ -73,19 +73,19 @@ FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.famili
 
 
 def full_attention(config: ConfigReader) -> tuple[None, ...]:
-    """Return None as the window of every layer."""
+    """Return the windows of a decoder with full attention in every layer: None for each."""
     return (None,) * config.size("num_hidden_layers")
 
 
 def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return a config.json dict with `layer_types` and with `rope_parameters` for each layer type.
+    """Return a config.json dict with `layer_types`, and with `rope_parameters` for each layer type.
 
-    As in transformers, a `rope_scaling` belongs to the layers with full attention.
+    As in transformers, `rope_scaling` applies to the layers with full attention.
 
     Args:
         config: contents of config.json.
-        period: without `layer_types`, each layer of this number has full attention, and the others have a window.
-        thetas: base of the rotary frequencies by layer type, where the settings have none.
+        period: without `layer_types`, every layer of this period has full attention, and the others have a window.
+        thetas: default `rope_theta` by layer type.
     """
     types = config.get("layer_types") or [
         "sliding_attention" if (layer + 1) % period else "full_attention"
@@ -101,7 +101,7 @@ def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapp
 
 
 def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the window of each layer by `layer_types`, or by `default` where the config has none.
+    """Return the window of each layer from `layer_types`, or from `default` if the config has no `layer_types`.
 
     Raises:
         ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
@@ -123,7 +123,7 @@ def window_layers(config: ConfigReader) -> int:
     """Return `max_window_layers` of a model with windows.
 
     Raises:
-        ValueError: it is null.
+        ValueError: the value is null.
     """
     number = config.value("max_window_layers")
     if number is None:
@@ -132,9 +132,9 @@ def window_layers(config: ConfigReader) -> int:
 
 
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """Return the window of each layer in Qwen's configs.
+    """Return the window of each layer from Qwen's config keys.
 
-    `layer_types` decides; without it every layer from `max_window_layers` on has a window.
+    Without `layer_types`, the layers from `max_window_layers` on have a window.
 
     Raises:
         ValueError: see `windows_by_type`.

@@ -1,7 +1,7 @@
-"""Decoder with a score head in place of lm_head: a sequence classifier with one label, which is a reward model.
+"""Reward model: a sequence classifier with one label, which has a score head instead of lm_head.
 
-The layout is that of `<Family>ForSequenceClassification` in transformers: the head is `score.weight` [1, D], without
-bias, and the score of a sequence is that of its last token that is not `pad_token_id` of config.json.
+The layout is the same as in `<Family>ForSequenceClassification` of transformers. The head is `score.weight` [1, D]
+without bias. The score of a sequence is the score of its last token other than `pad_token_id` of config.json.
 
 Shapes: D hidden.
 """
@@ -26,8 +26,8 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 class ScoreHead(nn.Layer):
     """Linear map from the hidden state of a token to its score.
 
-    It is no `Linear`: no adapter wraps it, and it is neither quantized nor sharded. Each score is a sum of its own, so
-    that its bits do not depend on the other tokens of a batch.
+    The head is not a `Linear`, so that it is never wrapped by an adapter, quantized or sharded. Each score is summed
+    separately, so that its bits do not depend on the other tokens of a batch.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -40,17 +40,17 @@ class ScoreHead(nn.Layer):
 
 
 class SequenceClassifier(CausalLM):
-    """Decoder with a score head; parameters have Hugging Face's names.
+    """Decoder with a score head. Parameters have Hugging Face's names.
 
     Attributes:
-        score: the head.
+        score: the score head.
     """
 
     task_type = "SEQ_CLS"
     trained_modules = (SCORE_WEIGHT.partition(".")[0],)
 
     def __init__(self, config: DecoderConfig) -> None:
-        assert config.num_labels == 1, "classifier_config makes the configuration"
+        assert config.num_labels == 1, "classifier_config sets num_labels"
         super().__init__(config)
         self.score = ScoreHead(config.hidden_size)
 
@@ -69,11 +69,11 @@ class SequenceClassifier(CausalLM):
             ValueError: labels are given, or see `CausalLM.forward`.
         """
         if labels is not None:
-            raise ValueError("labels: a reward model compares answers; train it with paddlenlp_ext.reward")
+            raise ValueError("labels: a reward model has no loss for labels; train it with paddlenlp_ext.reward")
         return super().forward(input_ids, attention_mask, None, position_ids, document_lengths, cache)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Compute the scores [..., 1]."""
+        """Return the scores [..., 1] instead of logits."""
         return self.score(hidden)
 
     def head_weight(self) -> paddle.Tensor:
@@ -81,12 +81,12 @@ class SequenceClassifier(CausalLM):
         return self.score.weight
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Raise an error: there is no lm_head.
+        """Raise an error, because a reward model has no lm_head.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError("a reward model scores answers and generates none; load the language model instead")
+        raise ValueError("generate: a reward model has no lm_head; load the language model instead")
 
 
 def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> DecoderConfig:
@@ -104,18 +104,18 @@ def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> Decod
         num_labels = len(stored.get("id2label") or ()) or stored.get("num_labels", 2)  # 2 in transformers
         if num_labels != 1:
             raise ValueError(
-                f"{config.name_or_path}: config.json has {num_labels} labels (id2label), and a reward model has one; "
-                "use a model with one label, or the language model that it was made from"
+                f"{config.name_or_path}: config.json has {num_labels} labels (id2label), but a reward model has one; "
+                "use a model with one label, or the original language model"
             )
         labels = {key: stored[key] for key in labels if key in stored}
     architecture = FAMILIES.get(config.model_type).classifier_architecture
     source = {**config.source, "architectures": [architecture], **labels}
-    # As in transformers, the score is not scaled as logits are, and the embedding is not tied to the head.
+    # As in transformers, the scores are not scaled like logits, and the head is not tied to the embedding.
     return dataclasses.replace(
         config, num_labels=1, logit_scale=1.0, logit_softcap=None, tie_word_embeddings=False, source=source
     )
 
 
 def is_classifier(stored: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a sequence classifier."""
+    """Return whether a config.json dict describes a sequence classifier."""
     return any(name.endswith("ForSequenceClassification") for name in stored.get("architectures") or ())

@@ -1,15 +1,15 @@
-"""AWQ smoothing mappings of a decoder layer: which layers can take the scales of the linear layers that read them.
+"""AWQ smoothing mappings of a decoder layer: each norm or linear layer that can absorb the scales of the next layers.
 
 | producer | consumers | where |
 | --- | --- | --- |
 | norm before attention | q, k, v, or the first projections of latents | pre-norm, sandwich, parallel |
-| norm before the feed-forward block | gate, up; in a parallel layer together with attention | without experts |
-| v | o; heads that share a value share its scales | attention without latents |
+| norm before the feed-forward block | gate, up; in a parallel layer also q, k, v | without experts |
+| v | o; query heads that share a value head share its scales | attention without latents |
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks, shared experts |
 
-A post-norm layer has no norm before its linear layers, and the norm before experts also feeds the router; neither takes
-scales. Up and down of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
+Two norms cannot absorb scales: a norm after a block, and the norm before experts, which the router reads too. The up
+and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
 
 
 def _value_channels(attention: Attention) -> np.ndarray:
-    """Return the channel of v_proj of each input of o_proj."""
+    """Return the output channel of v_proj that each input channel of o_proj reads."""
     channels = np.arange(attention.v_proj.out_features).reshape(-1, attention.head_dim)
     heads = attention.o_proj.in_features // attention.head_dim
     return channels.repeat(heads // len(channels), axis=0).reshape(-1)

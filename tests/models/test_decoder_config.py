@@ -39,7 +39,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
-        ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*as many heads of keys as of queries; set it to .* 4"),
+        ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*one key head per query head; set it to .* 4"),
         ({**LATENT, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*only 'greedy', 'group_limited_greedy'"),
         ({**LATENT, "model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func 'softmax' .*only 'sigmoid'"),
         ({**LATENT, "norm_topk_prob": True}, "norm_topk_prob True in config.json is not supported"),
@@ -48,7 +48,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
         ({"model_type": "glm4_moe", "n_group": 3}, "1 of 3 groups of 128 experts"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
-        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "9 experts per token, but a layer has 8"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "a token uses 9 experts, but a layer has only 8"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
     ],
 )

@@ -46,7 +46,7 @@ def llama(tmp_path_factory):
         ),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 2.0}},
-            "cannot express the rotary settings of layer 0",
+            "cannot express the rope settings of layer 0",
         ),
     ],
 )
@@ -68,11 +68,11 @@ def test_check_weights_finds_rows_in_another_order(outtype, llama, tmp_path):
     name = "model.layers.1.self_attn.q_proj.weight"
     moved = np.roll(tensors[name].read(), 1, axis=0)
     changed = {**tensors, name: LazyTensor(moved.shape, "float32", lambda: moved)}
-    with pytest.raises(ValueError, match=f"after writing, {name} is read with other values"):
+    with pytest.raises(ValueError, match=f"{name} was written, but the file has other values"):
         gguf_export.check_weights(path, changed, outtype, layout)
 
 
 def test_export_gguf_under_the_name_of_a_part_raises(llama):
     model, tokenizer, tensors = llama
-    with pytest.raises(ValueError, match="a name of a part of a split model"):
+    with pytest.raises(ValueError, match="reserved for a shard of a split model"):
         gguf_export.export_gguf(Path("a-00001-of-00002.gguf"), model.config, tensors, tokenizer, [3], "f16", "tiny")

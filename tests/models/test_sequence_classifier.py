@@ -68,7 +68,7 @@ def test_classifier_with_several_labels_is_refused(base):
 
 
 def test_classifier_generates_nothing(base):
-    with pytest.raises(ValueError, match="scores answers and generates none"):
+    with pytest.raises(ValueError, match="a reward model has no lm_head"):
         AutoModelForSequenceClassification.from_pretrained(base).generate([[1, 2]])
 
 

@@ -1,1 +1,1 @@
-"""Decoding steps that replace many ops by few calls: C++ layers, a C++ model, fused norms on a GPU."""
+"""Fast decoding steps, which replace many ops with few calls: C++ layers, a C++ model, fused norms on a GPU."""

@@ -36,7 +36,7 @@ _NO_WINDOW = 1 << 40  # more positions than a cache has
 def run_cpp_layers(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
-    """Run the layers `start` to `stop` - 1 over a few new positions; return None if they have to run one by one."""
+    """Run the layers `start` to `stop` - 1 over a few new positions; return None if they must run one by one."""
     cache = inputs.cache
     num_positions = x_BSD.shape[0] * x_BSD.shape[1]
     if not fits_cpp(cache, num_positions) or not is_plain(inputs) or library.usable(x_BSD) is not None:
@@ -47,22 +47,22 @@ def run_cpp_layers(
 
 
 class CppLayers:
-    """Weights of consecutive layers and the places of new positions, as the C++ calls read them.
+    """Arguments of the C++ calls for consecutive layers: weights, caches, and the slots of new positions.
 
     Attributes:
         sizes: struct of sizes and positions.
         arguments: layers, their number, and `sizes`, as arguments of the C++ calls.
 
     Args:
-        layers: decoder layers whose `unavailable_reason` is None; their weights must not be replaced.
+        layers: decoder layers that can run in C++ (`layers_reason`); their weights must not be replaced.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._indices = [attention.layer_index for attention in self._attentions]
-        self._kept: list[Any] = [*layers]  # objects with memory that the structs point to
-        # The keys whose addresses the structs have. The cache alone keeps them alive: it frees them when it is emptied,
-        # and one layer after the other when it grows.
+        self._kept: list[Any] = [*layers]  # objects whose memory the structs point to
+        # Weak references to the keys whose addresses the structs have. Only the cache owns the keys: it frees them when
+        # it is emptied, and layer by layer when it grows.
         self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
         self._first_row = 0
         self._layers = (struct("DecodeLayer") * len(layers))()
@@ -97,7 +97,7 @@ class CppLayers:
         return out_BSD
 
     def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
-        """Make room for `length` positions of each row in the cache; write where they are, and return it."""
+        """Reserve `length` positions of each row in the cache, and write their slots into the structs."""
         reserved = cache.reserve(self._indices, length)
         assert len(reserved.starts) == batch, "the cache does not match the hidden states"
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
@@ -108,13 +108,17 @@ class CppLayers:
         return reserved
 
     def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
-        """Write the addresses of each layer's cosines and sines [B, S, R], and R."""
+        """Set the cosines and sines [B, S, R] of each layer.
+
+        Args:
+            tables: addresses of cosines and sines, and R, for each layer.
+        """
         for attention, to, table in zip(self._attentions, self._layers, tables, strict=True):
             if attention.rotates:
                 to.cos, to.sin, to.rotated = table
 
     def matrix(self, weight: paddle.Tensor | QuantizedWeight, bias: paddle.Tensor | None = None) -> int:
-        """Return the address of the struct of a linear layer; the weight [out, in] must outlive it."""
+        """Return the address of a linear layer's struct; the weight [out, in] must outlive this object."""
         (out_features, in_features), dense, quantized, is_bf16 = weight.shape, None, None, False
         if isinstance(weight, paddle.Tensor):
             dense, is_bf16 = library.pointer(weight), weight.dtype == paddle.bfloat16
@@ -128,13 +132,13 @@ class CppLayers:
         return ctypes.addressof(matrix)
 
     def norm(self, norm: RMSNorm) -> int:
-        """Return the address of the scale of a norm."""
+        """Return the address of a norm's scale."""
         scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
         self._kept.append(scale)
         return library.pointer(scale)
 
     def _set_stored(self, reserved: ReservedPositions) -> None:
-        """Write the addresses of the layers' caches, which change when they grow."""
+        """Set the addresses of the layers' cached keys and values, which change when the cache grows."""
         self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
         for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
             _, kv_heads, to.capacity, size = keys.shape
@@ -142,7 +146,7 @@ class CppLayers:
             to.keys, to.values = library.pointer(keys) + skipped, library.pointer(values) + skipped
 
     def _fill(self, layer: Any, to: Any) -> None:
-        """Write the weights and options of a layer."""
+        """Set the weights and options of a layer."""
         attention, mlp = layer.self_attn, layer.mlp
         for role, norm in layer.norms_by_role().items():
             setattr(to, role, self.norm(norm))

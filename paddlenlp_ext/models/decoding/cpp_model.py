@@ -1,8 +1,8 @@
-"""Decoding step of a model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
+"""Decoding step of a whole model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
 
-Between two steps the weights displace everything else from the caches of a processor, so that every call of Python or
-Paddle takes 20 to 100 times as long as in a loop: a step of SmolLM2 spent 1.3 ms on them. All arguments are therefore
-memory that is set up once, and a step writes only its tokens and the slots of its new positions.
+In each step, reading the weights evicts everything else from the processor's caches. A call of Python or Paddle then
+takes 20 to 100 times as long as in a loop: a step of SmolLM2 spent 1.3 ms on such calls. The arguments are therefore
+set up once, and a step writes only its tokens and the slots of its new positions.
 
 eligibility.py says which models can run in one call.
 
@@ -29,12 +29,12 @@ from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-    """Return the logits of new tokens, fp32 [B, S, V], or None if they need separate calls.
+    """Return the logits of new tokens, fp32 [B, S, V], or None if the model cannot run in one call.
 
     Args:
         model: a `CausalLM`.
         tokens_BS: the new tokens; their keys and values are appended to the cache.
-        cache: keys and values of earlier positions. The next step with it overwrites the logits.
+        cache: keys and values of earlier positions. The next step with the same cache overwrites the logits.
 
     Raises:
         ValueError: a token is not in the vocabulary.
@@ -46,7 +46,7 @@ def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValu
 
 
 class CppModel:
-    """Arguments of the C++ call, for all steps with one cache.
+    """Arguments of the C++ call for all steps with one cache.
 
     Args:
         model: a `CausalLM` that can run in one call; its weights must not be replaced.
@@ -92,9 +92,9 @@ class CppModel:
         batch, length = len(tokens_BS), len(tokens_BS[0])
         ids = [token for row in tokens_BS for token in row]
         if not 0 <= min(ids) <= max(ids) < self._num_ids:
-            raise ValueError(f"tokens {min(ids)} to {max(ids)} are not among the {self._num_ids} of the embedding")
+            raise ValueError(f"token ids from {min(ids)} to {max(ids)}, but the embedding has {self._num_ids} rows")
         self._ids[: batch * length] = ids
-        reserved = self._layers.reserve(cache, batch, length)  # after all errors: it counts the positions as stored
+        reserved = self._layers.reserve(cache, batch, length)  # last, because it counts the positions as stored
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)
@@ -102,7 +102,7 @@ class CppModel:
         return self._logits[: batch * length * self._vocab_size].reshape(batch, length, self._vocab_size)
 
     def _set_frequencies(self, length: int) -> None:
-        """Write the rotary frequencies for rows of `length` tokens."""
+        """Set the rotary frequencies for rows of `length` tokens."""
         constant_until = [settings.constant_until(length) for settings in self._rotary.distinct]
         if constant_until == self._constant_until:
             return

@@ -76,18 +76,18 @@ def prepared(
 
 
 def fits_cpp(cache: KeyValueCache | None, num_positions: int) -> TypeGuard[ReservingCache]:
-    """Return whether a pass over `num_positions` new positions of all rows can run in C++."""
+    """Return whether a forward pass over `num_positions` new positions, counted over all rows, can run in C++."""
     return isinstance(cache, ReservingCache) and cache.has_positions and num_positions <= SMALL_BATCH_ROWS
 
 
 def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: paddle.Tensor) -> TypeGuard[KeyValueCache]:
-    """Return whether a pass over `num_positions` new positions of all rows can run with fused norms."""
+    """Return whether a forward pass over `num_positions` new positions, counted over all rows, can fuse norms."""
     is_available = norm_linear_op.choose(x_BSD) is not norm_linear_reference
     return is_available and cache is not None and num_positions <= MOST_POSITIONS
 
 
 def is_plain(inputs: AttentionInputs) -> bool:
-    """Return whether a pass has neither gradients nor inputs of an adapter."""
+    """Return whether a forward pass has neither gradients nor inputs of an adapter."""
     return inputs.adapter_inputs is None and not paddle.is_grad_enabled()
 
 
@@ -175,7 +175,7 @@ def fused_norms_reason(layers: Iterable[Any]) -> str | None:
 
 
 def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
-    """Return attention and feed-forward of a layer, each with the norm before it; [] for a layer that runs as it is."""
+    """Return attention and feed-forward of a layer with the norms before them; [] if the layer has none to fuse."""
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()

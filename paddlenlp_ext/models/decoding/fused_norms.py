@@ -33,7 +33,7 @@ from paddlenlp_ext.ops.norm_linear import norm_linear
 def run_fused_norms(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
-    """Run the layers `start` to `stop` - 1 over a few new positions; return None if no norm of them can be fused."""
+    """Run the layers `start` to `stop` - 1 over a few new positions; return None if no norm can be fused."""
     cache = inputs.cache
     if not fits_fused_norms(cache, x_BSD.shape[0] * x_BSD.shape[1], x_BSD) or not is_plain(inputs):
         return None
@@ -55,7 +55,7 @@ def _steps(layers: Sequence[Any]) -> list[Any]:
 
 
 class FusedLayer:
-    """Decoder layer whose norms run together with the linear layers that read them, where eligibility.py allows it.
+    """Decoder layer whose norms are fused with the linear layers that read them, where eligibility.py allows it.
 
     Args:
         layer: a layer with norms before attention and feed-forward; its weights must not be replaced.
@@ -87,7 +87,7 @@ class _Block:
     """Attention or feed-forward block with the norm before it.
 
     Attributes:
-        is_fused: whether the norm runs together with the linear layers that read it.
+        is_fused: whether the norm is fused with the linear layers that read it.
     """
 
     def __init__(self, block: Any, norm: Any) -> None:

@@ -1,4 +1,4 @@
-"""Cohere 2 (Command R7B): one layer norm before attention and feed-forward, windows, no rotation in full layers.
+"""Cohere 2 (Command R7B): parallel layers with one layer norm, sliding windows, no RoPE in layers with full attention.
 
 Cohere 2025, Command A, arXiv:2504.00698.
 """

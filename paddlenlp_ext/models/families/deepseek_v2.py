@@ -1,4 +1,4 @@
-"""DeepSeek V2: latent attention and experts, chosen within groups. DeepSeek-AI 2024, arXiv:2405.04434."""
+"""DeepSeek V2: multi-head latent attention, and experts chosen within groups. DeepSeek-AI 2024, arXiv:2405.04434."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ FAMILIES.register("deepseek_v2")(
 
 
 def has_sigmoid_router(file: GgufFile) -> bool:
-    """Return whether the routers of a GGUF file have sigmoid scores, as those of DeepSeek V3.
+    """Return whether the routers of a GGUF file have sigmoid scores, as in DeepSeek V3.
 
-    Files without `expert_gating_func` have sigmoid scores if there is a correction of the choice.
+    In files without `expert_gating_func`, the scores are sigmoid scores if the file has correction biases.
 
     Raises:
-        ValueError: a router with neither sigmoid nor softmax scores.
+        ValueError: a router's scores are neither sigmoid nor softmax scores.
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)

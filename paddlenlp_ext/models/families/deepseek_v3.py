@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1: as V2, with another router and rotation. DeepSeek-AI 2024, arXiv:2412.19437."""
+"""DeepSeek V3 and R1: DeepSeek V2 with sigmoid routers and interleaved RoPE. DeepSeek-AI 2024, arXiv:2412.19437."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the differences of a model with V3's attention and router.
+    """Return the differences from the common decoder of a model with the attention and the router of DeepSeek V3.
 
     Raises:
-        ValueError: the config names another router.
+        ValueError: the config names another kind of router.
     """
     require(config, "scoring_func", None, "sigmoid")
     require(config, "topk_method", None, "noaux_tc")

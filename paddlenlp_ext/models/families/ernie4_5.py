@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama with rotation of neighbouring channels. Baidu 2025, ERNIE 4.5 Technical Report."""
+"""ERNIE 4.5, dense: Llama with interleaved RoPE. Baidu 2025, ERNIE 4.5 Technical Report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts: the dense ERNIE 4.5 with experts and shared ones. Baidu 2025, ERNIE 4.5 Technical Report."""
+"""ERNIE 4.5 with routed and shared experts. Baidu 2025, ERNIE 4.5 Technical Report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILES = StackedExperts(
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     if config.value("use_bias"):
-        raise ValueError("use_bias in config.json: biases, which lm_head has too, are not supported; set it to false")
+        raise ValueError("use_bias in config.json: biases of linear layers are not supported; set it to false")
     num_layers = config.size("num_hidden_layers")
     inner, last = config.size("moe_intermediate_size"), config.value("moe_layer_end_index")
     first, interval = config.value("moe_layer_start_index"), config.size("moe_layer_interval")

@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms around attention and feed-forward, windows with a rotation of their own. arXiv:2503.19786."""
+"""Gemma 3, text: norms before and after each block, and another RoPE base in sliding layers. arXiv:2503.19786."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GLM-4-9B: Llama that rotates half of the channels, with biases of q, k and v. arXiv:2406.12793."""
+"""GLM-4-9B: Llama with partial RoPE over half of the channels, and biases of q, k and v. arXiv:2406.12793."""
 
 from __future__ import annotations
 

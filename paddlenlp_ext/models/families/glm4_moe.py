@@ -1,4 +1,4 @@
-"""GLM-4.5: experts chosen by sigmoid scores, and a shared one. Zhipu AI 2025, arXiv:2508.06471."""
+"""GLM-4.5: experts chosen by sigmoid scores, and a shared expert. Zhipu AI 2025, arXiv:2508.06471."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ FAMILIES.register("glm4_moe")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, bool]:
-    """Return the flags that follow from the tensors of a GGUF file.
+    """Return the flags of config.json that follow from the tensors of a GGUF file.
 
     Raises:
-        ValueError: a router without sigmoid scores.
+        ValueError: a router's scores are not sigmoid scores.
     """
     scores = count(file, "expert_gating_func", 2, minimum=0)
     if scores not in (0, 2):

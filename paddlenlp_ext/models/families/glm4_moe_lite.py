@@ -13,7 +13,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the number of dense layers, which come first, under DeepSeek's name for it."""
+    """Add DeepSeek's `first_k_dense_replace`, the number of dense layers at the start."""
     types = config.get("mlp_layer_types") or ["dense"]
     return {**complete_latent(config), "first_k_dense_replace": types.count("dense")}
 
@@ -53,5 +53,5 @@ FAMILIES.register("glm4_moe_lite")(
     )
 )
 
-# Files call themselves deepseek2 and are read as DeepSeek V3, which computes the same.
+# The files name the architecture deepseek2. They are read as DeepSeek V3, which computes the same function.
 ARCHITECTURES.register("glm4_moe_lite")(replace(DEEPSEEK_V3_GGUF, reads=lambda file: False))

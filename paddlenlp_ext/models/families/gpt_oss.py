@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases and a clamped gate, sinks of attention. OpenAI 2025, arXiv:2508.10925."""
+"""gpt-oss: experts with biases and a clamped gate, attention sinks. OpenAI 2025, arXiv:2508.10925."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with gpt-oss's rotary scaling, where it has no settings."""
+    """Return the config with the published YaRN scaling if it has no rope settings."""
     has_settings = config.get("rope_parameters") or config.get("rope_scaling")
     return config if has_settings else {**config, "rope_scaling": _YARN}
 
@@ -75,15 +75,15 @@ FAMILIES.register("gpt_oss")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
-    """Return the flags that follow from the tensors of a GGUF file.
+    """Return the flags of config.json that follow from the tensors of a GGUF file.
 
     Raises:
-        ValueError: a file without the rotary scaling of the published models.
+        ValueError: the file does not have YaRN scaling, as the published models do.
     """
     scaling = file.get(file.architecture_key("rope.scaling.type"), str, "none")
     if scaling != "yarn":
         raise ValueError(
-            f"{file.path}: {file.architecture} with the rotary scaling {scaling!r} is not supported; known: yarn"
+            f"{file.path}: {file.architecture} with rope scaling {scaling!r} is not supported; known: yarn"
         )
     return attention_bias(file)
 
@@ -105,7 +105,7 @@ ARCHITECTURES.register("gpt_oss")(
             "intermediate_size": Key("expert_feed_forward_length"),
             "sliding_window": Key("attention.sliding_window"),
         },
-        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},  # llama.cpp knows them too
+        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},  # llama.cpp has them as constants too
         settings=_gguf_settings,
         has_experts=True,
         has_window=True,

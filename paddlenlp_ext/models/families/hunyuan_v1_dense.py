@@ -1,4 +1,4 @@
-"""Hunyuan, dense: Llama with norms of the heads of q and k after the rotation. Tencent 2025."""
+"""Hunyuan, dense: Llama with QK norms per head after RoPE. Tencent 2025."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HUNYUAN_TENSOR_PLAN: TensorPlan = {
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a scaling by `alpha`, which the files call dynamic, by the base that it stands for."""
+    """Replace NTK scaling by `alpha`, which the files call dynamic, with the resulting `rope_theta`."""
     settings = stored_settings(config)
     if not settings.get("alpha"):
         return config
@@ -31,8 +31,8 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     base = theta * settings["alpha"] ** (head_dim / (head_dim - 2))
     if base <= 1:
         raise ValueError(
-            f"alpha {settings['alpha']} in the rope settings of config.json changes rope_theta {theta} to {base:.3g}, "
-            "which must be above 1"
+            f"alpha {settings['alpha']} in the rope settings of config.json changes rope_theta {theta} to {base:.3g}; "
+            "it must stay above 1"
         )
     return {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
 

@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention, with factors of embeddings, residuals and logits. Hu et al. 2024, arXiv:2404.06395."""
+"""MiniCPM3: latent attention, scaled embeddings, residuals and logits. Hu et al. 2024, arXiv:2404.06395."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ARCHITECTURES.register("minicpm3")(
         "MiniCPM3ForCausalLM",
         LATENT_ATTENTION,
         keys={"original_max_position_embeddings": Key("context_length")},
-        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp knows them too
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp has them as constants too
         settings=latent_settings,
         is_latent=True,
         restore=JoinedLatents,

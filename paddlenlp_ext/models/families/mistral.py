@@ -21,7 +21,7 @@ FAMILIES.register("mistral")(
 
 ARCHITECTURES.register("mistral")(
     Architecture(
-        "llama",  # llama.cpp's converter makes no difference
+        "llama",  # llama.cpp's converter writes Mistral as llama
         "MistralForCausalLM",
         PRE_NORM,
         settings=projection_biases,

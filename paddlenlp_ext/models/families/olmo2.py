@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and feed-forward, and norms of queries and keys over all heads. arXiv:2501.00656."""
+"""OLMo 2: norms after attention and feed-forward, and QK norms over all heads. arXiv:2501.00656."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a sliding window in three of four layers, and rotary scaling in the others. Ai2 2025."""
+"""OLMo 3: OLMo 2 with a sliding window in three of four layers, and rope scaling in the fourth. Ai2 2025."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THETA, _PATTERN = 500_000.0, 4
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # transformers gives `rope_theta` to the full layers only.
+    # As in transformers, `rope_theta` applies to the layers with full attention only.
     thetas = {"full_attention": config.get("rope_theta") or _THETA, "sliding_attention": _THETA}
     return with_rope_by_layer_type(config, _PATTERN, thetas)
 

@@ -1,4 +1,4 @@
-"""Phi-3, Phi-4 and Phi-4-mini: Llama with fused projections, windows, a share of rotated channels. arXiv:2404.14219."""
+"""Phi-3, Phi-4 and Phi-4-mini: Llama with fused projections, windows and partial RoPE. arXiv:2404.14219."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 from paddlenlp_ext.nn.rope import stored_settings
 
 _FORMER_LONGROPE = ("su", "yarn")
-"""Names of LongRoPE in the first files of Phi-3."""
+"""Former names of LongRoPE, in early Phi-3 models."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with q, k, v biases and windows on the upper layers. Yang et al. 2024, arXiv:2407.10671."""
+"""Qwen2 and Qwen2.5: Llama with biases of q, k and v, and windows in the upper layers. arXiv:2407.10671."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen1.5 and Qwen2 with experts, and a shared expert with a gate of its own. Yang et al. 2024, arXiv:2407.10671."""
+"""Qwen1.5 and Qwen2 with routed experts and a gated shared expert. Yang et al. 2024, arXiv:2407.10671."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """Return the window of each layer: by `layer_types`, or of every other layer up to `max_window_layers`."""
+    """Return the window of each layer: by `layer_types`, or in every other layer below `max_window_layers`."""
     if not config.value("use_sliding_window"):
         return full_attention(config)
     last = window_layers(config)

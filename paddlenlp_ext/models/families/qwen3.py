@@ -1,4 +1,4 @@
-"""Qwen3: Qwen2 without the biases, with RMS norms on the heads of q and k. Yang et al. 2025, arXiv:2505.09388."""
+"""Qwen3: Qwen2 without biases, with QK norms per head. Yang et al. 2025, arXiv:2505.09388."""
 
 from __future__ import annotations
 

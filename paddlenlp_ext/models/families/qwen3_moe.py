@@ -1,6 +1,6 @@
-"""Qwen3 with experts: Qwen3 whose layers choose 8 of 128 experts. Yang et al. 2025, arXiv:2505.09388.
+"""Qwen3 with experts: each token uses 8 of the 128 experts of a layer. Yang et al. 2025, arXiv:2505.09388.
 
-config.json names the number of experts `num_experts`; newer versions of transformers write `num_local_experts`.
+The number of experts is `num_experts` in config.json, or `num_local_experts` in files of newer transformers versions.
 """
 
 from __future__ import annotations

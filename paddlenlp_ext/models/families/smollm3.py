@@ -1,4 +1,4 @@
-"""SmolLM3: Llama without rotation in every fourth layer (NoPE, arXiv:2501.18795). Hugging Face 2025."""
+"""SmolLM3: Llama without RoPE in every fourth layer (NoPE, arXiv:2501.18795). Hugging Face 2025."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_ext.models.registry import (
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     num_layers, interval = config.size("num_hidden_layers"), config.size("no_rope_layer_interval", 4)
-    rotates = config.value("no_rope_layers")  # in spite of its name: 1 for a layer with rotation
+    rotates = config.value("no_rope_layers")  # despite the name, 1 marks a layer with RoPE
     if rotates is None:
         rotates = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     if len(rotates) < num_layers:
