@@ -1,1 +1,1 @@
-"""Command-line programs that the scripts in `llm/` call."""
+"""Programs of the scripts in `llm/`: parse the command line, call the library, print the result."""

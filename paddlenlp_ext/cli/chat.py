@@ -1,4 +1,4 @@
-"""Chat in the terminal: read a line, stream the answer."""
+"""Chat in the terminal: read a message, stream the answer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ History = list[tuple[str, str]]
 
 
 class TextStream:
-    """Write tokens as text as they arrive, complete characters only."""
+    """Write the text of tokens as they arrive; a character is written when all its bytes have arrived.
+
+    Args:
+        decode: function from token ids to text.
+        output: stream for the text.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], output: TextIO) -> None:
         self._decoder, self._output = IncrementalDetokenizer(decode), output
         self._written = ""
 
     def put(self, token: int) -> None:
-        """Write the text that `token` completes."""
+        """Add a token and write the text that it completes."""
         self._write(self._decoder.add(token))
 
     def close(self) -> str:
-        """Write the remaining text and a line break; return the full text."""
+        """Write the remaining text and a line break; return the complete text."""
         self._write(self._decoder.finish())
         self._output.write("\n")
         self._output.flush()
@@ -44,20 +49,20 @@ def chat(
     output: TextIO | None = None,
     **options: Any,
 ) -> History:
-    """Answer each line until /exit or the end of input; /reset clears the conversation, which is returned at the end.
+    """Answer each line until /exit or the end of input; /reset clears the conversation. Return the conversation.
 
     Args:
         model: the decoder.
-        encode_prompt: function from (question, earlier turns) to prompt ids.
+        encode_prompt: function from a message and the earlier turns to prompt ids.
         decode: function from token ids to text.
-        source: lines to answer, standard input by default; a prompt is shown if it is a terminal.
-        output: stream for the answers, standard output by default.
+        source: stream of messages, by default standard input; on a terminal, `> ` asks for a message.
+        output: stream for the answers, by default standard output.
         options: further arguments of `generate`.
     """
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # the log lines of a first forward pass appear before the conversation
+        generate(model, [[0]], max_new_tokens=1)  # the first forward pass writes its log lines before the conversation
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":
@@ -71,7 +76,7 @@ def chat(
         try:
             prompts = [encode_prompt(question, history)]
             generate(model, prompts, batch_size=1, on_token=lambda _, token, put=stream.put: put(token), **options)
-        except KeyboardInterrupt:  # ends this answer, not the chat; the turn is dropped
+        except KeyboardInterrupt:  # Ctrl-C ends the answer, not the chat, and drops the turn
             stream.close()
             continue
         history.append((question, stream.close()))
@@ -84,7 +89,7 @@ def _next_line(source: TextIO, output: TextIO) -> str | None:
         output.flush()
     try:
         line = source.readline()
-        line.encode()  # in some locales Python reads other bytes as unpaired surrogates
+        line.encode()  # in some locales Python reads bytes that are not UTF-8 as unpaired surrogates
     except UnicodeError as error:
         raise ValueError(f"standard input is not UTF-8 ({error}); convert it with iconv") from error
     return line.strip() if line else None

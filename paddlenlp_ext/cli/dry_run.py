@@ -36,8 +36,8 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
         console: console to print to; None: standard output.
 
     Raises:
-        ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be split as
-            the configuration requests.
+        ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be divided by
+            the parallel degrees.
     """
     console = console or Console()
     config = with_trained_tokens(config, data.source)

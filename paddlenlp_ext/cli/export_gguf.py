@@ -1,4 +1,4 @@
-"""Command line that writes a model as a GGUF file for llama.cpp and Ollama. Paddle is loaded after parsing."""
+"""Program llm/export_gguf.py: write a GGUF file for llama.cpp and Ollama. Paddle is imported after parsing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def export_arguments(argv: Sequence[str]) -> ExportGgufArguments:
 
 
 def run_export(arguments: ExportGgufArguments) -> str:
-    """Write the file, and the Modelfile beside it; return a line that describes the result.
+    """Write the GGUF file and an Ollama Modelfile; return a one-line summary.
 
     Raises:
         ValueError: see `find_model_and_adapter`, `merge_adapter` and `export_gguf`; or the file exists.
@@ -89,11 +89,15 @@ def run_export(arguments: ExportGgufArguments) -> str:
 
 
 def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
-    """Return the path of the file to write; `base` is the model without an adapter.
+    """Return the path of the GGUF file to write.
+
+    Args:
+        arguments: the command line.
+        base: the base model.
 
     Raises:
-        ValueError: it does not end in .gguf, cannot be written, belongs to an active run, or it or its Modelfile exists
-            and is not to be replaced.
+        ValueError: the path does not end in .gguf, cannot be written, is in the folder of an active run, or is the base
+            model itself; or the file or its Modelfile exists, and `--overwrite` is not set.
     """
     output = Path(arguments.output_file).expanduser()
     if output.suffix != ".gguf":
@@ -110,12 +114,12 @@ def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
 
 
 def modelfile_of(output: Path) -> Path:
-    """Return the path of the Modelfile of a .gguf file."""
+    """Return the path of the Ollama Modelfile of a .gguf file."""
     return output.with_suffix(".Modelfile")
 
 
 def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
-    """Write a model folder or .gguf file without an adapter; `folders` may have the training run's template."""
+    """Write a model folder or .gguf file; `folders` may hold the run_config.json that names the chat template."""
     from paddlenlp_ext.checkpoint.config_json import read_generation_config
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
@@ -143,11 +147,11 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
 
 
 def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, adapter: str | None) -> str:
-    """Write the adapter alone.
+    """Write the adapter without its base.
 
     Raises:
-        ValueError: there is no adapter, another type than f32 is requested, or the adapter changes the config of its
-            base; see `export_gguf_adapter`.
+        ValueError: there is no adapter, `--outtype` is not f32, or the adapter changes the config of its base; see
+            `export_gguf_adapter`.
     """
     from paddlenlp_ext.checkpoint.config_json import read_model_config
     from paddlenlp_ext.checkpoint.hub import resolve_model
@@ -164,12 +168,12 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     stored = read_adapter(adapter, arguments.allow_pickle)
     if overrides := stored.base_overrides(read_model_config(resolve_model(base))):
         raise ValueError(
-            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than the base has, which the "
-            "base's GGUF file cannot follow; leave out --adapter_only to merge the adapter"
+            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than its base, and the base's "
+            "GGUF file cannot follow; leave out --adapter_only to merge the adapter"
         )
     if stored.quantization is not None:
         logger.warning(
-            "%s was trained over %s weights; over a file in another type its answers differ somewhat",
+            "%s was trained over %s weights; over a GGUF file of another type its answers differ slightly",
             *(adapter, stored.quantization.describe()),
         )
     adapted = PeftModel.from_files(AutoModelForCausalLM.from_pretrained(base), stored)
@@ -180,13 +184,13 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
-    """Give the tokenizer the template of the training run, if it is one in Jinja, which alone GGUF files have."""
+    """Set the tokenizer's chat template to the one of the training run; a GGUF file can hold a Jinja template only."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):
         if template.options.kwargs:
             logger.warning(
-                "the GGUF file cannot have chat_template_kwargs %s; pass them to llama.cpp", template.options
+                "the GGUF file cannot store chat_template_kwargs %s; pass them to llama.cpp", template.options
             )
         if tokenizer.chat_template is None or template.text != tokenizer.get_chat_template():
             tokenizer.chat_template = template.text
@@ -197,7 +201,7 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
-    """Return the pieces of the template's text, without the token that every text begins with; None if it has none."""
+    """Return the constant pieces of the chat template's text, without the BOS token; None if they are not constant."""
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import chat_pieces
     from paddlenlp_ext.data.rows.conversation import Conversation
     from paddlenlp_ext.data.rows.errors import InvalidRowError
@@ -214,6 +218,6 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
         pieces = None
     if pieces is None:
         logger.warning(
-            "the chat template has no constant pieces, so the Modelfile has none; Ollama chooses by the file"
+            "the chat template has no constant pieces, so the Modelfile has no template; Ollama uses the GGUF file's"
         )
     return pieces

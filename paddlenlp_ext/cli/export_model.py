@@ -1,4 +1,4 @@
-"""Export a model as a static graph: load it, merge its adapter, quantize it, write and check the program."""
+"""Program llm/predict/export_model.py: merge an adapter, quantize, and write a static graph for paddle.inference."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paddlenlp_ext.static_graph import export
 
 
 def export_model(arguments: ExportArguments) -> str:
-    """Export a model; return a line that describes the result.
+    """Export a model; return a one-line summary.
 
     Raises:
-        ValueError: a model or adapter cannot be used, the adapter does not merge, `output_path` cannot be written or
-            exists, the model is stored quantized and `quant_type` names another format, or see
+        ValueError: a model or adapter cannot be used, the adapter cannot be merged, `output_path` exists or cannot be
+            written, or the model is stored quantized and `quant_type` names another format; see
             `static_graph.export.export_model`.
     """
     base, adapter = find_model_and_adapter(arguments)

@@ -1,4 +1,4 @@
-"""Command line of llm/predict/export_model.py; Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of llm/predict/export_model.py. Paddle is not imported, so errors are reported at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ USAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArguments(LoadArguments):
-    """Arguments of the export."""
+    """Arguments of export_model.py."""
 
     output_path: str = option(MISSING, help="folder of the exported model")
     model_prefix: str = option("model", help="name of the program's files, without suffix")
@@ -61,13 +61,13 @@ def _idle(values: dict[str, Any], reason: str) -> list[CompatKey]:
 
 
 _COMPAT = (
-    *_idle(_OPEN_SIZES, "batch and lengths of the program are open"),
+    *_idle(_OPEN_SIZES, "the exported program accepts any batch size and length"),
     *_idle(_DECODING, "the program computes logits; pass it to predictor.py"),
-    *kernel_keys("every exported program decodes with a cache, and has Paddle's own operators"),
+    *kernel_keys("exported programs always decode with a KV cache and use Paddle's operators"),
     CompatKey("mode", ("dynamic", "static"), "the export reads a dynamic model", str, "no effect"),
     CompatKey("chat_template", (None,), "pass it to predictor.py", str, "not here"),
-    CompatKey("prefix_path", (None,), "a learned prefix cannot be merged into weights", str, "not here"),
-    CompatKey("export_precache", (False,), "a learned prefix cannot be merged into weights", bool, "not here"),
+    CompatKey("prefix_path", (None,), "a trained prefix cannot be merged into the weights", str, "not here"),
+    CompatKey("export_precache", (False,), "a trained prefix cannot be merged into the weights", bool, "not here"),
     CompatKey("cachekv_int8_type", (None, "None", ""), "leave it out", str),
     CompatKey("speculate_method", (None, "None", ""), "leave it out", str),
     CompatKey("tensor_parallel_degree", (1,), "leave it at 1", int),

@@ -1,4 +1,4 @@
-"""Command line of finetune_generation.py, the former name of run_finetune.py, translated to run_finetune.py's."""
+"""Translate the command line of finetune_generation.py, the former name of run_finetune.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORMAT_KEY, _QLORA_FORMAT = "weight_quantize_algo", "nf4"
 
 
 def run_finetune_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the command line of run_finetune.py that is equivalent to `argv`.
+    """Return the equivalent command line of run_finetune.py.
 
     | argument | translation |
     | --- | --- |
@@ -41,17 +41,17 @@ def run_finetune_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def _key(word: str) -> str:
-    """Return the key of `--key` or `--key=value`, with underscores, or "" for any other word."""
+    """Return the key of `--key` or `--key=value` with underscores, or "" for another word."""
     return word.removeprefix("--").partition("=")[0].replace("-", "_") if word.startswith("--") else ""
 
 
 def _split(word: str) -> list[str]:
-    """Split `--config=FILE` into key and file; words with other keys are unchanged."""
+    """Split `--config=FILE` into key and file; other words stay whole."""
     return word.split("=", 1) if _key(word) in ("config", "lora", "q_lora") else [word]
 
 
 def _sets_format(words: Sequence[str]) -> bool:
-    """Return whether a file or an argument sets the quantized format; the parser reports files that are invalid."""
+    """Return whether a file or an argument sets weight_quantize_algo; the parser reports invalid files later."""
     files = [word for word in words if word.endswith(".json")]
     keys = {setting.key for file in files for setting in read_file(file)[0] if setting.value is not None}
     return _FORMAT_KEY in keys or _FORMAT_KEY in map(_key, words)

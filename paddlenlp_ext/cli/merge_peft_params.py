@@ -1,4 +1,4 @@
-"""Programs that merge an adapter into its base model: their common arguments, and the merge."""
+"""Programs llm/merge_*_params.py that merge an adapter into its base model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPAT = (
 
 @dataclass(frozen=True, kw_only=True)
 class MergeArguments(OptionGroup):
-    """Arguments of the merge commands."""
+    """Arguments of the programs that merge an adapter."""
 
     adapter_path: str | None = option(
         None, help="adapter folder (written here, by PEFT or by PaddleNLP); unset: the base model is copied"
@@ -41,24 +41,24 @@ class MergeArguments(OptionGroup):
         "dequantized",
         choices=("dequantized", "original"),
         aliases=("merge_base",),
-        help="weights to merge into if the base is quantized: the ones trained against, or the original ones",
+        help="weights to merge into if training quantized the base: the dequantized ones, or the original ones",
     )
     overwrite: bool = option(False, help="replace a model at the output path")
     allow_pickle: bool = option(
         False,
-        help="read .pdparams or adapter_model.bin if there are no safetensors; other objects than arrays are refused",
+        help="read .pdparams or adapter_model.bin if there are no safetensors; only arrays are accepted",
     )
 
 
 def merge_arguments(
     argv: Sequence[str], description: str | None, adapter_argument: str, output_aliases: Sequence[str] = ()
 ) -> MergeArguments:
-    """Parse the command line of a merge command; Paddle is not imported.
+    """Parse the command line of a program that merges an adapter. Paddle is not imported.
 
     Args:
         argv: the command line.
-        description: first lines of the help text.
-        adapter_argument: name of the argument for the adapter's folder, such as "--lora_path".
+        description: description in the help text.
+        adapter_argument: name of the argument for the adapter folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
 
     Raises:
@@ -79,7 +79,7 @@ def merge_arguments(
 
 
 def run_merge(arguments: MergeArguments) -> str:
-    """Merge and compare the logits, or copy the base if there is no adapter; return a line that describes the result.
+    """Merge the adapter and compare logits, or copy the base if there is no adapter; return a one-line summary.
 
     Args:
         arguments: result of `merge_arguments`.

@@ -1,4 +1,4 @@
-"""Command line that merges a PaddleNLP checkpoint with one file per rank. Paddle is loaded after parsing."""
+"""Program llm/merge_tp_and_pp_params.py: merge a PaddleNLP checkpoint with one file per rank."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ class MergeShardsArguments(OptionGroup):
     )
     output_path: str | None = option(None, help="folder of the merged model; unset: model_name_or_path")
     overwrite: bool = option(False, help="replace a model at the output path")
-    device: str = option("cpu", help="accepted for compatibility, no effect: nothing is computed")
-    allow_pickle: bool = option(False, help="read the .pdparams files; objects other than arrays are refused")
+    device: str = option("cpu", help="accepted for compatibility; no effect, because nothing is computed")
+    allow_pickle: bool = option(False, help="read the .pdparams files; only arrays are accepted")
 
 
 def merge_shards(argv: Sequence[str]) -> str:
-    """Merge the shards that `argv` names; return one line that describes the result.
+    """Merge the shards of a model; return a one-line summary. Paddle is imported after parsing.
+
+    Args:
+        argv: the command line without the program's name.
 
     Raises:
         ValueError: the arguments are invalid, or see `merge_saved_shards`.
@@ -38,9 +41,7 @@ def merge_shards(argv: Sequence[str]) -> str:
     values, _ = parse_arguments(argv, options_of(MergeShardsArguments, "arguments"), _USAGE)
     arguments = MergeShardsArguments(**values)
     if not arguments.allow_pickle:
-        raise ValueError(
-            "the shards are pickles (.pdparams); add --allow_pickle (objects other than arrays in them are refused)"
-        )
+        raise ValueError("the shards are pickles (.pdparams); add --allow_pickle to read the arrays in them")
     from paddlenlp_ext.parallel.merge_paddlenlp_shards import merge_saved_shards
 
     report = merge_saved_shards(

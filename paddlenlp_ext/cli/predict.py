@@ -29,10 +29,10 @@ logger = get_logger("paddlenlp_ext.predict")
 
 
 def predict(arguments: PredictorArguments) -> None:
-    """Answer the rows of `arguments.data_file`, or chat in the terminal if there is none.
+    """Answer the rows of `--data_file`, or chat in the terminal without it.
 
     Raises:
-        ValueError: a model, adapter, template or file cannot be used; rows are read before the model is loaded.
+        ValueError: a model, adapter, template or file cannot be used. Rows are checked before the model is loaded.
     """
     if arguments.data_file is not None:
         check_output_file(arguments.output_file, arguments.data_file)
@@ -72,7 +72,7 @@ def predict(arguments: PredictorArguments) -> None:
 def prediction_rows(
     arguments: PredictorArguments, questions: Sequence[Prompt], template: ChatTemplate
 ) -> list[PredictionRow]:
-    """Return the rows of a data file with the ids of their prompts; rows without a system prompt get `--system`.
+    """Encode the prompts of a data file; rows without a system prompt get `--system`.
 
     Raises:
         ValueError: see `encode_prompts`.
@@ -84,10 +84,10 @@ def prediction_rows(
 
 
 def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_length: int) -> list[list[int]]:
-    """Return the prompt ids of every question; log how many prompts were truncated to `src_length` tokens.
+    """Return the ids of each prompt; log how many prompts were truncated to `src_length` tokens.
 
     Raises:
-        ValueError: the template does not write a row, or its text alone exceeds `src_length`.
+        ValueError: the template cannot render a row, or its constant text alone exceeds `src_length`.
     """
     encoded = []
     for number, question in enumerate(questions, start=1):
@@ -104,7 +104,7 @@ def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_leng
 
 
 def load_predictor(arguments: PredictorArguments, base: str, adapter: str | None) -> Any:
-    """Load the model, or the static graph of `--mode static`; the adapter is merged if method and base allow it.
+    """Load the model with its adapter merged where possible, or the static graph of `--mode static`.
 
     Raises:
         ValueError: see `load_model` and `load_static`; or prompt and answer may exceed the model's context.
@@ -138,9 +138,9 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
 def run_inputs(
     arguments: PredictorArguments, base: str, adapter: str | None, rows: Sequence[PredictionRow]
 ) -> dict[str, Any]:
-    """Return the inputs that the output file depends on; an interrupted run continues if they are equal.
+    """Return all inputs that the answers depend on; an interrupted run can continue only with equal inputs.
 
-    Files of models are compared by name, size and time of change.
+    Model files are compared by name, size and modification time.
     """
     folders = [ModelSource.resolve(base).path] + ([] if adapter is None else [Path(adapter).expanduser()])
     return {

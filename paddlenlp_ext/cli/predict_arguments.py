@@ -1,8 +1,8 @@
-"""Command line of llm/predict/predictor.py.
+"""Parse the command line of llm/predict/predictor.py.
 
-Names, meanings and defaults are those of PaddleNLP, whose command lines run unchanged; `device` and `dtype` are
-optional here. Arguments that are not implemented are accepted at their neutral value. Paddle is not imported, so a
-mistyped argument is reported at once.
+PaddleNLP's command lines run unchanged: names, meanings and defaults are the same, except that `device` and `dtype` are
+optional here. Arguments that are not implemented are accepted at the value that has no effect. Paddle is not imported,
+so a mistyped argument is reported at once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
-_NGRAMS = "inference_with_reference"  # PaddleNLP's name of drafts that are n-grams of prompt and answer
+_NGRAMS = "inference_with_reference"  # PaddleNLP's name of speculative decoding with n-grams of prompt and answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorArguments(ModelArguments):
-    """Arguments of the predictor; as in PaddleNLP, `max_length` counts new tokens only."""
+    """Arguments of predictor.py; as in PaddleNLP, `max_length` counts new tokens only."""
 
     prefix_path: str | None = option(None, help="adapter folder, as --lora_path (PaddleNLP's key for prefix tuning)")
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
@@ -35,43 +35,47 @@ class PredictorArguments(ModelArguments):
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")
     batch_size: int = option(1, minimum=1, help="prompts decoded together")
-    min_length: int = option(0, minimum=0, help="minimum new tokens: no answer ends before")
+    min_length: int = option(0, minimum=0, help="minimum new tokens of an answer")
     system: str | None = option(None, help="system prompt of the chat, and of rows without one")
     decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
-    num_beams: int = option(1, minimum=1, help="beam_search: answers that are compared, 2 or more")
-    length_penalty: float = option(1.0, help="beam_search: exponent of the length that divides an answer's score")
-    top_k: int = option(0, help="sample from this many most likely tokens; 0: all")
-    top_p: float = option(0.7, help="sample from the fewest most likely tokens whose probabilities sum to this")
+    num_beams: int = option(1, minimum=1, help="beam_search: number of beams, at least 2")
+    length_penalty: float = option(1.0, help="beam_search: a beam's score is divided by its length to this power")
+    top_k: int = option(0, help="sample from this number of most likely tokens; 0: all")
+    top_p: float = option(
+        0.7, help="sample from the smallest set of most likely tokens whose probabilities sum to this value"
+    )
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
-    repetition_penalty: float = option(1.0, help="above 1: tokens that occurred before become less likely")
+    repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
     seed: int = option(0, help="seed of the sampling")
     mode: str = option(
-        "dynamic", choices=("dynamic", "static"), help="static: model_name_or_path is a folder of export_model.py"
+        "dynamic",
+        choices=("dynamic", "static"),
+        help="static: model_name_or_path is a folder that export_model.py wrote",
     )
-    model_prefix: str = option("model", help="mode static: name of the program's files, without suffix")
+    model_prefix: str = option("model", help="mode static: name of the exported files, without suffix")
     quant_type: str | None = option(
         None,
         choices=QUANT_TYPES,
-        help="format to which the weights of the linear layers are rounded after merging; unset: as loaded",
+        help="format to quantize the linear layers to after merging; unset: as loaded",
     )
     speculate_method: str | None = option(
         None,
         choices=(_NGRAMS, *NO_VALUE),
-        help=f"{_NGRAMS}: verify tokens copied from prompt and answer, several in one pass; needs batch_size 1",
+        help=f"{_NGRAMS}: draft tokens by n-gram lookup and verify several in one pass; needs batch_size 1",
     )
-    speculate_max_draft_token_num: int = option(1, minimum=1, help="maximum tokens that one pass verifies")
-    speculate_max_ngram_size: int = option(1, minimum=1, help="longest n-gram to search for the copied tokens")
+    speculate_max_draft_token_num: int = option(1, minimum=1, help="maximum draft tokens verified in one pass")
+    speculate_max_ngram_size: int = option(1, minimum=1, help="longest n-gram to look up")
 
     @property
     def adapter_path(self) -> str | None:
-        """Adapter folder, from either argument."""
+        """Folder of the adapter, from `lora_path` or `prefix_path`."""
         return self.lora_path or self.prefix_path
 
     def decoding_options(self) -> dict[str, Any]:
         """Return the arguments of `generate` that control decoding.
 
         Raises:
-            ValueError: one of them is out of range.
+            ValueError: an argument is out of range.
         """
         names = ("decode_strategy", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
         options = {name: getattr(self, name) for name in (*names, "num_beams", "length_penalty")}
@@ -108,7 +112,7 @@ _NEUTRAL_VALUES: dict[str, Any] = {
     "total_request_num": None,
     "tensor_parallel_degree": 1,
 }
-"""Arguments of PaddleNLP's predictor that are not implemented -> the value that has no effect."""
+"""Arguments of PaddleNLP's predictor that are not implemented -> the value without effect."""
 
 
 def _compat_key(name: str, neutral: Any) -> CompatKey:
@@ -118,11 +122,11 @@ def _compat_key(name: str, neutral: Any) -> CompatKey:
 
 
 _OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": False, "block_size": 64}
-"""PaddleNLP's choices of CUDA kernels that compute the same -> the default."""
+"""Arguments that select PaddleNLP's CUDA kernels for the same result -> the default."""
 
 
 def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
-    """Return the keys of PaddleNLP's CUDA kernels, which have no effect."""
+    """Return the arguments that select PaddleNLP's CUDA kernels; they have no effect here."""
     return tuple(CompatKey(name, (value,), reason, type(value), "no effect") for name, value in _OTHER_KERNELS.items())
 
 
@@ -136,8 +140,8 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
     """Parse the command line.
 
     Raises:
-        ConfigError: unknown arguments (the nearest known one is named), values of the wrong type or out of range, or
-            arguments that request unimplemented features.
+        ConfigError: arguments are unknown (the message suggests the nearest one), have an invalid value, or request an
+            unimplemented feature.
         ValueError: arguments contradict each other, or a launcher started several processes.
     """
     values, notes = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
@@ -178,7 +182,7 @@ def _check_static(arguments: PredictorArguments) -> None:
     reasons = {
         "lora_path": merged,
         "prefix_path": merged,
-        "speculate_method": "needs the logits of several positions, and the program computes those of the last one",
+        "speculate_method": "needs the logits of several positions, but the program computes the last position only",
     }
     for name, reason in reasons.items():
         if getattr(arguments, name) not in (None, *NO_VALUE):

@@ -1,4 +1,4 @@
-"""Answer the prompts of a file and write the answers as they are generated."""
+"""Answer the prompts of a data file, and write each answer to the output file when it is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-_BATCHES_PER_PART = 16  # prompts are sorted by length within a part; a part is written when it is complete
+_BATCHES_PER_PART = 16  # within a part prompts are sorted by length, and the answers are written together
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
@@ -27,7 +27,7 @@ logger = get_logger("paddlenlp_ext.predict")
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """Prompt, with the question and the reference answer ("" if none) for its output line."""
+    """Row to answer: ids of the prompt, and the fields `src` and `tgt` of its output line ("" without a reference)."""
 
     prompt_ids: Sequence[int]
     src: Any
@@ -35,10 +35,11 @@ class PredictionRow:
 
 
 def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.PathLike[str]) -> None:
-    """Check that answers can be written, before any is generated.
+    """Check that the output file can be written.
 
     Raises:
-        ValueError: the output file is the data file or a directory, or its directory is not writable or a run uses it.
+        ValueError: the output file is the data file or a directory, its directory is not writable, or an active run
+            uses the directory.
     """
     output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
     if output.resolve() == data.resolve():
@@ -63,20 +64,20 @@ def predict_file(
 ) -> None:
     """Write one line {"src", "tgt", "output"} for each row, in the order of `rows`.
 
-    Lines go to `.NAME.incomplete` next to the output file, one part at a time; the file is renamed when it is complete.
-    An interrupted run leaves an earlier output file unchanged, and its own lines for the next run with equal `inputs`.
+    Lines are written to `.NAME.incomplete` in the same folder, which is renamed when it is complete. If the run is
+    interrupted, an earlier output file is unchanged. The next run with equal `inputs` continues after the last line.
 
     Args:
         model: the decoder.
-        rows: prompts; prompts of similar length are decoded together.
+        rows: rows to answer; prompts of similar length are decoded together.
         decode: function from token ids to text.
         output_file: file for the lines.
         batch_size: prompts decoded together.
-        inputs: everything that the answers depend on, such as the result of `run_inputs`.
+        inputs: result of `run_inputs`.
         options: further arguments of `generate`.
 
     Raises:
-        ValueError: the lines of an interrupted run with other inputs are there, or another process writes the file.
+        ValueError: an interrupted run with other inputs has left lines, or another process writes the file.
     """
     draft = IncompleteFile(output_file, inputs)
     part_size = batch_size * _BATCHES_PER_PART
@@ -102,7 +103,7 @@ def predict_file(
 
 @contextmanager
 def _progress(num_rows: int, num_done: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with the token count of each finished row; show a bar on a terminal, else log lines."""
+    """Yield a function that counts a finished row and its tokens; progress is a bar on a terminal, else log lines."""
     started = time.perf_counter()
     done, tokens = num_done, 0
 

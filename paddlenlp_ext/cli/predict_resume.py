@@ -1,8 +1,8 @@
-"""Lines of a prediction that is not complete, and the inputs that they belong to.
+"""Resume an interrupted prediction.
 
-The answers of `NAME` go to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs` beside it. A later run with
-equal inputs continues after the last complete line; one with other inputs is refused, because the file would mix two
-runs.
+The answers of `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs` in the same folder.
+A later run with equal inputs continues after the last complete line. A run with other inputs is an error, because the
+file would mix two runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ logger = get_logger("paddlenlp_ext.predict")
 
 
 class IncompleteFile:
-    """Incomplete output file of a run.
+    """Output file that is being written.
 
     Attributes:
-        path: the file with the lines so far.
+        path: the file with the lines written so far.
 
     Args:
-        output_file: file that the lines become when they are complete.
-        inputs: JSON values that the answers depend on, by names for messages.
+        output_file: final name of the file.
+        inputs: JSON values that the answers depend on; error messages show the names.
     """
 
     def __init__(self, output_file: str | os.PathLike[str], inputs: Mapping[str, Any]) -> None:
@@ -38,10 +38,10 @@ class IncompleteFile:
         self._inputs_file = self._output.with_name(f".{self._output.name}.inputs")
 
     def check(self) -> None:
-        """Check that lines of an earlier run belong to this one.
+        """Check that lines from an earlier run have the same inputs.
 
         Raises:
-            ValueError: they are from a run with other inputs.
+            ValueError: an earlier run with other inputs has left lines.
         """
         if not self.path.exists() or self.path.stat().st_size == 0:
             return
@@ -54,7 +54,7 @@ class IncompleteFile:
             )
 
     def begin(self) -> int:
-        """Prepare the file for further lines; return the number of lines that it has.
+        """Prepare the file for more lines; return the number of complete lines in it.
 
         Raises:
             ValueError: see `check`.
@@ -70,7 +70,7 @@ class IncompleteFile:
         return len(complete)
 
     def complete(self) -> None:
-        """Give the file its final name."""
+        """Rename the file to its final name."""
         self.path.replace(self._output)
         self._inputs_file.unlink(missing_ok=True)
 
@@ -85,7 +85,7 @@ def digest(value: Any) -> str:
 
 
 def files_state(path: Path) -> list[Any]:
-    """Return name, size and time of change of a file, or of the files of a folder, sorted."""
+    """Return name, size and modification time of a file, or of each file in a folder, sorted by name."""
     files: Sequence[Path] = sorted(path.iterdir()) if path.is_dir() else [path]
     states = [(file.name, file.stat()) for file in files if file.is_file()]
     return [[name, state.st_size, state.st_mtime_ns] for name, state in states]

@@ -1,4 +1,4 @@
-"""Command line of PaddleNLP's ReFT predictor, translated to the arguments of predictor.py. Imports no Paddle."""
+"""Translate the command line of PaddleNLP's ReFT predictor to predictor.py's. Paddle is not imported."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ReftArguments(OptionGroup):
 
 
 def predictor_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the command line of predictor.py that is equivalent to `argv`.
+    """Return the equivalent command line of predictor.py.
 
-    `--max_length` counts prompt and answer together here, as in PaddleNLP. Decoding is greedy, or a beam search.
+    As in PaddleNLP's ReFT predictor, `--max_length` counts prompt and answer together, and decoding is a greedy or beam
+    search.
 
     Raises:
-        ValueError: an argument is invalid, no tokens are left for answers, or the folder holds an adapter of another
-            method.
+        ValueError: an argument is invalid, no tokens are left for answers, or the adapter is not a ReFT adapter.
     """
     values, _ = parse_arguments(argv, options_of(ReftArguments, "arguments"), _USAGE)
     arguments = asdict(ReftArguments(**values))
@@ -57,10 +57,10 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def check_reft(folder: Path) -> None:
-    """Check the method of the adapter; loading it reports other errors in the folder.
+    """Check that a folder holds a ReFT adapter; other errors in the folder are reported when it is loaded.
 
     Raises:
-        ValueError: the folder holds an adapter of another method.
+        ValueError: the adapter has another method.
     """
     config = folder / "adapter_config.json"
     found = read_json_object(config).get("peft_type") if config.is_file() else "REFT"

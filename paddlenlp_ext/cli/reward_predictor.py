@@ -1,4 +1,4 @@
-"""Program llm/predict/reward_predictor.py: score the answers of a file of rows with a reward model."""
+"""Program llm/predict/reward_predictor.py: score the answers in a data file with a reward model."""
 
 from __future__ import annotations
 
@@ -29,16 +29,18 @@ logger = get_logger("paddlenlp_ext.predict")
 
 @dataclass(frozen=True, kw_only=True)
 class RewardPredictorArguments(ModelArguments):
-    """Arguments of the program."""
+    """Arguments of reward_predictor.py."""
 
-    data_file: str = option(MISSING, help="rows of preference data or of fine-tuning, one JSON object per line")
-    output_file: str = option("rewards.jsonl", help='file for the rows with a field "rewards", the chosen answer first')
+    data_file: str = option(MISSING, help="rows in a preference or fine-tuning format, one JSON object per line")
+    output_file: str = option(
+        "rewards.jsonl", help='file for the rows with the added field "rewards", the chosen answer first'
+    )
     max_length: int = option(4096, minimum=2, help="maximum tokens of a prompt with all its answers")
-    batch_size: int = option(8, minimum=1, help="rows that are scored together")
+    batch_size: int = option(8, minimum=1, help="rows scored together")
 
 
 def reward_predictor(argv: Sequence[str]) -> None:
-    """Write every row of a file with the rewards of its answers.
+    """Write each row of a file with the rewards of its answers.
 
     Args:
         argv: the command line without the program's name.

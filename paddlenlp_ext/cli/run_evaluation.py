@@ -22,8 +22,8 @@ def run_evaluation(arguments: EvaluationArguments, options: Sequence[TaskOptions
     """Measure all models on all tasks, print the tables and write the report.
 
     Raises:
-        ValueError: a model, adapter, template, task or row cannot be used; or output_dir cannot be written, or is that
-            of an active run. Rows are read before a model is loaded.
+        ValueError: a model, adapter, template, task or row cannot be used; or output_dir cannot be written, or an
+            active run uses it. Rows are checked before a model is loaded.
     """
     folder = Path(arguments.output_dir).expanduser()
     check_no_active_run(folder)

@@ -38,7 +38,7 @@ def run_finetune(
 
 
 def run_program(config: RunConfig) -> None:
-    """Preview rows, audit them, do a dry run, or run, as the section `command` says."""
+    """Preview rows, audit them, do a dry run, or train, as the section `command` requests."""
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.preview_data:
@@ -58,10 +58,10 @@ def _preview_data(config: RunConfig) -> None:
 
 
 def _audit_only(config: RunConfig) -> None:
-    """Audit the rows.
+    """Audit the rows and write the report.
 
     Raises:
-        ValueError: the audit found errors, or too many targets are lost.
+        ValueError: the audit found errors, or truncation loses too many target tokens.
     """
     if not is_main_rank():
         return

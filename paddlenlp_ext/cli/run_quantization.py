@@ -1,4 +1,4 @@
-"""Main program of llm/run_quantization.py: quantize a trained model and write it for serving."""
+"""Program llm/run_quantization.py: quantize a trained model and write it for serving."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FORMATS = ("float32", "bfloat16", "float16")
 
 
 def run_quantization(argv: Sequence[str]) -> None:
-    """Quantize a model as JSON files and command line say.
+    """Quantize a model: read the configuration from files and command line, and run it.
 
     Args:
         argv: the command line without the program's name.
@@ -50,7 +50,7 @@ def run_quantization(argv: Sequence[str]) -> None:
 
 
 def quantize(config: RunConfig, output: Path) -> str:
-    """Quantize the model of a configuration and write it to `output`; return a description.
+    """Quantize the model of a configuration and write it to `output`; return a one-line summary.
 
     Raises:
         ValueError: see `run_quantization`.
@@ -72,7 +72,7 @@ def quantize(config: RunConfig, output: Path) -> str:
 
 
 def options_of_section(ptq: PTQConfig) -> tuple[PostTrainingOptions, PackedLayout]:
-    """Return method, format and layout that a section describes."""
+    """Return the quantization method with its options, and the format of the files."""
     bits = 8 if ptq.quant_type == "weight_only_int8" else 4
     group = ptq.group_size if ptq.weight_quant_method == "groupwise" else None
     options = PostTrainingOptions(

@@ -1,1 +1,1 @@
-"""Scores of models on tasks: multiple choice, generated answers and perplexity, with confidence intervals."""
+"""Evaluate models on tasks: multiple choice, generation and perplexity, with confidence intervals."""

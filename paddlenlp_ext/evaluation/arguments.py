@@ -1,4 +1,4 @@
-"""Command line of llm/run_evaluation.py. Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of llm/run_evaluation.py. Paddle is not imported, so errors are reported at once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationArguments(ModelArguments):
-    """Arguments of the program besides those of a single task."""
+    """Arguments of run_evaluation.py, except the options of a single task."""
 
-    tasks: tuple[str, ...] = option((), help="task files, and general for the built-in questions")
+    tasks: tuple[str, ...] = option((), help="task files; general: the built-in questions")
     compare: tuple[str, ...] = option(
-        (), help="base, adapter, merged, or other models; unset: base, and adapter if there is one"
+        (), help="models to compare: base, adapter, merged, or other models; unset: base, and adapter if there is one"
     )
     output_dir: str = option("evaluation", help="folder for report.md, scores.png, results.json and rows.jsonl")
     max_length: int = option(
         4096, minimum=2, help="maximum tokens of a prompt and its answer, at most the model's context"
     )
-    batch_size: int = option(8, minimum=1, help="rows that are computed together")
-    num_examples: int = option(3, minimum=0, help="answers side by side in the report")
+    batch_size: int = option(8, minimum=1, help="rows computed together")
+    num_examples: int = option(3, minimum=0, help="rows whose answers the report shows side by side")
     seed: int = option(0, minimum=0, help="seed of the bootstrap")
 
 

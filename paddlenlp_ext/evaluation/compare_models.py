@@ -44,7 +44,14 @@ KINDS: dict[str, type[Task]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """Model of a comparison: its name in the report, its base, its adapter, and whether the adapter is merged."""
+    """Model to evaluate.
+
+    Attributes:
+        label: name in the report.
+        base: name of the base model.
+        adapter: folder of the adapter, or None.
+        is_merged: whether the adapter is merged into the base.
+    """
 
     label: str
     base: str
@@ -53,10 +60,10 @@ class Candidate:
 
 
 def open_tasks(options: Sequence[TaskOptions]) -> list[Task]:
-    """Read the rows of tasks.
+    """Read and check the rows of all tasks.
 
     Raises:
-        ValueError: two tasks have the same name, or rows are invalid; the message lists the first ones of a file.
+        ValueError: two tasks have the same name, or a file has invalid rows; the message lists the first ones.
     """
     titles = [each.title for each in options]
     twice = next((title for title in titles if titles.count(title) > 1), None)
@@ -66,10 +73,10 @@ def open_tasks(options: Sequence[TaskOptions]) -> list[Task]:
 
 
 def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | None) -> list[Candidate]:
-    """Return the models to compare.
+    """Return the models that `--compare` names.
 
     Raises:
-        ValueError: there is no adapter to compare with, its method does not merge, or two models have the same name.
+        ValueError: there is no adapter, its method cannot be merged, or two models have the same name.
     """
     found = []
     for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
@@ -100,13 +107,16 @@ def _unmergeable(adapter: str | None, reason: str) -> str:
 def measure(
     candidate: Candidate, tasks: Sequence[Task], arguments: EvaluationArguments, folders: Sequence[str | None]
 ) -> list[Measured]:
-    """Return the results of one model; it is loaded after the rows of all tasks are encoded, and released afterwards.
+    """Return the results of one model on all tasks.
+
+    The rows of all tasks are encoded before the model is loaded. The model is released afterwards.
 
     Args:
         candidate: the model.
         tasks: the tasks.
         arguments: the command line.
-        folders: folders that may name the chat template of a training run; it asks all models the same prompts.
+        folders: folders that may hold the run_config.json of the training run. All models share its chat template, so
+            they get equal prompts.
     """
     base, adapter = candidate.base, candidate.adapter
     tokenizer = load_tokenizer(base, adapter)
@@ -117,7 +127,7 @@ def measure(
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
     results = []
     for task, rows in zip(tasks, encoded, strict=True):
-        with progress(f"{candidate.label}: {task.options.title}", task.num_parts(rows)) as advance:
+        with progress(f"{candidate.label}: {task.options.title}", task.num_units(rows)) as advance:
             results.append(task.measure(model, rows, encoder, arguments.batch_size, advance))
     del model
     gc.collect()
@@ -125,7 +135,7 @@ def measure(
 
 
 def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
-    """Return `max_length`, or the context of the model if that is shorter.
+    """Return the smaller of `max_length` and the model's context length.
 
     Raises:
         ValueError: both are unknown.
@@ -138,10 +148,10 @@ def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
 
 
 def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
-    """Load a model of the comparison.
+    """Load a model to evaluate, and merge its adapter if requested.
 
     Raises:
-        ValueError: as for `load_unmerged`, or the adapter is to be merged into a quantized base.
+        ValueError: see `load_unmerged`; or the adapter would be merged into a quantized base.
     """
     model = load_unmerged(arguments, candidate.base, candidate.adapter)
     if not candidate.is_merged:
@@ -153,9 +163,9 @@ def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with the number of finished parts; show a bar on a terminal, and log the duration."""
+    """Yield a function that adds a number of finished units; show a bar on a terminal, and log the duration."""
     started = time.perf_counter()
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task(escape(title), total=total)
         yield lambda count: bar.advance(task, count)
-    logger.info("%s: %d parts in %.1f s", title, total, time.perf_counter() - started)
+    logger.info("%s: %d units in %.1f s", title, total, time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""Generated answers, decoded greedily and compared with the right answers."""
+"""Task of kind generation: answers are decoded greedily and compared with the right answers."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from paddlenlp_ext.evaluation.task_rows import INVALID_ANSWER, prompt_text, read
 
 @dataclass(frozen=True)
 class OpenQuestion:
-    """Prompt and right answers, at least one."""
+    """Prompt with at least one right answer."""
 
     prompt: Prompt | str
     references: tuple[str, ...]
 
 
 class Generation(Task):
-    """Task of kind generation."""
+    """Task that scores generated answers."""
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         assert options.data_file is not None, "checked by TaskOptions"
-        for name in options.metric_names:  # a missing library is reported before answers are generated
+        for name in options.metric_names:  # reports a missing library before answers are generated
             score_answers(name, ["a"], [["a"]])
         self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
         self.prompts = [prompt_text(question.prompt) for question in self.questions]
         self.references = [question.references[0] for question in self.questions]
 
     def encode(self, encoder: PromptEncoder) -> list[list[int]]:
-        """Return the ids of each prompt."""
+        """Return the token ids of each prompt."""
         return self.encode_rows(
             lambda question: encoder.prompt(question.prompt, self.options.max_new_tokens), self.questions
         )
 
-    def num_parts(self, encoded: list[list[int]]) -> int:
+    def num_units(self, encoded: list[list[int]]) -> int:
         """Return the number of prompts."""
         return len(encoded)
 
@@ -54,7 +54,7 @@ class Generation(Task):
         batch_size: int,
         advance: Callable[[int], object],
     ) -> Measured:
-        """Return the scores of the answers, and the answers."""
+        """Generate the answers; return them with their scores."""
         generated = model.generate(
             encoded,
             max_new_tokens=self.options.max_new_tokens,
@@ -63,39 +63,39 @@ class Generation(Task):
         )
         outputs = [cut_at(encoder.decode(ids), self.options.stop) for ids in generated]
         extracted = [extract(output, self.options.pattern) for output in outputs]
-        references = [right_parts(question.references, self.options.pattern) for question in self.questions]
+        references = [extract_references(question.references, self.options.pattern) for question in self.questions]
         scores = {name: score_answers(name, extracted, references) for name in self.options.metric_names}
         return Measured(scores, outputs)
 
 
-def right_parts(references: Sequence[str], pattern: str | None) -> list[str]:
-    """Return the parts of right answers that a pattern extracts; without a match, the answer itself."""
+def extract_references(references: Sequence[str], pattern: str | None) -> list[str]:
+    """Return the text that a pattern extracts from each right answer; an answer without a match stays whole."""
     extracted = [extract(text, pattern) for text in references]
-    return [text if part is None else part for text, part in zip(references, extracted, strict=True)]
+    return [text if match is None else match for text, match in zip(references, extracted, strict=True)]
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first occurrence of any of `stops`."""
+    """Return the text before the first stop string."""
     ends = [found for stop in stops if (found := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
-    """Return the question of a row; without `options.prompt`, its right answer is the last answer of the row.
+    """Return the question of a row; without `options.prompt`, the last answer of the row is the right one.
 
     Raises:
-        InvalidRowError: the row lacks a field or an answer, or no number is in it though the metric compares numbers.
+        InvalidRowError: the row lacks a field or an answer, or the metric `number` finds no number in the answer.
     """
     row = read_object(value, ())
     prompt = read_prompt(row, options)
     if options.prompt is None:
-        assert isinstance(prompt, Prompt), "rows in a format of training are conversations"
+        assert isinstance(prompt, Prompt), "rows in a fine-tuning format are conversations"
         references = [prompt.reference or ""]
         if not references[0].strip():
             raise InvalidRowError(INVALID_ANSWER, "the row has no answer to compare with; add one")
     else:
         references = read_answers(row, options)
-    parts = right_parts(references, options.pattern)
-    if "number" in options.metric_names and any(last_number(part) is None for part in parts):
+    extracted = extract_references(references, options.pattern)
+    if "number" in options.metric_names and any(last_number(text) is None for text in extracted):
         raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the answer of the row")
     return OpenQuestion(prompt, tuple(references))

@@ -2,7 +2,7 @@
 
     python llm/run_lm_eval.py run --model paddlenlp_ext --model_args pretrained=MODEL,lora_path=ADAPTER --tasks piqa
 
-Texts are encoded as by the harness's own model for Hugging Face (`hf`), so log-likelihoods are the same.
+Texts are tokenized as in the harness's Hugging Face model (`hf`), so log-likelihoods are equal.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ def register_lm_eval_model() -> type:
 
 
 class LMEvalModel:
-    """Methods of `lm_eval.api.model.LM`; the class that `register_lm_eval_model` returns also inherits from it.
+    """Implementation of `lm_eval.api.model.LM`; `register_lm_eval_model` returns a subclass of both.
 
     Args:
-        pretrained: the model, as `model_name_or_path` of the predictor.
+        pretrained: a value of the predictor's `model_name_or_path`.
         lora_path: folder of an adapter of any method.
-        batch_size: prompts that are computed together; auto: 8.
-        max_length: maximum tokens of a prompt and what follows it; None: the model's context.
+        batch_size: prompts computed together; auto: 8.
+        max_length: maximum tokens of a prompt and its continuation; None: the model's context length.
         device: cpu, gpu, ...; None: a GPU if there is one.
         dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on a GPU.
-        max_batch_size: accepted from the harness; `batch_size` decides.
+        max_batch_size: accepted without effect.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class LMEvalModel:
     # -- texts --------------------------------------------------------------------------------------------------------
     @property
     def prefix_token_id(self) -> int:
-        """Id before an empty text: the first token of a sequence, else the end token."""
+        """Id before an empty text: the BOS token, else the EOS token."""
         first = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if first is None else first)
 
     def _encode(self, text: str) -> list[int]:
-        """Return the ids of a text, with the tokenizer's special tokens unless the text begins with the first one."""
+        """Return the ids of a text; special tokens are added unless the text begins with the prefix token."""
         has_prefix = text.startswith(self.tokenizer.decode([self.prefix_token_id]))
         return list(self.tokenizer.encode(text, add_special_tokens=not has_prefix))
 
@@ -92,21 +92,21 @@ class LMEvalModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer in the harness's cache of requests."""
+        """Name of the tokenizer in the harness's request cache."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the source of the chat template, "" if none is used.
+        """Return the source of the chat template, or "" if none is used.
 
         Raises:
-            ValueError: a template is chosen by its name.
+            ValueError: a template is selected by name.
         """
         if isinstance(chat_template, str):
-            raise ValueError(f"a chat template cannot be chosen by its name ({chat_template}); use the tokenizer's own")
+            raise ValueError(f"chat_template {chat_template}: cannot be selected by name; use the tokenizer's own")
         return (self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return messages as text by the tokenizer's chat template."""
+        """Return the messages rendered by the tokenizer's chat template."""
         options = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": not add_generation_prompt,
@@ -119,18 +119,18 @@ class LMEvalModel:
 
         Args:
             requests: requests whose `args` are a context and a continuation.
-            disable_tqdm: accepted from the harness.
+            disable_tqdm: accepted without effect.
         """
         continuations = [self._continuation(*request.args) for request in requests]
         found = self._likelihoods("loglikelihood", continuations, with_greedy=True)
         return [(each.logprob, bool(each.is_greedy)) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each text, in windows of the model's context; see evaluation/perplexity.py.
+        """Return the log-likelihood of each text, split into windows as in evaluation/perplexity.py.
 
         Args:
-            requests: requests whose `args` are a text.
-            disable_tqdm: accepted from the harness.
+            requests: requests whose only argument is a text.
+            disable_tqdm: accepted without effect.
         """
         windows, text_of = [], []
         for number, request in enumerate(requests):
@@ -148,11 +148,11 @@ class LMEvalModel:
             return log_likelihoods(self.model, continuations, advance=advance, **sizes, **options)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return a generated answer to each context, up to the first of its stop texts.
+        """Return a generated answer to each context, up to the first stop string.
 
         Args:
-            requests: requests whose `args` are a context and options of generation.
-            disable_tqdm: accepted from the harness.
+            requests: requests whose `args` are a context and generation options.
+            disable_tqdm: accepted without effect.
 
         Raises:
             ValueError: an option is unknown, or leaves no room for the context.
@@ -179,7 +179,7 @@ class LMEvalModel:
 
 
 def generation_options(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Return the stop texts, and the arguments of `generate`, of the harness's options of a request.
+    """Translate the harness's generation options to stop strings and arguments of `generate`.
 
     Raises:
         ValueError: an option is unknown.
@@ -195,5 +195,5 @@ def generation_options(given: Mapping[str, Any]) -> tuple[list[str], dict[str, A
     unknown = [key for key, value in rest.items() if value is not None]
     if unknown:
         known = ", ".join(("until", "do_sample", *_LENGTH_KEYS, *_SAMPLING_KEYS))
-        raise ValueError(f"generation option {unknown[0]!r} is not available; the known ones are {known}")
+        raise ValueError(f"unknown generation option {unknown[0]!r}; known: {known}")
     return [stops] if isinstance(stops, str) else [stop for stop in stops if stop], options

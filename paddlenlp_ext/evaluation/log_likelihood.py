@@ -1,7 +1,7 @@
-"""Log-likelihoods of continuations, many at a time.
+"""Log-likelihoods of continuations, in batches.
 
-Rows are concatenated without padding. Continuations of the same prompt share its computation
-(data/preference/tokenized_pair.py), and a sequence that is longer than allowed loses the beginning of its prompt.
+Rows are concatenated without padding. Continuations of the same prompt share the computation of the prompt, as the
+answers of a preference row do. A sequence longer than `max_length` loses the beginning of its prompt.
 
 Shapes: T positions of a batch, R target positions, D hidden size, A continuations of a batch.
 """
@@ -30,7 +30,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Continuation:
-    """Token ids to score, and the ids of the prompt before them, at least one."""
+    """Token ids to score, after at least one id of a prompt."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -42,7 +42,7 @@ class Likelihood:
 
     Attributes:
         logprob: sum of the log-probabilities of its tokens.
-        is_greedy: whether each token is the most likely one; None if this was not asked for.
+        is_greedy: whether each token is the most likely one; None if not computed.
     """
 
     logprob: float
@@ -58,13 +58,13 @@ def log_likelihoods(
     with_greedy: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[Likelihood]:
-    """Return the log-likelihood of every continuation, in order; that of an empty one is 0.
+    """Return the log-likelihood of every continuation, in order; an empty continuation has 0.
 
     Args:
         model: a language model.
-        continuations: what to score.
-        batch_size: prompts that are computed together.
-        max_length: maximum positions of a sequence; the last token of a continuation takes none.
+        continuations: continuations to score.
+        batch_size: prompts computed together.
+        max_length: maximum positions of a sequence; the last token of a continuation takes no position.
         with_greedy: compute `Likelihood.is_greedy`.
         advance: called with the number of finished continuations.
 
@@ -96,7 +96,7 @@ def row_losses(
     Args:
         model: a language model.
         rows: tokenized rows.
-        batch_size: rows that are computed together.
+        batch_size: rows computed together.
         advance: called with the number of finished rows.
 
     Raises:
@@ -116,7 +116,7 @@ def row_losses(
 
 
 def truncate_left(each: Continuation, max_length: int) -> Continuation:
-    """Return a continuation whose prompt lost its first tokens, so that both take at most `max_length` positions.
+    """Remove the first tokens of the prompt, so that prompt and continuation take at most `max_length` positions.
 
     Raises:
         ValueError: the prompt is empty, or the continuation alone exceeds `max_length`.
@@ -127,7 +127,7 @@ def truncate_left(each: Continuation, max_length: int) -> Continuation:
 
 
 def prompt_room(tokens: Sequence[int], max_length: int) -> int:
-    """Return the maximum number of tokens of a prompt before a continuation, whose last token takes no position.
+    """Return the maximum length of a prompt before a continuation; the last token takes no position.
 
     Raises:
         ValueError: the continuation alone exceeds `max_length`.
@@ -139,7 +139,7 @@ def prompt_room(tokens: Sequence[int], max_length: int) -> int:
 
 @dataclass(frozen=True)
 class _Group:
-    """Different continuations of one prompt, and the indices of the requests for each of them."""
+    """Distinct continuations of one prompt, and for each the indices of its requests."""
 
     prompt: tuple[int, ...]
     continuations: list[tuple[int, ...]]
@@ -150,7 +150,7 @@ class _Group:
         return len(self.prompt) + sum(map(len, self.continuations))
 
     def row(self, number: int) -> EncodedPreference:
-        """Return the row whose answers are the continuations."""
+        """Return a preference row with the continuations as answers."""
         parts = [self.prompt, *self.continuations]
         starts = np.cumsum([len(part) for part in parts])[:-1]
         tokens = np.concatenate([np.array(part, np.int32) for part in parts])
@@ -173,7 +173,7 @@ def _groups(continuations: Sequence[Continuation]) -> list[_Group]:
 
 
 def _scores(model: Any, rows: list[EncodedPreference], with_greedy: bool) -> Iterator[Likelihood]:
-    """Yield the likelihood of each answer of the rows."""
+    """Yield the log-likelihood of each answer in the rows."""
     batch: PreferenceBatch = collate_preferences([rows])
     logprobs_T, hidden_TD = _token_logprobs(model, batch)
     answers_T = batch.answer_index.ravel()
@@ -188,7 +188,7 @@ def _scores(model: Any, rows: list[EncodedPreference], with_greedy: bool) -> Ite
 
 
 def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.Tensor]:
-    """Return the log-probability of each label, float64 [T], 0 without a label, and the hidden states [T, D].
+    """Return the log-probability of each label, float64 [T] (0 without a label), and the hidden states [T, D].
 
     Raises:
         ValueError: log-probabilities are NaN.
@@ -198,7 +198,7 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     labels_T = batch.labels.ravel()
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
-    if np.isnan(logprobs_T).any():  # argmax would choose one of them
+    if np.isnan(logprobs_T).any():  # argmax would choose a NaN
         raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
     return logprobs_T, hidden_TD
 

@@ -1,4 +1,4 @@
-"""Scores of generated answers: extraction, and comparison with the right answers of a row."""
+"""Metrics of generated answers: extract the answer, then compare it with the right answers of the row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+
 
 
 def extract(text: str, pattern: str | None) -> str | None:
-    """Return the last match of a regular expression, or its first group; the text itself without a pattern."""
+    """Return the last match of a regular expression, or its first group; without a pattern, the text itself."""
     if pattern is None:
         return text
     matches = list(re.finditer(pattern, text))
@@ -25,7 +25,7 @@ def extract(text: str, pattern: str | None) -> str | None:
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number of a text, with or without thousands separators; None if there is no number."""
+    """Return the last number in a text, which may have thousands separators; None if there is no number."""
     found = _NUMBER.findall(text)
     return Decimal(found[-1].replace(",", "")) if found else None
 
@@ -40,7 +40,7 @@ def _same_number(output: str, reference: str) -> bool:
 
 
 def f1(output: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall of the words, as in SQuAD (arXiv:1606.05250)."""
+    """Return the F1 score of the words, as in SQuAD (arXiv:1606.05250)."""
     words, right = (Counter(WordTokenizer().tokenize(text)) for text in (output, reference))
     shared = (words & right).total()
     return 2 * shared / max(1, words.total() + right.total())
@@ -54,17 +54,17 @@ _SHARES: Mapping[str, Callable[[str, str], bool]] = {
 
 
 def score_answers(metric: str, outputs: Sequence[str | None], references: Sequence[Sequence[str]]) -> Scores:
-    """Return the scores of extracted answers under one metric; a row counts with its best reference.
+    """Return the scores of extracted answers under one metric: the best over the right answers of each row.
 
-    BLEU compares with the first reference of each row.
+    BLEU uses only the first right answer of each row.
 
     Args:
         metric: name of the metric.
-        outputs: extracted answers; None where nothing was extracted, which scores 0.
+        outputs: extracted answers; None scores 0, because nothing was extracted.
         references: right answers of each row, at least one.
 
     Raises:
-        ValueError: a library is not installed.
+        ValueError: the library that the metric needs is not installed.
     """
     if metric == "bleu4":
         value = bleu4([output or "" for output in outputs], [row[0] for row in references])

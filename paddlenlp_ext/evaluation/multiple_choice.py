@@ -1,11 +1,11 @@
-"""Multiple choice: the model's answer to a question is the choice with the greatest log-likelihood.
+"""Task of kind multiple_choice: the model's answer is the choice with the greatest score.
 
-| metric | compared |
+| metric | score |
 |---|---|
 | acc | log-likelihood of the choice |
 | acc_norm | log-likelihood divided by the number of characters of the choice |
 
-Both are those of lm-evaluation-harness. The choices of a question share the computation of its prompt.
+Both are defined as in lm-evaluation-harness. The choices of a question share the computation of its prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INVALID_CHOICES = "invalid choices"
 
 @dataclass(frozen=True)
 class Question:
-    """Prompt, choices, and the indices of the right choices."""
+    """Prompt with its choices and the indices of the right ones."""
 
     prompt: Prompt | str
     choices: tuple[str, ...]
@@ -46,7 +46,7 @@ class Question:
 
 
 class MultipleChoice(Task):
-    """Task of kind multiple_choice; see the module."""
+    """Task that compares the log-likelihoods of choices."""
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
@@ -56,7 +56,7 @@ class MultipleChoice(Task):
         self.references = [question.choices[min(question.right)] for question in self.questions]
 
     def encode(self, encoder: PromptEncoder) -> list[list[Continuation]]:
-        """Return the continuations of each question."""
+        """Return one continuation for each choice of each question."""
 
         def of_question(question: Question) -> list[Continuation]:
             delimiter = self.options.delimiter
@@ -64,7 +64,7 @@ class MultipleChoice(Task):
 
         return self.encode_rows(of_question, self.questions)
 
-    def num_parts(self, encoded: list[list[Continuation]]) -> int:
+    def num_units(self, encoded: list[list[Continuation]]) -> int:
         """Return the number of choices."""
         return sum(map(len, encoded))
 
@@ -76,7 +76,7 @@ class MultipleChoice(Task):
         batch_size: int,
         advance: Callable[[int], object],
     ) -> Measured:
-        """Return acc and acc_norm, and the choice with the greatest score under the first metric."""
+        """Return acc and acc_norm, and the model's choices under the first metric."""
         flat = [continuation for row in encoded for continuation in row]
         options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
         found = iter(log_likelihoods(model, flat, **options))
@@ -93,7 +93,7 @@ class MultipleChoice(Task):
         )
 
     def _chosen(self, logprobs: list[np.ndarray], metric: str) -> list[int]:
-        """Return the index of the chosen choice of each question."""
+        """Return the index of the model's choice for each question."""
         if metric == "acc":
             return [int(np.argmax(row)) for row in logprobs]
         lengths = [np.array([len(choice) for choice in question.choices], float) for question in self.questions]
@@ -101,11 +101,11 @@ class MultipleChoice(Task):
 
 
 def read_question(value: Any, options: TaskOptions) -> Question:
-    """Return the question of a row.
+    """Return the multiple-choice question of a row.
 
     Raises:
-        InvalidRowError: the row lacks a field, has fewer than two choices or an empty one, or its answer is not one of
-            the choices.
+        InvalidRowError: the row lacks a field, has fewer than two choices or an empty choice, or its answer is not
+            among the choices.
     """
     row = read_object(value, ())
     prompt, choices = read_prompt(row, options), _read_choices(row, options)
@@ -138,7 +138,7 @@ def _read_right(row: dict[str, Any], options: TaskOptions) -> list[int | str]:
 
 
 def _index_of(answer: int | str, choices: tuple[str, ...], row: dict[str, Any], options: TaskOptions) -> int:
-    """Return the index of the right choice: the index itself, the letter A, B, ... of the choice, or its text."""
+    """Return the index of the right choice; the answer is the index, a letter A, B, ..., or the text of the choice."""
     if isinstance(answer, str) and answer in choices:
         return choices.index(answer)
     index = answer if isinstance(answer, int) else ord(answer) - ord("A") if len(answer) == 1 else -1

@@ -1,13 +1,13 @@
-"""Perplexity of the answers of rows, or of plain text.
+"""Task of kind perplexity: perplexity of the answers in rows, or of plain text.
 
 | data | target tokens | resampled unit |
 |---|---|---|
-| rows in a format of training | those of training | row |
+| rows in a fine-tuning format | as in training | row |
 | rows with a field of plain text | all | row |
 | a .txt file | all | window |
 
-A text that is longer than allowed is divided into windows, each token of which is predicted once. As in
-lm-evaluation-harness, a window begins with the token before it, and the last one has as much context as fits:
+A text longer than `max_length` is divided into windows that predict each token once. As in lm-evaluation-harness, the
+prompt of a window is the token before it, and the last window has as much context as fits:
 
     tokens  a b c d e f g h      max_length 3, start token s
 
@@ -44,16 +44,23 @@ EMPTY_TEXT = "empty text"
 
 @dataclass(frozen=True)
 class Units:
-    """Encoded parts of the data: windows of texts, or rows; and the unit of each, with its tokens and bytes."""
+    """Sequences to score, grouped into the units that the bootstrap resamples.
 
-    parts: Sequence[Continuation] | Sequence[EncodedRow]
+    Attributes:
+        sequences: windows of texts, or tokenized rows.
+        unit_of: unit of each sequence.
+        num_tokens: number of target tokens of each unit.
+        num_bytes: number of UTF-8 bytes of each unit.
+    """
+
+    sequences: Sequence[Continuation] | Sequence[EncodedRow]
     unit_of: np.ndarray
     num_tokens: np.ndarray
     num_bytes: np.ndarray
 
 
 class Perplexity(Task):
-    """Task of kind perplexity."""
+    """Task that measures perplexity and bits per byte."""
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
@@ -73,7 +80,7 @@ class Perplexity(Task):
             self.rows = list(read_rows(file))[: options.limit]
 
     def encode(self, encoder: PromptEncoder) -> Units:
-        """Return the windows of the texts, or the tokens and targets of the rows."""
+        """Return the windows of the texts, or the tokenized rows."""
         return self._encode_rows(encoder) if self.texts is None else self._encode_texts(self.texts, encoder)
 
     def _encode_texts(self, texts: Sequence[str], encoder: PromptEncoder) -> Units:
@@ -84,7 +91,8 @@ class Perplexity(Task):
             windows += own
             if self.is_one_text:
                 unit_of += range(len(own))
-                # A window may end within a character, and a tokenizer may change the text: only shares are known.
+                # A window may end within a character, and a tokenizer may change the text. So the bytes of the text are
+                # divided in proportion to the decoded windows.
                 decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in own]
                 num_bytes += [len(text.encode()) * count / sum(decoded) for count in decoded]
             else:
@@ -105,20 +113,20 @@ class Perplexity(Task):
         num_tokens = np.array([row.loss_mask.sum() for row in rows], float)
         return Units(rows, np.arange(len(rows)), num_tokens, np.array(num_bytes, float))
 
-    def num_parts(self, encoded: Units) -> int:
+    def num_units(self, encoded: Units) -> int:
         """Return the number of rows or windows."""
-        return len(encoded.parts)
+        return len(encoded.sequences)
 
     def measure(
         self, model: Any, encoded: Units, encoder: PromptEncoder, batch_size: int, advance: Callable[[int], object]
     ) -> Measured:
         """Return perplexity per token and bits per byte."""
-        parts: Any = encoded.parts
+        sequences: Any = encoded.sequences
         if self.texts is None:
-            losses = row_losses(model, parts, batch_size=batch_size, advance=advance)
+            losses = row_losses(model, sequences, batch_size=batch_size, advance=advance)
         else:
             options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
-            losses = np.array([-each.logprob for each in log_likelihoods(model, parts, **options)])
+            losses = np.array([-each.logprob for each in log_likelihoods(model, sequences, **options)])
         losses = np.bincount(encoded.unit_of, losses).astype(float)
         windows = tuple(encoded.num_bytes.tolist()) if self.is_one_text else ()
         scores = {
@@ -129,7 +137,7 @@ class Perplexity(Task):
 
 
 def rolling_windows(tokens: Sequence[int], start: int, max_length: int) -> Iterator[Continuation]:
-    """Yield the windows of a text, in which each token is predicted once, after at most `max_length` tokens.
+    """Yield the windows of a text, which predict each token once from at most `max_length` earlier tokens.
 
     Args:
         tokens: ids of the text.

@@ -1,4 +1,4 @@
-"""Figure of an evaluation: a panel for each metric of each task, with the score and the interval of each model."""
+"""Plot scores.png: a panel for each metric of each task, with the score and the interval of each model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PER_ROW = 3
 
 
 def plot_scores(lines: Sequence[Line], models: Sequence[str], path: Path) -> None:
-    """Plot the scores of all models; shares and means are in percent."""
+    """Plot the scores of all models; shares and means are percentages."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because it takes a second
     from matplotlib.figure import Figure

@@ -18,12 +18,12 @@ from paddlenlp_ext.evaluation.log_likelihood import Continuation, prompt_room, t
 
 
 def split_pair(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a text and of its continuation, as described above; those of an empty text are [].
+    """Return the ids of a text and of its continuation, as the module describes; an empty text has no ids.
 
     Args:
-        encode: function from a text to its ids, with the ids that precede every text.
+        encode: function from a text to its ids, including prefix ids such as BOS.
         context: the text.
-        continuation: text that follows it.
+        continuation: text after `context`.
     """
     stripped = context.rstrip()
     ids = encode(stripped) if stripped else []
@@ -36,8 +36,8 @@ class PromptEncoder:
 
     Attributes:
         tokenizer: a Hugging Face tokenizer.
-        template: chat template, which also knows the ids that precede a text.
-        max_length: maximum tokens of a prompt and what follows it.
+        template: the chat template; its encoder has the prefix ids of a text, such as BOS.
+        max_length: maximum tokens of a prompt and its continuation.
     """
 
     tokenizer: Any
@@ -46,10 +46,10 @@ class PromptEncoder:
 
     @property
     def start_ids(self) -> list[int]:
-        """Ids before an empty text: those of the tokenizer, else its first or its end token.
+        """Ids before an empty text: the tokenizer's prefix ids, else its BOS or EOS token.
 
         Raises:
-            ValueError: the tokenizer has none of them.
+            ValueError: the tokenizer has no such token.
         """
         ids = list(self.template.encoder.prefix_ids)
         if ids:
@@ -57,18 +57,18 @@ class PromptEncoder:
         special = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
         token = next((token for token in special if token is not None), None)
         if token is None:
-            raise ValueError(f"the tokenizer {self.tokenizer.name_or_path!r} has neither a first nor an end token")
+            raise ValueError(f"the tokenizer {self.tokenizer.name_or_path!r} has neither a BOS nor an EOS token")
         return [int(token)]
 
     def text(self, text: str) -> list[int]:
-        """Return the ids of a plain text, with those that the tokenizer puts before it."""
+        """Return the ids of a plain text after the tokenizer's prefix ids."""
         return [*self.template.encoder.prefix_ids, *self.template.encoder.encode([text], [False])[0]]
 
     def continuation(self, prompt: Prompt | str, text: str, delimiter: str = "") -> Continuation:
-        """Return the ids of a prompt and of a text after it; `delimiter` separates it from plain text.
+        """Return the ids of a prompt and its continuation; `delimiter` separates them if the prompt is plain text.
 
         Raises:
-            ValueError: the text, or the template's part of the prompt, exceeds `max_length` by itself.
+            ValueError: the continuation, or the constant text of the template, alone exceeds `max_length`.
         """
         if isinstance(prompt, str):
             ids, continued = split_pair(self.text, prompt, delimiter + text)
@@ -82,12 +82,12 @@ class PromptEncoder:
         return truncate_left(Continuation(ids, continued), self.max_length)
 
     def prompt(self, prompt: Prompt | str, num_new: int) -> list[int]:
-        """Return the ids of a prompt that leaves room for `num_new` tokens: plain text loses its beginning.
+        """Return the ids of a prompt, truncated to leave room for `num_new` tokens.
 
-        A conversation loses its oldest turns, then the end of the last message.
+        Plain text loses its beginning. A conversation loses its oldest turns, then the end of the last message.
 
         Raises:
-            ValueError: there is no room for a prompt.
+            ValueError: no room is left for a prompt.
         """
         room = self.max_length - num_new
         if room < 1:

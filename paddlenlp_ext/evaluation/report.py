@@ -1,4 +1,4 @@
-"""Report of an evaluation: tables for the terminal and in Markdown, JSON, and the rows with all answers."""
+"""Report of an evaluation: tables in the terminal and in Markdown, JSON, and the rows with all answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_CELL = 400
 
 @dataclass(frozen=True)
 class Line:
-    """One metric of one task: score, interval and comparison with the first model, by model.
+    """Results of all models for one metric of one task.
 
     Attributes:
         task: name of the task.
@@ -41,7 +41,7 @@ class Line:
     comparisons: Mapping[str, Comparison | None]
 
     def cell(self, model: str) -> str:
-        """Return score and interval of a model as text."""
+        """Return the score and the interval of a model as text."""
         scores, interval = self.scores[model], self.intervals[model]
         value = scores.format(scores.value)
         return value if interval is None else f"{value} ({_range(scores, interval)})"
@@ -56,14 +56,14 @@ class Evaluation:
         models: names of the models; the others are compared with the first one.
         measured: model -> result of each task.
         seed: seed of the bootstrap.
-        facts: further facts for results.json.
+        details: further entries of results.json.
     """
 
     tasks: Sequence[Task]
     models: Sequence[str]
     measured: Mapping[str, Sequence[Measured]]
     seed: int
-    facts: Mapping[str, Any]
+    details: Mapping[str, Any]
 
     def lines(self) -> list[Line]:
         """Return a line for each metric of each task."""
@@ -84,9 +84,9 @@ class Evaluation:
         )
 
     def examples(self, num_examples: int) -> tuple[str, list[list[str]]]:
-        """Return the name of the first task with texts, and its first rows: question, right answer, models' answers.
+        """Return the name of a task and its first rows: question, right answer, and each model's answer.
 
-        Generated answers are preferred to chosen ones.
+        Prefer generation over multiple-choice tasks.
         """
         with_outputs = [
             number for number in range(len(self.tasks)) if self.measured[self.models[0]][number].outputs is not None
@@ -102,9 +102,9 @@ class Evaluation:
 
 
 def write_report(evaluation: Evaluation, folder: Path, num_examples: int) -> list[Line]:
-    """Write results.json, report.md and rows.jsonl to a folder; return the lines of the table."""
+    """Write results.json, report.md and rows.jsonl to a folder; return the lines of the score table."""
     lines = evaluation.lines()
-    write_json(folder / "results.json", {**evaluation.facts, "seed": evaluation.seed, "results": _as_json(lines)})
+    write_json(folder / "results.json", {**evaluation.details, "seed": evaluation.seed, "results": _as_json(lines)})
     write_text(folder / "report.md", markdown(evaluation, lines, num_examples))
     rows = (json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(evaluation))
     write_text(folder / "rows.jsonl", "".join(rows))
@@ -135,7 +135,7 @@ def _optional(value: Interval | Comparison | None) -> dict[str, Any] | None:
 
 
 def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield each row of the tasks with answers: question, right answer, and each model's answer and scores."""
+    """Yield the rows of rows.jsonl: question, right answer, and each model's answer and scores."""
     for number, task in enumerate(evaluation.tasks):
         for index, (prompt, reference) in enumerate(zip(task.prompts, task.references, strict=True)):
             models = {}
@@ -148,13 +148,13 @@ def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
 
 
 def score_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of scores."""
+    """Return the header and the rows of the score table."""
     rows = [[line.task, line.metric, f"{line.num_rows:,}", *(line.cell(model) for model in models)] for line in lines]
     return ["task", "metric", "rows", *models], rows
 
 
 def difference_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table of differences from the first model."""
+    """Return the header and the rows of the table of differences from the first model."""
     rows = []
     for line in lines:
         for model, comparison in line.comparisons.items():
@@ -167,8 +167,8 @@ def difference_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list
 
 
 def print_tables(evaluation: Evaluation, lines: Sequence[Line]) -> None:
-    """Print the tables of scores and of differences to the terminal."""
-    console = Console(highlight=False, markup=False)  # names of models and tasks may have brackets
+    """Print the tables of scores and differences to the terminal."""
+    console = Console(highlight=False, markup=False)  # names of models and tasks may contain brackets
     for title, (header, rows) in (
         ("Scores, with 95 % confidence intervals", score_table(evaluation.models, lines)),
         (f"Differences from {evaluation.models[0]}, on the same rows", difference_table(evaluation.models, lines)),
@@ -189,8 +189,8 @@ def markdown(evaluation: Evaluation, lines: Sequence[Line], num_examples: int) -
     parts += _markdown_table(*score_table(evaluation.models, lines))
     header, rows = difference_table(evaluation.models, lines)
     if rows:
-        parts += ["", f"Differences from {evaluation.models[0]} on the same rows, with 95 % intervals. p is that of"]
-        parts += ["McNemar's exact test for shares of rows, and of the paired bootstrap for the others.", ""]
+        parts += ["", f"Differences from {evaluation.models[0]} on the same rows, with 95 % intervals. p comes from"]
+        parts += ["McNemar's exact test for shares of rows, and from the paired bootstrap for other metrics.", ""]
         parts += _markdown_table(header, rows)
     task, examples = evaluation.examples(num_examples)
     if examples:

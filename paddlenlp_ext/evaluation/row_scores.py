@@ -1,6 +1,6 @@
-"""Scores of one model on the rows of a task, with their intervals and comparisons.
+"""Scores of one model on the rows of a task, with confidence intervals and comparisons.
 
-| kind | values, weights of a row | score |
+| kind | value and weight of a row | score |
 |---|---|---|
 | share | 0 or 1, 1 | mean |
 | mean | any number, 1 | mean |
@@ -36,18 +36,18 @@ class Scores:
 
     Attributes:
         kind: kind of the metric; see the module.
-        values, weights: of each row.
-        parts: sizes of the rows, if models may divide the data into different ones; else empty.
+        values, weights: value and weight of each row.
+        window_sizes: sizes of the windows of a text, which may differ between tokenizers; else empty.
     """
 
     kind: str
     values: Array
     weights: Array
-    parts: tuple[float, ...] = ()
+    window_sizes: tuple[float, ...] = ()
 
     @classmethod
     def of_rows(cls, kind: str, values: Sequence[float], weights: Sequence[float] | None = None) -> Scores:
-        """Return the scores of rows; without weights all rows count the same."""
+        """Return the scores of rows; without weights, all rows count equally."""
         return cls(kind, np.array(values, float), np.ones(len(values)) if weights is None else np.array(weights, float))
 
     @property
@@ -60,7 +60,7 @@ class Scores:
         return float(self._transform(np.array(self.values.sum() / self.weights.sum())))
 
     def interval(self, seed: int) -> Interval | None:
-        """Return the confidence interval, which is None for a score of the corpus."""
+        """Return the confidence interval, or None for a corpus score."""
         if self.kind == CORPUS:
             return None
         if self.kind == SHARE:
@@ -68,8 +68,8 @@ class Scores:
         return bootstrap_interval(self.values, self.weights, seed, self._transform)
 
     def compare(self, base: Scores, seed: int) -> Comparison | None:
-        """Compare with another model's scores; None if there is no test for these scores, or the rows are others."""
-        if self.kind == CORPUS or self.parts != base.parts:
+        """Compare with another model's scores; None for corpus scores, or if the windows differ."""
+        if self.kind == CORPUS or self.window_sizes != base.window_sizes:
             return None
         if self.kind == SHARE:
             return compare_shares(base.values, self.values, seed)
@@ -77,7 +77,7 @@ class Scores:
         return compare_ratios(*pairs, seed, self._transform)
 
     def format(self, value: float, signed: bool = False) -> str:
-        """Return a value of this metric as text, or a difference (`signed`), that of shares in percentage points."""
+        """Return a value of the metric as text; with `signed`, a difference, in percentage points for shares."""
         sign = "+" if signed else ""
         if self.kind in LOWER_IS_BETTER:
             return f"{value:{sign}.3f}" if abs(value) < 100 else f"{value:{sign}.1f}"

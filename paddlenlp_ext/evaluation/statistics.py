@@ -5,7 +5,7 @@
 | share of rows | Wilson (J. Am. Stat. Assoc. 22, 1927) | exact McNemar test (Psychometrika 12, 1947) |
 | mean, or ratio of sums | bootstrap percentiles (Efron, Ann. Stat. 7, 1979) | paired bootstrap |
 
-The resamples depend on the seed and the number of rows only, so two models are resampled with the same rows.
+The resampled rows depend only on the seed and the number of rows, so they are the same for two models.
 
 Shapes: N rows, R resamples.
 """
@@ -34,7 +34,7 @@ class Interval:
 
 
 def wilson_interval(num_successes: float, num_rows: int, confidence: float = 0.95) -> Interval:
-    """Return Wilson's score interval of a share, with z the quantile of the normal distribution.
+    """Return Wilson's score interval of a share, where z is the normal quantile of the confidence.
 
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
@@ -51,7 +51,7 @@ def wilson_interval(num_successes: float, num_rows: int, confidence: float = 0.9
 
 
 def resampled_ratios(values: Array, weights: Array, seed: int, num_resamples: int = NUM_RESAMPLES) -> Array:
-    """Return sum(values) / sum(weights) of resampled rows, float64 [R]; the mean if all weights are 1.
+    """Return sum(values) / sum(weights) of each resample, float64 [R].
 
     Args:
         values: float64 [N].
@@ -75,7 +75,13 @@ def bootstrap_interval(
     transform: Callable[[Array], Array] = np.asarray,
     confidence: float = 0.95,
 ) -> Interval:
-    """Return the percentile interval of transform(sum(values) / sum(weights)); arguments as in `resampled_ratios`."""
+    """Return the bootstrap percentile interval of transform(sum(values) / sum(weights)).
+
+    Args:
+        values, weights, seed: see `resampled_ratios`.
+        transform: applied to each ratio.
+        confidence: probability that the interval covers.
+    """
     return _percentiles(transform(resampled_ratios(values, weights, seed)), confidence)
 
 
@@ -84,9 +90,9 @@ class Comparison:
     """Difference between two models on the same rows.
 
     Attributes:
-        difference: score of the second model minus that of the first.
-        interval: its confidence interval, from the paired bootstrap.
-        p_value: two-sided probability of at least this difference between equal models.
+        difference: score of the second model minus the score of the first.
+        interval: confidence interval of the difference, from the paired bootstrap.
+        p_value: two-sided probability of a difference at least this large between equal models.
     """
 
     difference: float
@@ -95,7 +101,7 @@ class Comparison:
 
 
 def compare_shares(first: Array, second: Array, seed: int) -> Comparison:
-    """Compare two models by the rows that they answer correctly, 0 or 1, [N] each; the test is McNemar's."""
+    """Compare two models by which rows they answer correctly (0 or 1, [N] each), with McNemar's test."""
     resampled = resampled_ratios(second - first, np.ones(len(first)), seed)
     p_value = mcnemar_p_value(int(np.sum(first > second)), int(np.sum(second > first)))
     return Comparison(float(np.mean(second - first)), _percentiles(resampled, 0.95), p_value)
@@ -107,9 +113,15 @@ def compare_ratios(
     seed: int,
     transform: Callable[[Array], Array] = np.asarray,
 ) -> Comparison:
-    """Compare two models by transform(sum(values) / sum(weights)) of their pairs of values and weights, [N] each.
+    """Compare two models by transform(sum(values) / sum(weights)), with the paired bootstrap.
 
-    The p-value is twice the smaller share of resamples on one side of zero, with one added to both counts.
+    The p-value is twice the smaller share of resampled differences on one side of zero. One is added to both counts, so
+    it is never 0.
+
+    Args:
+        first, second: values and weights of each model, [N] each.
+        seed: seed of the resampling.
+        transform: applied to each ratio.
     """
     resampled = transform(resampled_ratios(*second, seed)) - transform(resampled_ratios(*first, seed))
     ratios = [transform(np.array(values.sum() / weights.sum())) for values, weights in (first, second)]
@@ -119,7 +131,7 @@ def compare_ratios(
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test: a binomial test of the rows where two models differ.
+    """Return the two-sided p-value of the exact McNemar test, a binomial test on the rows where the models differ.
 
     Args:
         only_first: rows that only the first model answers correctly.

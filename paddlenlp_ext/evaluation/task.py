@@ -1,4 +1,4 @@
-"""Interface of a task: read its rows, encode them for a model, and measure the model."""
+"""Base class of tasks: read the rows, encode them for a model, and measure the model."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Measured:
 
 
 class Task(ABC):
-    """Rows of a task, read and checked.
+    """Task with its rows, which the constructor reads and checks.
 
     Attributes:
         options: options of the task.
-        prompts: prompt of each row as text; of perplexity there is none.
-        references: right answer of each row as text.
+        prompts: prompt of each row as text; empty for perplexity.
+        references: right answer of each row as text; empty for perplexity.
     """
 
     def __init__(self, options: TaskOptions) -> None:
@@ -41,32 +41,32 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, encoder: PromptEncoder) -> Any:
-        """Return the rows as the tokens of a model.
+        """Encode the rows with a model's tokenizer and chat template.
 
         Raises:
-            ValueError: the template does not write a row, or a row is too long.
+            ValueError: the template cannot render a row, or a row is too long.
         """
 
     @abstractmethod
     def measure(
         self, model: Any, encoded: Any, encoder: PromptEncoder, batch_size: int, advance: Callable[[int], object]
     ) -> Measured:
-        """Return the scores of a model.
+        """Return the scores and the outputs of a model.
 
         Args:
             model: a language model.
             encoded: result of `encode` for this model.
             encoder: encoder of this model.
-            batch_size: rows that are computed together.
-            advance: called with the number of finished parts, of `num_parts`.
+            batch_size: rows computed together.
+            advance: called with the number of newly finished units.
         """
 
     @abstractmethod
-    def num_parts(self, encoded: Any) -> int:
-        """Return the number of parts that a progress bar counts."""
+    def num_units(self, encoded: Any) -> int:
+        """Return the number of units that a progress bar counts."""
 
     def encode_rows(self, encode: Callable[[Any], Any], rows: Sequence[Any]) -> list[Any]:
-        """Return encode(row) of each row; an error names the task and the row."""
+        """Apply `encode` to each row; errors name the task and the row."""
         encoded = []
         for number, row in enumerate(rows, start=1):
             try:

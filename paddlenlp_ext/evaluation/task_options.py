@@ -1,4 +1,4 @@
-"""Options of a task: keys of a task file, and arguments of llm/run_evaluation.py. Imports no Paddle."""
+"""Options of a task: keys of a task file, and arguments of llm/run_evaluation.py. Paddle is not imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
     PERPLEXITY: ("perplexity",),
 }
 GENERAL_TASK = "general"
-"""Name of the task that is distributed with the package."""
+"""Name of the built-in task."""
 _BUILTIN = {GENERAL_TASK: Path(__file__).with_name("general_task.json")}
 
 
@@ -37,30 +37,32 @@ class TaskOptions(OptionGroup):
     """Options of one task.
 
     Raises:
-        ValueError: an option is missing, or has no effect for the kind of task.
+        ValueError: a required option is missing, or an option has no effect for this kind of task.
     """
 
     task: str | None = option(None, choices=tuple(METRICS), help="kind of the task")
-    name: str | None = option(None, help="name in the report; unset: that of the task file or data file")
-    data_file: str | None = option(None, help="rows, one JSON object per line; for perplexity, also a .txt file")
+    name: str | None = option(None, help="name in the report; unset: the name of the task file or data file")
+    data_file: str | None = option(None, help="rows, one JSON object per line; perplexity also reads a .txt file")
     limit: int | None = option(None, minimum=1, help="evaluate the first rows only")
     prompt: str | None = option(
-        None, help="text with {field} in place of a field of the row; unset: rows have a format of training"
+        None, help="text with {field} in place of a field of the row; unset: rows have a fine-tuning format"
     )
-    chat: bool = option(True, help="ask through the chat template; false: continue the text of the prompt")
-    answer: str = option("answer", help="field with the right answer: a text, a list of texts, or which choice")
+    chat: bool = option(True, help="use the chat template; false: continue the prompt as plain text")
+    answer: str = option(
+        "answer", help="field with the right answer: a text, a list of texts, or the index of a choice"
+    )
     choices: str | list[str] = option(  # noqa: RUF009 (the default is a string)
-        "choices", help="field with the choices, or a list with one text, in which {field} is filled in, per choice"
+        "choices", help="field with the choices, or a list of texts, in which {field} is filled in"
     )
     delimiter: str = option(" ", help="text between prompt and choice if chat is false")
     metrics: tuple[str, ...] | None = option(
-        None, choices=[name for names in METRICS.values() for name in names], help="scores to compute"
+        None, choices=[name for names in METRICS.values() for name in names], help="metrics to compute"
     )
     pattern: str | None = option(
-        None, help="regular expression whose last match, or its first group, is the answer in a generated text"
+        None, help="regular expression whose last match, or its first group, is the answer within a generated text"
     )
     max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
-    stop: tuple[str, ...] = option((), help="texts that end a generated answer")
+    stop: tuple[str, ...] = option((), help="stop strings that end a generated answer")
     text: str | None = option(None, help="field with plain text whose perplexity is computed")
 
     def __post_init__(self) -> None:
@@ -74,9 +76,11 @@ class TaskOptions(OptionGroup):
         if self.chat and self.delimiter != type(self).delimiter:
             raise ValueError("delimiter has no effect unless chat is false; remove it")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
-            raise ValueError("answer has no effect without prompt: the last answer of the row is right; remove it")
+            raise ValueError(
+                "answer has no effect without prompt, because the last answer of the row is used; remove it"
+            )
         if any(not text for text in self.stop):
-            raise ValueError("stop has an empty text, which would end every answer at once; remove it")
+            raise ValueError("stop has an empty string, which would end every answer at once; remove it")
         if self.prompt is not None and not fields_of(self.prompt):
             raise ValueError("prompt names no field of the row; write {field} where its text belongs")
         for name in self.metrics or ():
@@ -115,19 +119,19 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 def fields_of(text: str) -> list[str]:
-    """Return the fields that a text names as {field}."""
+    """Return the field names that occur as {field} in a text."""
     return _FIELD.findall(text)
 
 
 def fill_fields(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {field} of a text; other braces stay."""
+    """Replace each {field} in a text; other braces stay."""
     return _FIELD.sub(lambda match: values[match[1]], text)
 
 
 def read_task(path: str | os.PathLike[str]) -> TaskOptions:
-    """Return the options of a task file, or of the built-in task of this name.
+    """Return the options of a task file, or of the built-in task with this name.
 
-    A relative data_file is looked for next to the task file.
+    A relative data_file is relative to the folder of the task file.
 
     Raises:
         ConfigError: keys are unknown or have invalid values; the message lists all problems with their locations.

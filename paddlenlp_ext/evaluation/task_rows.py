@@ -14,7 +14,7 @@ INVALID_ANSWER = "invalid answer"
 
 
 def read_field(row: dict[str, Any], name: str) -> str:
-    """Return a field of a row as text; numbers are written out.
+    """Return a field of a row as text; a number is converted to text.
 
     Raises:
         InvalidRowError: the field is missing, or is neither a string nor a number.
@@ -23,7 +23,7 @@ def read_field(row: dict[str, Any], name: str) -> str:
 
 
 def as_text(value: Any, path: FieldPath) -> str:
-    """Return a string, or a number written out.
+    """Return a string unchanged, or a number as text.
 
     Raises:
         InvalidRowError: the value is something else.
@@ -32,10 +32,10 @@ def as_text(value: Any, path: FieldPath) -> str:
 
 
 def fill_from_row(text: str, row: dict[str, Any]) -> str:
-    """Return a text with its {field} replaced by the fields of a row.
+    """Replace each {field} in a text by the field of a row.
 
     Raises:
-        InvalidRowError: as for `read_field`.
+        InvalidRowError: see `read_field`.
     """
     return fill_fields(text, {name: read_field(row, name) for name in fields_of(text)})
 
@@ -44,7 +44,7 @@ def read_prompt(value: Any, options: TaskOptions) -> Prompt | str:
     """Return the prompt of a row: a conversation, or plain text if `options.chat` is false.
 
     Raises:
-        InvalidRowError: the row lacks a field of the prompt, or has no format of training.
+        InvalidRowError: the row lacks a field of the prompt, or is not in a fine-tuning format.
     """
     row = read_object(value, ())
     if options.prompt is None:
@@ -59,10 +59,10 @@ def prompt_text(prompt: Prompt | str) -> str:
 
 
 def read_answers(row: dict[str, Any], options: TaskOptions) -> list[str]:
-    """Return the right answers of a row with the field `options.answer`: a text, a number, or a list of them.
+    """Return the right answers in the field `options.answer`: a text, a number, or a list of them.
 
     Raises:
-        InvalidRowError: there is none, one is blank, or the field has another type.
+        InvalidRowError: the field has no answer, a blank answer or another type.
     """
     value = read_member(row, options.answer, ())
     values = value if isinstance(value, list) else [value]

@@ -54,7 +54,7 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
             "delimiter has no effect unless chat is false",
         ),
         ({"task": "generation", "data_file": "x", "answer": "a"}, "answer has no effect without prompt"),
-        ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty text"),
+        ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty string"),
         ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt names no field"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),
     ],

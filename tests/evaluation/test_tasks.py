@@ -39,7 +39,7 @@ def open_task(tmp_path, rows, **keys):
 def measure(task, model, encoder):
     encoded, counted = task.encode(encoder), []
     measured = task.measure(model, encoded, encoder, 2, counted.append)
-    assert sum(counted) == task.num_parts(encoded)
+    assert sum(counted) == task.num_units(encoded)
     return measured
 
 
