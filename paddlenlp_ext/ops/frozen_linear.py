@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 import paddle
 
 from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
-from paddlenlp_ext.ops.linear import cpp as linear_cpp
-from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.linear import linear, linear_input_gradient_op
 from paddlenlp_ext.ops.quantized_linear import quantized_input_gradient_op, quantized_linear, takes_weight_only
-from paddlenlp_ext.ops.quantized_linear.cpp import quantized_input_gradient_cpp, quantized_linear_cpp
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.triton import fits_tiles, tile_format, tile_layer
-from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
+from paddlenlp_ext.ops.tensor_utils import contiguous
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer
@@ -35,15 +33,9 @@ class FrozenLinear(Protocol):
         """Map [..., in] to [..., out], differentiably, on any device."""
 
     def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Return (dL/dy) W [..., in] in the dtype of `gradient` [..., out], without autograd, on any device."""
+        """Return (dL/dy) W [..., in] for a gradient dL/dy [..., out], without autograd, on any device.
 
-    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the outputs in a new tensor, without autograd; x is float32, contiguous and on the CPU."""
-
-    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Return (dL/dy) W, float32 [..., in], in a new tensor.
-
-        `gradient` [..., out] is contiguous, and bfloat16 if the layer rounded x to bfloat16.
+        The result is float32 on the CPU, where the gradient is bfloat16 if the layer rounded x to bfloat16.
         """
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
@@ -77,19 +69,7 @@ class FrozenDense:
 
     def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
-        return paddle.matmul(gradient, in_dtype(self.weight, gradient.dtype))
-
-    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the outputs [..., out] without autograd."""
-        return linear_cpp.forward(
-            x,
-            linear_cpp.matmul_operand(self.weight),
-            None if self.bias is None else linear_cpp.matmul_operand(self.bias),
-        )
-
-    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Return the input gradient [..., in]."""
-        return linear_cpp.input_gradient(gradient, linear_cpp.matmul_operand(self.weight))
+        return linear_input_gradient_op.choose(gradient)(gradient, self.weight)
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
         """Return True: the product is Paddle's."""
@@ -131,16 +111,7 @@ class FrozenQuantized:
 
     def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return the input gradient [..., in]."""
-        return in_dtype(quantized_input_gradient_op.choose(gradient)(gradient, self.weight), gradient.dtype)
-
-    def cpp_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the outputs [..., out] without autograd."""
-        y = quantized_linear_cpp(x, self.weight)
-        return y if self.bias is None else y.add_(self.bias)
-
-    def cpp_input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Return the input gradient [..., in]."""
-        return quantized_input_gradient_cpp(gradient, self.weight)
+        return quantized_input_gradient_op.choose(gradient)(gradient, self.weight)
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
         """Return whether Paddle has a fused kernel for the codes."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import paddle
 
-from paddlenlp_ext.ops.cpp.library import function, pointers, sizes, unavailable_reason, usable
+from paddlenlp_ext.ops.cpp.library import function, pointers, sizes, usable_in_fp32_or_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
@@ -49,14 +49,10 @@ def _are_bf16(tensors: Sequence[paddle.Tensor]) -> bool:
     return paddle.bfloat16 in dtypes
 
 
-def _usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
-    return unavailable_reason() if x.place.is_cpu_place() and x.dtype == paddle.bfloat16 else usable(x)
-
-
 sum_of_squares_op = DispatchedOp(
-    "sum_of_squares", cpp=(sum_of_squares_cpp, _usable_in_fp32_or_bf16), reference=sum_of_squares_reference
+    "sum_of_squares", cpp=(sum_of_squares_cpp, usable_in_fp32_or_bf16), reference=sum_of_squares_reference
 )
-scale_op = DispatchedOp("scale", cpp=(scale_cpp, _usable_in_fp32_or_bf16), reference=scale_reference)
+scale_op = DispatchedOp("scale", cpp=(scale_cpp, usable_in_fp32_or_bf16), reference=scale_reference)
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:

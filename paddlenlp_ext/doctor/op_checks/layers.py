@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.gates import clamped_swiglu, geglu, swiglu
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.ops.layer_norm import layer_norm
-from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.linear import linear, linear_input_gradient_op
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.ops.norm_linear import norm_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
@@ -110,6 +110,13 @@ def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
     """Multiply many rows, and few."""
     weight, bias = inputs.trained(48, 64), inputs.trained(48)
     return [linear(inputs.trained(rows, 64), weight, bias) for rows in (21, 2)]
+
+
+@op_case("linear's gradient")
+def run_linear_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
+    """Multiply output gradients by the weight."""
+    gradient = inputs.frozen(21, 40)
+    return [linear_input_gradient_op.choose(gradient)(gradient, inputs.frozen(40, 64))]
 
 
 @op_case("LoRA linear")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import paddle
 
 from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.tensor_utils import contiguous
 
 if TYPE_CHECKING:
     from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
@@ -77,6 +78,19 @@ def _has_bf16_products() -> bool:
     result = ctypes.c_int64()
     library.function("has_bf16_products")(ctypes.byref(result))
     return bool(result.value)
+
+
+def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
+    """Return a contiguous parameter in a dtype that the matmuls can read.
+
+    A bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
+    """
+    if parameter.dtype == paddle.float32:
+        return contiguous(parameter)
+    is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
+    if is_matrix and unavailable_reason() is None:
+        return contiguous(parameter)
+    return contiguous(parameter.astype("float32"))
 
 
 def as_bf16(x: paddle.Tensor) -> paddle.Tensor:

@@ -48,6 +48,11 @@ def usable(x: paddle.Tensor) -> str | None:
     return on_cpu_in_fp32(x) or unavailable_reason()
 
 
+def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
+    """Return None for float32 or bfloat16 on the CPU with the library available; otherwise the reason."""
+    return unavailable_reason() if x.place.is_cpu_place() and x.dtype == paddle.bfloat16 else usable(x)
+
+
 @functools.cache
 def function(name: str) -> Callable[..., None]:
     """Return an entry point of `csrc/api.h` by name.

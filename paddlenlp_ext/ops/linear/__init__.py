@@ -6,10 +6,16 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.dispatch import DispatchedOp
-from paddlenlp_ext.ops.linear.cpp import linear_cpp
-from paddlenlp_ext.ops.linear.reference import linear_reference
+from paddlenlp_ext.ops.linear.cpp import linear_cpp, linear_input_gradient_cpp
+from paddlenlp_ext.ops.linear.reference import linear_input_gradient_reference, linear_reference
 
 linear_op = DispatchedOp("linear", cpp=(linear_cpp, library.usable), reference=linear_reference)
+linear_input_gradient_op = DispatchedOp(
+    "linear's gradient",
+    cpp=(linear_input_gradient_cpp, library.usable_in_fp32_or_bf16),
+    reference=linear_input_gradient_reference,
+)
+"""Op of (dL/dy) W, without autograd; backends take (gradient [..., out], weight)."""
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:

@@ -10,8 +10,8 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpp import bf16, library
-from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, uses_bf16
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, matmul_operand, uses_bf16
 from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.recompute_functions import recompute_function
 from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
@@ -22,10 +22,10 @@ def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
     x, weight, bias = contiguous(x), matmul_operand(weight), None if bias is None else matmul_operand(bias)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
-    return forward(x, weight, bias)
+    return _forward(x, weight, bias)
 
 
-def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+def _forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """Return the outputs without autograd; x is float32 and contiguous, the weight float32 or bfloat16.
 
     Raises:
@@ -45,9 +45,9 @@ def forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None)
     return y
 
 
-def input_gradient(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+def linear_input_gradient_cpp(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
     """Return (dL/dy) W, float32 [..., in], for a contiguous float32 or bfloat16 dL/dy [..., out]."""
-    in_bf16 = gradient.dtype == paddle.bfloat16
+    weight, in_bf16 = matmul_operand(weight), gradient.dtype == paddle.bfloat16
     x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])
     operand = as_bf16(weight) if in_bf16 else weight
     _call("linear_input_gradient", (gradient, operand, x_gradient), weight, in_bf16)
@@ -63,7 +63,7 @@ class _Linear(PyLayer):
         ctx.recompute_x = recompute_function(x)
         saves_x = requires_grad(weight) and ctx.recompute_x is None
         ctx.save_for_backward(weight, *([_saved_input(x, weight)] if saves_x else []))
-        return forward(x, weight, bias)
+        return _forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx, y_gradient):
@@ -72,7 +72,7 @@ class _Linear(PyLayer):
         operand = as_bf16(gradient) if ctx.in_bf16 else gradient
         gradients: list[paddle.Tensor | None] = [None, None, None]
         if ctx.grads_needed[0]:
-            gradients[0] = input_gradient(operand, weight)
+            gradients[0] = linear_input_gradient_cpp(operand, weight)
         if ctx.grads_needed[1]:
             weight_gradient = gradients[1] = library.empty(weight.shape)
             x = saved[0] if saved else ctx.recompute_x()
@@ -93,19 +93,6 @@ def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.T
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]
     library.function(name)(*addresses, rows, in_, out, in_bf16)
-
-
-def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
-    """Return a contiguous parameter in a dtype that the matmuls can read.
-
-    A bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
-    """
-    if parameter.dtype == paddle.float32:
-        return contiguous(parameter)
-    is_matrix = parameter.dtype == paddle.bfloat16 and parameter.ndim == 2
-    if is_matrix and bf16.unavailable_reason() is None:
-        return contiguous(parameter)
-    return contiguous(parameter.astype("float32"))
 
 
 def _saved_input(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import paddle
 
 from paddlenlp_ext.ops.dispatch import is_on_cpu
+from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -13,3 +14,8 @@ def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tenso
         weight = weight.astype("float32")
     y = paddle.matmul(x, weight, transpose_y=True)
     return y if bias is None else y + bias.astype(y.dtype)
+
+
+def linear_input_gradient_reference(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+    """Return (dL/dy) W [..., in] with Paddle's matmul, in the dtype of `gradient` [..., out]."""
+    return paddle.matmul(gradient, in_dtype(weight, gradient.dtype))

@@ -9,9 +9,9 @@ import ctypes
 
 import paddle
 
-from paddlenlp_ext.ops.cpp.bf16 import as_bf16, uses_bf16
+from paddlenlp_ext.ops.cpp.bf16 import as_bf16, matmul_operand, uses_bf16
 from paddlenlp_ext.ops.cpp.library import empty, function, pointer
-from paddlenlp_ext.ops.linear.cpp import forward, matmul_operand
+from paddlenlp_ext.ops.linear import linear
 
 
 def cross_entropy_cpp(
@@ -50,7 +50,7 @@ def chunk(weight_VD: paddle.Tensor) -> int:
 
 def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
     """Return `rows @ weight^T`, [R, V]."""
-    return forward(rows_RD.contiguous(), weight_VD, None)
+    return linear(rows_RD, weight_VD)
 
 
 def cross_entropy(

@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16
 from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.linear.cpp import linear_cpp
+from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.recompute_functions import recompute_function
 from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
 
@@ -32,7 +32,7 @@ def lora_linear_cpp(
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
     if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
-        return base.cpp_forward(x).add_(linear_cpp(linear_cpp(x, a).scale_(scaling), b))
+        return base(x).add_(linear(linear(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
 
 
@@ -60,7 +60,7 @@ class _LoRALinear(PyLayer):
             operand, gradient = as_bf16(operand), as_bf16(gradient)
         of_x, of_a, of_b = ctx.grads_needed
         gradients = (
-            ctx.base.cpp_input_gradient(gradient) if of_x else None,
+            contiguous(ctx.base.input_gradient(gradient)) if of_x else None,
             library.empty(a.shape) if of_a else None,
             library.empty(b.shape) if of_b else None,
         )
@@ -72,7 +72,7 @@ def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Return y, x in the dtype of the matmuls, and A x^T [r, rows] in the same dtype."""
-    y = base.cpp_forward(x)
+    y = contiguous(base(x))
     assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} does not match a base with {y.shape[-1]} outputs"
     operand = cached_bf16(x) if base.uses_bf16 else x
     inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.uses_bf16 else "float32")

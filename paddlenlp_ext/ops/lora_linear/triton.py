@@ -89,7 +89,7 @@ class _LoRALinear(PyLayer):
             x = saved[0] if saved else ctx.recompute_x()
             gradients["a"] = paddle.matmul(v_TK, in_dtype(x.reshape([-1, a.shape[1]]), dtype), transpose_x=True)
         if of_x:
-            x_gradient = contiguous(ctx.base.input_gradient(gradient_TO))
+            x_gradient = contiguous(in_dtype(ctx.base.input_gradient(gradient_TO), dtype))
             add_low_rank_(x_gradient, v_TK, in_dtype(a, dtype), 1.0, (a.shape[1], 1))
             gradients["x"] = x_gradient.reshape(ctx.shape)
         pairs = zip(gradients.values(), ctx.dtypes, strict=True)

@@ -75,7 +75,7 @@ _INTEGER = DispatchedOp(
 
 quantized_input_gradient_op = DispatchedOp(
     "quantized linear's gradient",
-    cpp=(quantized_input_gradient_cpp, library.usable),
+    cpp=(quantized_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=quantized_input_gradient_reference,
 )
 """Op of (dL/dy) W; backends take (gradient [..., out], weight)."""

@@ -9,6 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops import linear_cross_entropy as op
+from paddlenlp_ext.ops.linear_cross_entropy import chunks
 from paddlenlp_ext.ops.linear_cross_entropy import triton as module
 from paddlenlp_ext.ops.linear_cross_entropy.chunks import losses_by_chunks
 from paddlenlp_ext.ops.linear_cross_entropy.sharded_vocabulary import sharded_products_reference
@@ -139,7 +140,7 @@ def test_linear_cross_entropy_with_updates_and_launched_kernels_matches_the_form
 
 
 def test_linear_cross_entropy_with_triton_leaves_the_logits_in_the_dtype_of_the_matmul():
-    assert module.TRITON.float32_logits is False and op.products.PADDLE.float32_logits is True
+    assert module.TRITON.float32_logits is False and chunks.PADDLE.float32_logits is True
 
 
 @pytest.mark.parametrize(
