@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.pre_tokenizers import WORD_RULES, WordRule
-from paddlenlp_ext.checkpoint.gguf.read_tokenizer import WORD_MARK, TokenType, tokenizer_from_gguf
+from paddlenlp_ext.checkpoint.gguf.read_tokenizer import WORD_MARK, tokenizer_from_gguf
+from paddlenlp_ext.checkpoint.gguf.tokenizer_fields import TokenType
 from paddlenlp_ext.utils.logging import get_logger
 
 if TYPE_CHECKING:
