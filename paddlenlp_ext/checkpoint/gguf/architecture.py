@@ -1,10 +1,11 @@
-"""Description of a family's GGUF files, and the parts that several families have in common.
+"""Declare how a model family is stored in GGUF files, with the tables and checks that several families share.
 
-llama.cpp's converter changes some tensors. Reading undoes it, and writing does it:
+llama.cpp's converter changes some tensors. They are changed back when they are read, and changed again when they are
+written:
 
-- It permutes the query and key rows of some families that rotate the halves of a head, to neighbouring channels
+- The query and key rows of some families are permuted so that the two channels of a rotary pair are adjacent
   (`permutes`).
-- It stores the scale of norms, 1 + w, instead of w (`norm_offset`).
+- Norms are stored as 1 + w instead of w (`norm_offset`).
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ SANDWICH = {**POST_NORM, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedfo
 
 @dataclass(frozen=True)
 class Key:
-    """Number or flag of the metadata that config.json has too.
+    """Metadata key with a counterpart in config.json.
 
     Attributes:
-        name: key in the metadata, without the architecture's prefix.
+        name: metadata key without the prefix of the architecture.
         kind: int, float or bool.
-        default: value of files without the key; None: all files have it.
+        default: value for files without the key; None: the key is required.
         minimum: smallest valid value of an int.
     """
 
@@ -55,10 +56,10 @@ class Key:
     minimum: int = 1
 
     def read(self, file: GgufFile) -> Any:
-        """Return the value of a file.
+        """Return the value in a file.
 
         Raises:
-            ValueError: the value is missing, not of this kind, or less than the minimum.
+            ValueError: the value is missing, has another type, or is less than the minimum.
         """
         if self.kind is int:
             return count(file, self.name, self.default, self.minimum)
@@ -68,7 +69,7 @@ class Key:
         return file.require(key, bool) if self.default is None else file.get(key, bool, self.default)
 
     def stored(self, value: Any) -> Any:
-        """Return the value that a file has for `value` in config.json; None if it has none."""
+        """Convert a value of config.json to the value to store in a file; None if the key is left out."""
         value = self.default if value is None else value
         return None if value is None else self.kind(value)
 
@@ -80,28 +81,30 @@ def undivided(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyT
 
 @dataclass(frozen=True)
 class Architecture:
-    """Layout of a family's GGUF files.
+    """Layout of a model family's GGUF files.
 
     Attributes:
         name: `general.architecture`.
-        class_name: name of the model's class in config.json.
-        in_block: layer names in Hugging Face's models by the names in a block `blk.N.`; `{}` stands for the index of
-            an expert, the first axis of a stored tensor. Names with an ending stand for one tensor of a layer.
-        keys: metadata by the names of the same values in config.json, besides those that all families have.
-        constants: keys of config.json that files do not have, with the values of the published models.
-        settings: function from a file to keys of config.json that follow from several values or from tensors.
-        has_experts: whether the models have experts, as files with an `expert_count` of at least 1.
-        reads: whether the family reads a file of this name, which other families' files share.
+        class_name: name of the model class in config.json.
+        in_block: name in a block `blk.N.` -> name in a decoder layer of the Hugging Face model. `{}` stands for the
+            index of an expert, which is the first axis of the stored tensor. A name with a suffix such as `.weight`
+            is about a single tensor.
+        keys: key of config.json -> metadata key, in addition to the keys that all families have.
+        constants: keys of config.json that have no metadata, with the values of the published models.
+        settings: function that derives keys of config.json from several metadata values or from tensors.
+        has_experts: whether the family is a mixture of experts, whose files have an `expert_count` of at least 1.
+        reads: function that tells the family's files from those of other families with the same `name`.
         permutes: whether the rows of queries and keys are permuted.
         norm_offset: number that was added to the weights of norms.
-        norm_epsilon: name of the norms' epsilon, in the metadata and in config.json.
-        has_window: whether the family has sliding windows.
-        is_partly_rotated: whether the rotation may leave channels of a head as they are.
-        truncates_yarn: whether YaRN rounds the bounds between scaled and unscaled frequencies to whole ones.
-        is_latent: whether keys and values are computed from latents.
-        vectors: endings of the Hugging Face names of matrices of one row, which files store as vectors.
-        restore: function from the stored tensors, under the names of `in_block`, to those of Hugging Face's files.
-        divide: the inverse of `restore` for the tensors of a model and its config (`DecoderConfig`).
+        norm_epsilon: name of the norms' epsilon in the metadata and in config.json.
+        has_window: whether the family has sliding-window attention.
+        is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).
+        truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
+        is_latent: whether the family has multi-head latent attention (MLA).
+        vectors: suffixes of the Hugging Face names of one-row matrices that files store as vectors.
+        restore: function that converts the stored tensors (named as in `in_block`) to the tensors of the Hugging Face
+            checkpoint.
+        divide: inverse of `restore`; it gets the tensors and the config (`DecoderConfig`) of a model.
     """
 
     name: str
@@ -125,29 +128,29 @@ class Architecture:
 
     @property
     def has_parts(self) -> bool:
-        """True if files store some tensors in parts."""
+        """True if a Hugging Face tensor is stored as several GGUF tensors."""
         return self.divide is not undivided
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
-        """Return the keys of config.json that only this family has, or reads from other metadata.
+        """Return the keys of config.json that are specific to this family.
 
         Raises:
-            ValueError: metadata are missing or damaged, or describe a model that the family does not support.
+            ValueError: metadata are missing or damaged, or describe an unsupported model.
         """
         read = {own: key.read(file) for own, key in self.keys.items()}
         return {**read, **self.constants, **self.settings(file)}
 
 
 def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal equal to a stored float32: 1e-05 instead of 9.99999974737e-06."""
+    """Return the shortest decimal that rounds to a stored float32: 1e-05 instead of 9.99999974737e-06."""
     return float(str(np.float32(value)))
 
 
 def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31) -> int:
-    """Return a whole number under the architecture's prefix; without a default, it must exist.
+    """Return an integer from the metadata of the architecture; without a default, the key is required.
 
     Raises:
-        ValueError: the number is missing, less than the minimum or greater than the maximum.
+        ValueError: the key is missing, or the value is outside the range.
     """
     key = file.architecture_key(key)
     value = file.require(key, int) if default is None else file.get(key, int, default)
@@ -159,29 +162,29 @@ def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1
 
 
 def number(file: GgufFile, key: str, default: float | None = None) -> float:
-    """Return a number under the architecture's prefix; without a default, it must exist."""
+    """Return a number from the metadata of the architecture; without a default, the key is required."""
     key = file.architecture_key(key)
     return shortest_decimal(file.require(key, float) if default is None else file.get(key, float, default))
 
 
 def has_bias(file: GgufFile, name: str) -> bool:
-    """Return whether a layer of the first block has a bias."""
+    """Return whether the layer `name` of the first block has a bias."""
     return f"blk.0.{name}.bias" in file.tensors
 
 
 def has_window(file: GgufFile) -> bool:
-    """Return whether the model has sliding windows."""
+    """Return whether the model of a file has sliding-window attention."""
     return bool(count(file, "attention.sliding_window", 0, minimum=0))
 
 
 def attention_bias(file: GgufFile) -> dict[str, bool]:
-    """Return `attention_bias` of config.json, which stands for all projections of the attention.
+    """Return `attention_bias` of config.json, which applies to all attention projections.
 
     Raises:
-        ValueError: only some of them have a bias.
+        ValueError: only some of the projections have a bias.
     """
     if has_bias(file, "attn_q") != has_bias(file, "attn_output"):
-        raise ValueError(f"{file.path}: a bias on only some attention projections, which config.json cannot express")
+        raise ValueError(f"{file.path}: only some attention projections have a bias, which config.json cannot express")
     return {"attention_bias": has_bias(file, "attn_q")}
 
 

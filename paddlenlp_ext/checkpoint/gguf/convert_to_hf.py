@@ -21,7 +21,7 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Write the weights, configs and tokenizer of a .gguf file to a Hugging Face folder.
 
-    Each tensor keeps the format in which it is read, so no bit is lost.
+    Each tensor is saved in the format in which it is read, so the conversion is exact.
 
     Args:
         path: the .gguf file.

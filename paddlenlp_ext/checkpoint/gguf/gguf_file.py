@@ -1,7 +1,7 @@
-"""Header of a GGUF file: metadata and tensor locations (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+"""Open GGUF files: typed access to metadata, and split models.
 
-A split model, `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`, is one `GgufFile`: the first part has the
-metadata, and every part has some of the tensors.
+The files of a split model, `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`, are one `GgufFile`: the first file
+has the metadata, and every file has some of the tensors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Header of a model; `GgufWeights` reads the tensors.
+    """Metadata and tensor locations of a GGUF model; `GgufWeights` reads the tensors.
 
     Attributes:
-        path: the file, or the first part of a split model.
+        path: the file, or the first file of a split model.
         metadata: values by key.
-        tensors: locations of tensors by name, in all parts.
+        tensors: locations of the tensors of all files, by name.
     """
 
     path: Path
@@ -39,14 +39,14 @@ class GgufFile:
 
     @property
     def architecture(self) -> str:
-        """Value of `general.architecture`: llama, qwen2, ..."""
+        """Value of `general.architecture`, such as llama or qwen2."""
         return self.require("general.architecture", str)
 
     def require(self, key: str, kind: type[T]) -> T:
-        """Return a metadata value that must exist.
+        """Return a required metadata value.
 
         Raises:
-            ValueError: the key is missing, or its value is not of `kind`.
+            ValueError: the key is missing, or the value does not have the type `kind`.
         """
         self._require_key(key)
         return self._checked(key, self.metadata[key], kind)
@@ -59,33 +59,34 @@ class GgufFile:
         """Return a metadata value, or `default` if the key is missing.
 
         Raises:
-            ValueError: the value is not of `kind`.
+            ValueError: the value does not have the type `kind`.
         """
         return self._checked(key, self.metadata[key], kind) if key in self.metadata else default
 
     def require_list(self, key: str, kind: type[T]) -> list[T]:
-        """Return a metadata list that must exist.
+        """Return a required metadata list.
 
         Raises:
-            ValueError: the key is missing, or its value is not a list of `kind`.
+            ValueError: the key is missing, or the value is not a list of `kind`.
         """
         self._require_key(key)
         values = self.metadata[key]
         if not isinstance(values, list):
             raise ValueError(f"{self.path}: {key} is {_shown(values)}, not a list; the file is damaged")
         for index, value in enumerate(values):
-            if type(value) not in _ACCEPTED[kind]:  # before the call: a vocabulary has hundreds of thousands of items
+            if type(value) not in _ACCEPTED[kind]:  # fast path: a vocabulary has hundreds of thousands of items
                 self._checked(f"{key}[{index}]", value, kind)
         return values
 
     def architecture_key(self, key: str) -> str:
-        """Return a key with the architecture's prefix, such as `llama.block_count`."""
+        """Return `key` with the prefix of the architecture, such as `llama.block_count`."""
         return f"{self.architecture}.{key}"
 
     def _require_key(self, key: str) -> None:
         if key not in self.metadata:
             raise ValueError(
-                f"{self.path}: the GGUF metadata has no {key}, which is required; use another file of the model"
+                f"{self.path}: the GGUF metadata has no {key}, which is required; use a different GGUF file of this "
+                "model"
             )
 
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
@@ -111,13 +112,13 @@ def require_gguf() -> None:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read the header of a file, or of all parts of a split model; repeated calls for unchanged files are cached.
+    """Read the header of a file, or of all files of a split model; the result is cached until a file changes.
 
     Args:
-        path: the file, or any part.
+        path: the file, or any file of a split model.
 
     Raises:
-        ValueError: a file is missing, not GGUF, damaged or truncated, or parts do not belong together.
+        ValueError: a file is missing, not GGUF, damaged or truncated, or the files are not one split model.
         ModuleNotFoundError: the gguf library is not installed.
     """
     require_gguf()
@@ -131,7 +132,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """Return the paths of all parts of a split model, from the name of one of them; `[path]` for other names."""
+    """Return the paths of all files of a split model, given one of them; `[path]` if the model is not split."""
     match = _PART_NAME.fullmatch(path.name)
     count = int(match[3]) if match else 1
     if match is None or count == 1 or not 1 <= int(match[2]) <= count:
@@ -141,14 +142,20 @@ def part_paths(path: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
-    """Read the headers of all parts: (path, size, time of modification), the last two being only cache keys."""
+    """Read the headers of all files.
+
+    Args:
+        parts: path, size and modification time of each file; size and time are only cache keys.
+    """
     headers = [GgufFile(path, *read_header(path)) for path, _, _ in parts]
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers, start=1):
         _check_part(header, number, len(parts))
         twice = next((name for name in header.tensors if name in tensors), None)
         if twice is not None:
-            raise ValueError(f"{header.path}: tensor {twice} is also in an earlier part; fetch all parts again")
+            raise ValueError(
+                f"{header.path}: tensor {twice} is also in an earlier file; download all files of the model again"
+            )
         tensors |= header.tensors
     first = headers[0]
     expected = first.get("split.tensors.count", int, len(tensors))
@@ -158,10 +165,10 @@ def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
 
 
 def _check_part(header: GgufFile, number: int, count: int) -> None:
-    """Check that the metadata of a file agrees with its name: part `number` of `count`.
+    """Check that the metadata agree with the file name, which says that the file is part `number` of `count`.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the metadata name another part or another number of parts.
     """
     stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp writes 0 after joining the parts
     stored_number = header.get("split.no", int, 0) + 1

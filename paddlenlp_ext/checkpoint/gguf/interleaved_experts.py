@@ -2,7 +2,7 @@
 
 in a GGUF file                                      as read
 ffn_gate_exps, ffn_up_exps [E, F, D]                mlp.experts.gate_up_proj [E, D, 2F], columns gate 0, up 0, ...
-ffn_gate_exps.bias, ffn_up_exps.bias [E, F]         mlp.experts.gate_up_proj_bias [E, 2F], likewise
+ffn_gate_exps.bias, ffn_up_exps.bias [E, F]         mlp.experts.gate_up_proj_bias [E, 2F], in the same order
 ffn_down_exps [E, D, F]                             mlp.experts.down_proj [E, F, D]
 """
 
@@ -25,7 +25,7 @@ STACKED_EXPERTS = {
     for name in ("gate", "up", "down")
     for kind, ending in (("weight", ""), ("bias", "_bias"))
 }
-"""Names as read from a file by the names in a block."""
+"""Name in a block -> name in a decoder layer, with gate and up apart."""
 _PARTS = {
     "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
     "mlp.experts.gate_up_proj_bias": ("mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias"),
@@ -34,11 +34,11 @@ _PARTS = {
 
 
 def divide_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
-    """Return the inverse of `InterleavedGates`: gates and upper projections apart.
+    """Split gate_up_proj into gate_proj and up_proj; the inverse of `InterleavedGates`.
 
     Args:
-        tensors: tensors under the names of Hugging Face's files.
-        config: config of the model (`DecoderConfig`), which is not needed.
+        tensors: tensors under their Hugging Face names.
+        config: unused; `Architecture.divide` passes the model's config.
     """
     divided: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
@@ -56,16 +56,16 @@ def divide_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, La
 
 
 def _read_part(joined: LazyTensor, index: int, count: int) -> np.ndarray:
-    """Return each `count`-th column from `index` on, as rows."""
+    """Return every `count`-th column, starting at `index`, as rows."""
     values = joined.read()[..., index::count]
     return np.swapaxes(values, 1, 2) if values.ndim == 3 else values
 
 
 class InterleavedGates(JoinedTensors):
-    """Tensors of a GGUF file with such experts, under the names and in the shapes of Hugging Face's files.
+    """Tensors of a GGUF file with gate and up interleaved, as in the Hugging Face checkpoint.
 
     Raises:
-        ValueError: the gates or the upper projections of a layer are missing.
+        ValueError: gate_proj or up_proj of a layer is missing.
     """
 
     def __init__(self, source: WeightSource) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that a GGUF file stores in parts, under the names of Hugging Face's files."""
+"""Base class for Hugging Face tensors that a GGUF file stores as several tensors."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 
 class JoinedTensors(WeightSource):
-    """Base class of sources some of whose tensors are joined from stored ones; subclasses shape and read them."""
+    """Weight source that joins stored tensors; subclasses implement `shape` and `read`."""
 
     def __init__(self, source: WeightSource, parts: Mapping[str, Sequence[str]]) -> None:
-        """Check that all parts are stored.
+        """Check that all tensors to join are stored.
 
         Args:
             source: the stored tensors.
-            parts: names of the stored tensors by the name of the joined one.
+            parts: name of a joined tensor -> names of the stored tensors.
 
         Raises:
-            ValueError: a part is missing.
+            ValueError: a stored tensor is missing.
         """
         self.path, self._source, self._parts = source.path, source, parts
         missing = {part for names in parts.values() for part in names}.difference(source.names())
         if missing:
-            raise ValueError(f"{self.path}: no tensor of {min(missing)}; use a file with the whole model")
+            raise ValueError(
+                f"{self.path}: the tensor for {min(missing)} is missing; use a GGUF file with the whole model"
+            )
 
     def names(self) -> list[str]:
         return list(self._parts)

@@ -1,10 +1,10 @@
-"""Latent attention in GGUF files, which store the matrices of keys and of values apart.
+"""Multi-head latent attention (MLA) in GGUF files, which store kv_b_proj as separate key and value tensors.
 
 in a GGUF file                               as read
 attn_k_b [N, L, U], attn_v_b [N, E, L]       self_attn.kv_b_proj [N * (U + E), L]
 attn_kv_b [N * (U + E), L], in older files   the same
 
-Shapes: N heads, L latent, U unrotated channels of a key, E channels of a value.
+Shapes: N heads, L latent size, U key channels without rotation, E value channels.
 """
 
 from __future__ import annotations
@@ -34,23 +34,25 @@ LATENT_ATTENTION = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-"""Layer names by the names in a block."""
+"""Name in a block -> name in a decoder layer."""
 _BOTH, _KEYS, _VALUES = (f"self_attn.{name}.weight" for name in ("kv_b_proj", "k_b_proj", "v_b_proj"))
 
 
 def latent_settings(file: GgufFile) -> dict[str, Any]:
     """Return the keys of config.json for the sizes of latent attention.
 
-    In files with matrices apart, `key_length` and `value_length` are those of the latents.
+    In files with separate key and value tensors, `key_length` and `value_length` are the sizes of the latents.
 
     Raises:
-        ValueError: all channels of a key are rotated.
+        ValueError: all key channels are rotated.
     """
     heads, rotated = count(file, "attention.head_count"), count(file, "rope.dimension_count")
     keys = count(file, "attention.key_length_mla", count(file, "attention.key_length"))
     values = count(file, "attention.value_length", count(file, "embedding_length") // heads)
     if keys <= rotated:
-        raise ValueError(f"{file.path}: keys of {keys} channels, of which {rotated} are rotated; the file is damaged")
+        raise ValueError(
+            f"{file.path}: {keys} key channels, but rope.dimension_count is {rotated}; the file is damaged"
+        )
     return {
         "num_key_value_heads": heads,
         "q_lora_rank": count(file, "attention.q_lora_rank", 0, minimum=0) or None,
@@ -62,11 +64,11 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
 
 
 def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
-    """Return the inverse of `latent_settings`: keys without the architecture's prefix.
+    """Return the metadata for latent attention; the inverse of `latent_settings`. Keys have no architecture prefix.
 
     Args:
         latent: sizes of the attention (`LatentShape`).
-        has_parts: whether the matrices of keys and of values are stored apart.
+        has_parts: whether kv_b_proj is stored as separate key and value tensors.
     """
     keys = latent.unrotated_dim + latent.rotated_dim
     sizes = {"rope.dimension_count": latent.rotated_dim, "attention.kv_lora_rank": latent.kv_rank}
@@ -84,11 +86,11 @@ def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
 
 
 def divide_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
-    """Return the inverse of `JoinedLatents`: the matrices of keys and of values apart.
+    """Split kv_b_proj into key and value tensors; the inverse of `JoinedLatents`.
 
     Args:
-        tensors: tensors under the names of Hugging Face's files.
-        config: config of the model (`DecoderConfig`) with latent attention.
+        tensors: tensors under their Hugging Face names.
+        config: config of the model (`DecoderConfig`).
     """
     heads, unrotated = config.num_attention_heads, config.latent.unrotated_dim
     divided: dict[str, LazyTensor] = {}
@@ -106,20 +108,20 @@ def divide_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, 
 
 
 def _read_keys(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
-    """Return the matrices of keys, [N, L, U]."""
+    """Return the key tensor [N, L, U] of a kv_b_proj weight."""
     return np.swapaxes(both.read().reshape(heads, -1, both.shape[1])[:, :unrotated], 1, 2)
 
 
 def _read_values(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
-    """Return the matrices of values, [N, E, L]."""
+    """Return the value tensor [N, E, L] of a kv_b_proj weight."""
     return both.read().reshape(heads, -1, both.shape[1])[:, unrotated:]
 
 
 class JoinedLatents(JoinedTensors):
-    """Tensors of a GGUF file with latent attention, under the names and in the shapes of Hugging Face's files.
+    """Tensors of a GGUF file with key and value tensors joined to kv_b_proj, as in the Hugging Face checkpoint.
 
     Raises:
-        ValueError: the matrix of a layer's keys or that of its values is missing.
+        ValueError: the key tensor or the value tensor of a layer is missing.
     """
 
     def __init__(self, source: WeightSource) -> None:

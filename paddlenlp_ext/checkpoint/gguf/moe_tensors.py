@@ -1,6 +1,6 @@
-"""Parts of the layouts of GGUF files with experts that several families have in common.
+"""Names and metadata of MoE layers in GGUF files, shared by several families.
 
-Files stack the matrices of a layer's experts. They are read under the names of the single matrices.
+A GGUF file stacks the weights of a layer's experts in one tensor, which is read as one tensor per expert.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ GROUPED_EXPERT_KEYS = {
     "routed_scaling_factor": Key("expert_weights_scale", float, default=1.0),
     "norm_topk_prob": Key("expert_weights_norm", bool, default=False),
 }
-"""Keys of routed and shared experts that are chosen within groups."""
+"""Keys of config.json for routed experts with group-limited routing, and for shared experts."""
 
 
 def plain_softmax(file: GgufFile) -> dict[str, Any]:
-    """Check that routers have softmax scores over all experts; return no keys.
+    """Check that the router is a plain softmax over all experts; return no keys of config.json.
 
     Raises:
-        ValueError: a router of another kind.
+        ValueError: the model has another router.
     """
     groups, scale = count(file, "expert_group_count", 1, minimum=0), number(file, "expert_weights_scale", 1.0)
     if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):
         raise ValueError(
-            f"{file.path}: {file.architecture} whose router has other scores than softmax, groups of experts, or "
-            "scaled weights is not supported; use the model's folder"
+            f"{file.path}: {file.architecture} with a router that does not use softmax, that has expert groups or that "
+            "scales its weights is not supported; use the model's safetensors folder"
         )
     return {}

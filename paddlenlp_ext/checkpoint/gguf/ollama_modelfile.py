@@ -1,4 +1,4 @@
-"""Modelfile of Ollama (https://docs.ollama.com/modelfile) for a GGUF file: chat template and end of generation."""
+"""Write an Ollama Modelfile (https://docs.ollama.com/modelfile) for a GGUF file: chat template and stop tokens."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ _PARAMETERS = {
     "min_p": "min_p",
     "repetition_penalty": "repeat_penalty",
 }
-"""Keys of generation_config.json -> parameters of Ollama."""
+"""Key of generation_config.json -> Ollama parameter."""
 
 WritePrompt = Callable[[str, Sequence[tuple[str, str]], "str | None"], str]
-"""Function from a question, (question, answer) turns and a system prompt to the text of a prompt.
+"""Function that renders a prompt from a user message, earlier (user, assistant) turns and a system prompt.
 
-It raises ValueError for a system prompt that the template does not write.
+It raises ValueError if the template cannot render a system prompt.
 """
 
 
 @dataclass(frozen=True)
 class ChatPieces:
-    """Constant pieces of a chat template's text, without the token that is added before every text.
+    """Constant text around the messages of a chat template, without bos.
 
     Attributes:
-        first: text before the first question.
-        system: texts before and after the system prompt, which replace `first`; None: there is no system prompt.
-        before_answer: text after a question, after which the model answers.
-        answer_lead: further text before an answer, such as a space, which an answer of the model begins with itself.
-        between: text between an answer and the next question.
+        first: text before the first user message.
+        system: texts before and after the system prompt, which replace `first`; None: the template has no system
+            prompt.
+        before_answer: text between a user message and the answer; it ends the prompt.
+        answer_lead: further text before an earlier answer, such as a space, which the model generates itself.
+        between: text between an answer and the next user message.
     """
 
     first: str
@@ -43,14 +44,14 @@ class ChatPieces:
     between: str
 
     def write(self, question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
-        """Return the text of a prompt."""
+        """Render the text of a prompt."""
         text = self.first if system is None or self.system is None else system.join(self.system)
         for asked, answer in history:
             text += asked + self.before_answer + self.answer_lead + answer + self.between
         return text + question + self.before_answer
 
     def go_template(self) -> str:
-        """Return the template in the language of Go's package text/template; all text is in quoted literals."""
+        """Return the template in the syntax of Go's text/template, with all text in quoted literals."""
         first = _literal(self.first)
         if self.system is not None:
             before, after = map(_literal, self.system)
@@ -69,10 +70,10 @@ def _literal(text: str) -> str:
 
 
 def chat_pieces(write: WritePrompt) -> ChatPieces | None:
-    """Return the pieces of a chat template; None if its text is not made of constant pieces.
+    """Split a chat template into constant pieces; return None if the pieces do not reproduce the template.
 
     Args:
-        write: the template.
+        write: function that renders the template.
     """
     first, _, before_answer = write(_QUESTION, (), None).partition(_QUESTION)
     turn = write(_NEXT, [(_QUESTION, _ANSWER)], None)
@@ -98,15 +99,15 @@ def modelfile(
 
     Args:
         gguf_name: name of the GGUF file in the same folder.
-        pieces: pieces of the chat template; None leaves the choice of a template to Ollama.
-        end_tokens: texts that end an answer.
+        pieces: pieces of the chat template; None: Ollama chooses a template.
+        end_tokens: stop tokens.
         generation: contents of generation_config.json.
     """
     lines = [f"FROM ./{gguf_name}"]
     if pieces is not None:
         lines.append(f'TEMPLATE """{pieces.go_template()}"""')
     lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in end_tokens]
-    if generation.get("do_sample") is False:  # greedy: a penalty still applies, and nothing else
+    if generation.get("do_sample") is False:  # greedy decoding: only the repetition penalty still applies
         generation = {"temperature": 0, "repetition_penalty": generation.get("repetition_penalty")}
     lines += [
         f"PARAMETER {name} {generation[key]}" for key, name in _PARAMETERS.items() if generation.get(key) is not None

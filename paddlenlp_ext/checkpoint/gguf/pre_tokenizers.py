@@ -1,6 +1,6 @@
-"""Rules that split text into words before byte-pair merging, by their names in `tokenizer.ggml.pre`.
+"""Pre-tokenizers, which split text into words before byte-pair merging, by their names in `tokenizer.ggml.pre`.
 
-A GGUF file has only the name of a rule; llama.cpp and this reader know the patterns.
+A GGUF file has only the name; llama.cpp and this module have the patterns.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _DEEPSEEK_V3 = (
 )
 _DEEPSEEK_LLM = (
     r"[\r\n]",
-    r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{1D400}-\x{1D7FF}]]+",  # letters with case, but for mathematical ones
+    r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{1D400}-\x{1D7FF}]]+",  # cased letters, without mathematical alphanumerics
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
     r"\s+$",
     r"[一-龥ࠀ-一가-퟿]+",
     r"\p{N}+",
 )
-_DEFAULT = (  # llama.cpp's rule for files that name none
+_DEFAULT = (  # llama.cpp's rule for files without a name
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
     r"\p{N}+",
@@ -47,15 +47,15 @@ _DEFAULT = (  # llama.cpp's rule for files that name none
 
 @dataclass(frozen=True)
 class WordRule:
-    """Rule for splitting text into words.
+    """Rule that splits text into words.
 
     Attributes:
-        names: values of `tokenizer.ggml.pre`; the first one is written.
-        patterns: regular expressions that split one after another; None: GPT-2's, of the tokenizers library.
-        single_digits: whether GPT-2's pattern is preceded by a split into single digits.
-        ignores_merges: whether words of the vocabulary are not split and merged.
-        adds_bos: whether llama.cpp puts bos before a text of a file that does not specify it.
-        normalizes: whether text is normalized to NFC; llama.cpp never does.
+        names: values of `tokenizer.ggml.pre`; the first name is written to files.
+        patterns: regular expressions, applied one after another; None: GPT-2's pattern of the tokenizers library.
+        single_digits: whether digits are split one by one before GPT-2's pattern is applied.
+        ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
+        adds_bos: whether llama.cpp adds bos before a text if the file does not specify it.
+        normalizes: whether text is normalized to NFC; llama.cpp never normalizes.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ class WordRule:
     normalizes: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Build the splitter of the tokenizers library, which also maps bytes to characters."""
+        """Build the pre-tokenizer of the tokenizers library, which also maps bytes to characters."""
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.patterns is None)
         if self.patterns is not None:
             splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
@@ -96,10 +96,10 @@ _BY_NAME = {name: rule for rule in WORD_RULES for name in rule.names}
 
 
 def word_rule(name: str | None) -> WordRule:
-    """Return the rule that a file names.
+    """Return the rule with a name.
 
     Raises:
-        ValueError: an unknown name, or None.
+        ValueError: the name is unknown or None.
     """
     if name is None or name not in _BY_NAME:
         raise ValueError(
@@ -110,5 +110,5 @@ def word_rule(name: str | None) -> WordRule:
 
 
 def adds_bos_by_default(name: str | None) -> bool:
-    """Return True if llama.cpp puts bos before a text under this rule when the file does not specify it."""
+    """Return whether llama.cpp adds bos before a text under this rule if the file does not specify it."""
     return name in _BY_NAME and _BY_NAME[name].adds_bos

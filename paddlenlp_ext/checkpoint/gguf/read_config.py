@@ -1,4 +1,4 @@
-"""Convert the metadata of a GGUF file to the dict of a Hugging Face config.json."""
+"""Convert the metadata of a GGUF file to a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the config.json dict of a GGUF model.
 
     Raises:
-        ValueError: an architecture, rotary scaling or head layout that the decoder does not support, or metadata that
-            are missing or of the wrong type.
+        ValueError: the decoder does not support the architecture, RoPE scaling or head sizes, or metadata are missing
+            or have the wrong type.
     """
     architecture = architecture_of(file)
     for key in ("attention.head_count", "attention.head_count_kv"):
@@ -30,7 +30,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     if window and not architecture.has_window:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
-        raise ValueError(f"{file.path}: no tensor token_embd.weight; use a file with the whole model")
+        raise ValueError(f"{file.path}: token_embd.weight is missing; use a GGUF file with the whole model")
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
         "architectures": [architecture.class_name],
@@ -47,7 +47,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": count(file, "context_length"),
         "rope_theta": rope_theta(file),
         "rope_scaling": rope_scaling(file, head_dim),
-        **_rotated_share(file, head_dim),
+        **_partial_rotary(file, head_dim),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "torch_dtype": "float32",
         **architecture.config_values(file),
@@ -59,7 +59,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _head_dim(file: GgufFile, default: int) -> int:
-    if architecture_of(file).is_latent:  # that of the rotation, as in Hugging Face's configs
+    if architecture_of(file).is_latent:  # the number of rotated channels, as in Hugging Face configs
         return count(file, "rope.dimension_count")
     head_dim = count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -67,13 +67,13 @@ def _head_dim(file: GgufFile, default: int) -> int:
         if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
             raise ValueError(
                 f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
-                "value heads of another size, and partial rotary embeddings of this architecture, are not supported"
+                "value heads of another size are not supported, nor are partial rotary embeddings for this architecture"
             )
     return head_dim
 
 
-def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
-    """Return the config keys for the share of rotated channels and for LongRoPE's trained context."""
+def _partial_rotary(file: GgufFile, head_dim: int) -> dict[str, Any]:
+    """Return `partial_rotary_factor` and LongRoPE's `original_max_position_embeddings`."""
     if not architecture_of(file).is_partly_rotated:
         return {}
     share = {"partial_rotary_factor": count(file, "rope.dimension_count", head_dim) / head_dim}
@@ -82,7 +82,7 @@ def _rotated_share(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    """Return the ids of special tokens; both the end of text and the end of a turn end generation."""
+    """Return the ids of bos, eos and padding; end-of-text, end-of-turn and end-of-message tokens all end generation."""
     stored = {
         name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom", "padding")
     }

@@ -1,4 +1,6 @@
-"""Parse the header of a GGUF file. Every length is compared with the size of the file before anything is read.
+"""Parse the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+Every length is compared with the size of the file before the bytes are read.
 
 magic, version, number of tensors, number of keys
 keys:    name, type, value                        a value is a number, a string or an array of either
@@ -20,9 +22,9 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-"""Type of a value -> its code in the module `struct`; bool is one byte."""
+"""Type of a value -> format code of the `struct` module; a bool is one byte."""
 _MAX_ITEMS = 1 << 23
-"""Limit of the items in all arrays: as Python objects they take up to 32 times the bytes of the file."""
+"""Maximum number of items in all arrays, which as Python objects take up to 32 times the size of the file."""
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 20
 _DEFAULT_ALIGNMENT = 32
@@ -50,11 +52,11 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(_Cursor(content), path)
     except ValueError as error:  # also of mmap, for an empty file
-        raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); fetch it again") from error
+        raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); download it again") from error
 
 
 class _Cursor:
-    """Position in the header of a file."""
+    """Read position in the header of a file."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.size, self.at = content, len(content), 0
@@ -64,7 +66,7 @@ class _Cursor:
         """Return the next `count` bytes.
 
         Raises:
-            ValueError: the file has fewer.
+            ValueError: the file is too short.
         """
         if count > self.size - self.at:
             raise ValueError(f"{count} bytes at {self.at} of a file of {self.size}")
@@ -72,22 +74,22 @@ class _Cursor:
         return self.content[start : self.at]
 
     def number(self, kind: int) -> int | float:
-        """Return a number of one of the types in `_SCALARS`."""
+        """Read a number, given its type, a key of `_SCALARS`."""
         code = f"<{_SCALARS[kind]}"
         return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
     def whole(self, kind: int) -> int:
-        """Return a whole number of type UINT32 (4) or UINT64 (10)."""
+        """Read an integer of type UINT32 (4) or UINT64 (10)."""
         value = self.number(kind)
         assert isinstance(value, int)
         return value
 
     def text(self) -> str:
-        """Return a string."""
+        """Read a string."""
         return self.take(self.whole(10)).decode("utf-8")
 
     def value(self, kind: int) -> Any:
-        """Return a value of any type."""
+        """Read a value, given its type."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:

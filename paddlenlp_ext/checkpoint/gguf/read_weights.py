@@ -1,4 +1,4 @@
-"""Read the tensors of a GGUF file, dequantized, under the names of Hugging Face's files."""
+"""Read the tensors of a GGUF file, dequantized and under Hugging Face names."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _QUANTIZED = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 )  # fmt: skip
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
-"""Factors of LongRoPE within and beyond the trained context."""
+"""LongRoPE `short_factor` and `long_factor` values."""
 TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Layer names in Hugging Face's models by the names of the tensors outside blocks."""
-_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # rotary scalings, which rope.py converts
+"""Name of a tensor outside the blocks -> name of the Hugging Face layer."""
+_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # RoPE scaling, which rope_scaling.py converts
 
 
 class _Place(NamedTuple):
-    """Stored tensor, and for a matrix of an expert its index along the first axis."""
+    """Name of a stored tensor, and for the weight of one expert its index along the first axis."""
 
     stored: str
     expert: int | None
 
 
 class GgufWeights(WeightSource):
-    """Weights of one .gguf file, or of all parts of a split model.
+    """Weights of one .gguf file, or of all files of a split model.
 
     Raises:
-        ValueError: a damaged file, an unknown architecture, or tensors that the architecture does not have.
+        ValueError: the file is damaged, or has an unknown architecture or tensors unknown to the architecture.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,7 +77,7 @@ class GgufWeights(WeightSource):
         stored = self.dtype(name)
         if self._architecture.norm_offset and "norm" in name:
             values, stored = cast(values, stored, "float32") - np.float32(self._architecture.norm_offset), "float32"
-        if shard is not None:  # after reading the full tensor: its quantization blocks may cross shard boundaries
+        if shard is not None:  # the full tensor is read first: quantization blocks may cross shard boundaries
             values = values[shard.index]
         return cast(values, stored, dtype or self.dtype(name))
 
@@ -85,7 +85,7 @@ class GgufWeights(WeightSource):
         return self.file.tensors[self._places[name].stored]
 
     def _permuted_heads(self, name: str) -> int:
-        """Return the number of heads in the rows of a tensor, 0 if the rows are already in Hugging Face's order."""
+        """Return the number of heads of a tensor with permuted rows; 0 if the rows are not permuted."""
         is_query = ".q_proj." in name
         if not self._architecture.permutes or not (is_query or ".k_proj." in name):
             return 0
@@ -95,7 +95,7 @@ class GgufWeights(WeightSource):
 
 
 def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
-    """Open the weights of a file, or of all parts of a split model, as Hugging Face's files have them.
+    """Open the weights of a GGUF model under the names and in the shapes of the Hugging Face checkpoint.
 
     Raises:
         ValueError: see `GgufWeights`; or a tensor is missing.
@@ -105,15 +105,15 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:
-    """Read a tensor: float32, float16, bfloat16 bits (uint16), or float32 dequantized from blocks.
+    """Read a stored tensor, dequantized to float32 if it is quantized; bfloat16 is returned as its bits in uint16.
 
     Args:
         file: the model.
         stored_name: name of the tensor.
-        expert: index along the first axis of the only part to read; None for the full tensor.
+        expert: index of the expert to read along the first axis; None: read the full tensor.
 
     Raises:
-        ValueError: an unsupported quantization type, or a file that ends early.
+        ValueError: the quantization type is not supported, or the file ends early.
     """
     import gguf
 
@@ -124,12 +124,12 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
             f"{tensor.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
         )
     shape, start, num_bytes = tensor.shape, tensor.start, tensor.num_bytes
-    if expert is not None:  # blocks are runs of the last axis, so that the bytes of an expert are contiguous
+    if expert is not None:  # blocks run along the last axis, so the bytes of an expert are contiguous
         num_bytes //= shape[0]
         shape, start = shape[1:], start + expert * num_bytes
     raw = np.fromfile(tensor.path, np.uint8, count=num_bytes, offset=start)
     if raw.size != num_bytes:
-        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; fetch it again")
+        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; download it again")
     if tensor.type in _PLAIN:
         return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(shape)
     blocks = raw.reshape(*shape[:-1], -1)
@@ -137,27 +137,27 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
 
 
 def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorder rows from neighbouring rotary pairs to rotary halves, within each head.
+    """Reorder the rows of each head from adjacent rotary pairs (llama.cpp) to rotary halves (Hugging Face).
 
     Args:
-        values: [num_heads * head_dim, ...], weight or bias of a projection.
-        num_heads: number of query heads or of key heads.
+        values: weight or bias of a projection, [num_heads * head_dim, ...].
+        num_heads: number of query heads or key heads.
 
     Returns:
-        The same rows; row (head, half, i) is the former row (head, i, half).
+        The same rows; row (head, half, i) was row (head, i, half).
     """
     half = values.shape[0] // num_heads // 2
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def permute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
-    """Return the inverse of `unpermute_rows`: row (head, i, half) is the former row (head, half, i)."""
+    """Reorder the rows of each head from rotary halves to adjacent rotary pairs; the inverse of `unpermute_rows`."""
     half = values.shape[0] // num_heads // 2
     return values.reshape(num_heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
 def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
-    """Map Hugging Face names to places in the file."""
+    """Return where each Hugging Face tensor is stored."""
     found: dict[str, _Place] = {}
     unknown = []
     unread = count(file, "nextn_predict_layers", 0, minimum=0)
@@ -180,13 +180,13 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
     if unknown:
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
         raise ValueError(
-            f"{file.path}: tensors that a {file.architecture} model does not have: {', '.join(unknown[:8])}{more}"
+            f"{file.path}: unknown tensors for a {file.architecture} model: {', '.join(unknown[:8])}{more}"
         )
     return found
 
 
 def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
-    """Return the name in a layer of the stored tensor `base.kind` of a block; None if the architecture has none."""
+    """Return the Hugging Face name, within its layer, of the stored tensor `base.kind`; None if it is unknown."""
     if base in architecture.in_block:
         return f"{architecture.in_block[base]}.{kind}"
     return architecture.in_block.get(f"{base}.{kind}")

@@ -1,4 +1,4 @@
-"""Registry of the layouts of GGUF files by the `model_type` of config.json; each family's module registers its own."""
+"""Registry of GGUF layouts by `model_type`; each model family registers its own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.utils.registry import Registry
 
-# The families, which are above this package, are named here only as the place of the entries.
+# The name of the package of the families is only imported on demand: the families are a higher layer.
 ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models.families")
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Return the layout of a file.
+    """Return the layout that a file has.
 
     Raises:
-        ValueError: no family has files of this architecture.
+        ValueError: no model family reads this architecture.
     """
     return ARCHITECTURES.get(model_type_of(file))
 
@@ -23,7 +23,7 @@ def model_type_of(file: GgufFile) -> str:
     """Return the `model_type` of the family that reads a file.
 
     Raises:
-        ValueError: no family has files of this architecture.
+        ValueError: no model family reads this architecture.
     """
     has_experts = bool(file.get(file.architecture_key("expert_count"), int, 0))
     for model_type, layout in ARCHITECTURES.items():
@@ -40,6 +40,6 @@ def model_type_of(file: GgufFile) -> str:
 
 
 def num_layers(file: GgufFile) -> int:
-    """Return the number of layers, without the last ones that predict further tokens in training."""
+    """Return the number of decoder layers, without multi-token-prediction (MTP) layers."""
     unread = count(file, "nextn_predict_layers", 0, minimum=0)
     return count(file, "block_count", minimum=unread + 1, maximum=unread + 1024) - unread

@@ -1,8 +1,8 @@
-"""Rotary scaling of a GGUF file as `rope_scaling` of a config.json.
+"""Convert RoPE scaling between the metadata of a GGUF file and `rope_scaling` of config.json.
 
-Llama 3 models have no scaling in their metadata. The tensor `rope_freqs.weight` holds the divisor of each rotary
-frequency: 1 for short wavelengths, `factor` for long ones, interpolated in between. With t = turns of a frequency over
-the original context,
+Llama 3 models have no scaling in their metadata. The tensor `rope_freqs.weight` holds a divisor for each rotary
+frequency: 1 for short wavelengths, `factor` for long wavelengths, interpolated in between. If t is the number of turns
+of a frequency over the original context,
 
     1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
 """
@@ -21,9 +21,9 @@ from paddlenlp_ext.checkpoint.gguf.registry import architecture_of
 
 _DIVISORS = "rope_freqs.weight"
 _READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
-"""Keys of a scaling that are read; `finetuned` tells only how the model was trained."""
+"""Scaling keys that are known; `finetuned` only records how the model was trained."""
 _MSCALE = "yarn_log_multiplier"
-"""Key of models with latent attention: 0.1 of `mscale_all_dim` in config.json."""
+"""Scaling key of models with latent attention: 0.1 times `mscale_all_dim` of config.json."""
 # The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -34,10 +34,10 @@ def rope_theta(file: GgufFile) -> float:
 
 
 def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
-    """Return the `rope_scaling` of a file, None if it has none.
+    """Return `rope_scaling` of config.json; None if the file has no scaling.
 
     Raises:
-        ValueError: a scaling that config.json cannot express.
+        ValueError: config.json cannot express the scaling.
     """
     if all(name in file.tensors for name in ROPE_FACTORS):
         short, long = ([shortest_decimal(x) for x in read_gguf_tensor(file, name)] for name in ROPE_FACTORS)
@@ -50,35 +50,43 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     unscaled = kind == "none" and factor == 1.0
     if _DIVISORS in file.tensors:
         if not unscaled:
-            raise ValueError(f"{file.path}: {_DIVISORS} and a rotary scaling in the metadata ({kind}, factor {factor})")
+            raise ValueError(
+                f"{file.path}: the file has both {_DIVISORS} and RoPE scaling metadata ({kind}, factor {factor}); use "
+                "the model's safetensors folder"
+            )
         return _from_divisors(file, head_dim)
     if unscaled:
         return None
     prefix, known = file.architecture_key("rope.scaling."), (*_READ, *(_MSCALE,) * architecture_of(file).is_latent)
     unread = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known)
     if unread:
-        raise ValueError(f"{file.path}: {', '.join(unread)} of a rotary scaling: not supported; use the model's folder")
+        raise ValueError(
+            f"{file.path}: unsupported RoPE scaling keys: {', '.join(unread)}; use the model's safetensors folder"
+        )
     if kind in ("linear", "none"):
         return {"rope_type": "linear", "factor": shortest_decimal(factor)}
     if kind == "yarn":
         return _yarn(file, factor)
-    raise ValueError(f"{file.path}: rotary scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
+    raise ValueError(f"{file.path}: RoPE scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
 
 
 def rope_metadata(
     kind: str, theta: float, scaling: Mapping[str, Any], rotary_dim: int, temperature: float
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the inverse of `rope_theta` and `rope_scaling`: keys without the architecture's prefix, and tensors.
+    """Return the metadata and tensors for RoPE; the inverse of `rope_theta` and `rope_scaling`.
 
     Args:
-        kind: rope type of config.json.
+        kind: `rope_type` of config.json.
         theta: base of the frequencies.
-        scaling: parameters of the scaling in config.json.
+        scaling: `rope_scaling` of config.json.
         rotary_dim: number of rotated channels of a head.
-        temperature: factor of the tables with LongRoPE.
+        temperature: LongRoPE: attention factor.
+
+    Returns:
+        Metadata without the prefix of the architecture, and tensors by name.
 
     Raises:
-        ValueError: a rope type that GGUF files do not have.
+        ValueError: GGUF files have no such rope type.
     """
     keys: dict[str, Any] = {"rope.freq_base": float(theta)}
     original = scaling.get("original_max_position_embeddings")
@@ -109,7 +117,7 @@ def rope_metadata(
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
-    """Return the settings of YaRN; `mscale` equals `mscale_all_dim`, as llama.cpp supposes."""
+    """Return the YaRN settings; like llama.cpp, assume that `mscale` equals `mscale_all_dim`."""
     original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
     settings = {
         "rope_type": "yarn",
@@ -132,23 +140,23 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     scaling = llama3_scaling(stored, rope_theta(file))
     if scaling is None:
         raise ValueError(
-            f"{file.path}: {_DIVISORS} holds a rotary scaling other than llama3; use the model's safetensors folder"
+            f"{file.path}: {_DIVISORS} holds a RoPE scaling other than llama3; use the model's safetensors folder"
         )
     return scaling if scaling["factor"] != 1.0 else None
 
 
 def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:
-    """Return Llama 3 settings that reproduce divisors, preferably those of the published models.
+    """Return Llama 3 settings that reproduce the divisors, preferably the settings of the published models.
 
-    The divisors determine only ratios of the bounds to the original context, so that settings with other numbers may
-    be returned for the same frequencies.
+    The divisors determine the bounds only relative to the original context, so the returned settings may differ from
+    the original settings with the same frequencies.
 
     Args:
-        divisors: [head_dim / 2], fast frequencies first.
+        divisors: [head_dim / 2], highest frequency first.
         theta: base of the frequencies.
 
     Returns:
-        The settings, or None if no settings have these divisors.
+        The settings, or None if no settings reproduce the divisors.
     """
     if not (np.isfinite(divisors).all() and divisors.min() >= 1.0):
         return None
@@ -176,7 +184,7 @@ def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:
 
 
 def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
-    """Return the turns per position between which `keep` rises from 0 to 1."""
+    """Return the bounds, in turns per position, between which `keep` rises from 0 to 1."""
     turns = 1 / _wavelengths(theta, 2 * divisors.size)
     factor = divisors.max()
     inside = (divisors > 1.0) & (divisors < factor)
@@ -184,11 +192,11 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
     fastest_scaled = turns[divisors == factor].max()
     if not np.isfinite(slowest_kept):
         slowest_kept = 16 * max(turns.max(), fastest_scaled)
-    if inside.sum() == 0:  # any bounds between the two; the quarters leave room for rounding
+    if inside.sum() == 0:  # any bounds between the two frequencies fit; the quarters allow for rounding
         ratio = slowest_kept / fastest_scaled
         return fastest_scaled * ratio**0.25, fastest_scaled * ratio**0.75
     keep = (1 / divisors[inside] - 1 / factor) / (1 - 1 / factor)
-    if inside.sum() == 1:  # the steepest line through the point that passes between its neighbours
+    if inside.sum() == 1:  # the steepest line through the point that stays between the neighbouring frequencies
         (at,), (height,) = turns[inside], keep
         zero = max(fastest_scaled, (at - height * slowest_kept) / (1 - height))
         return zero, zero + (at - zero) / height
@@ -198,7 +206,7 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
 
 
 def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
-    """Compute the divisors of the rotary frequencies in Llama 3.1 (`rope_type: llama3` of transformers).
+    """Return the divisors of the rotary frequencies for `rope_type: llama3` of transformers.
 
     Returns:
         float64 [head_dim / 2].

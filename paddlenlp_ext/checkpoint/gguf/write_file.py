@@ -1,12 +1,12 @@
 """Write a GGUF file, one tensor in memory at a time, in F32, F16, BF16, Q8_0, Q4_0 or Q4_1.
 
-As in llama.cpp, these tensors have other formats than the requested one:
+As in llama.cpp, some tensors are stored in another format than the requested one:
 
 | tensor | format |
 | --- | --- |
-| vectors, biases, routers, rotary factors | F32 |
-| rows of a width that is not a multiple of 32, in a quantized format | F16 |
-| output.weight, or token_embd.weight of a model without it, in Q4_0 and Q4_1 | Q8_0 |
+| vectors, biases, routers, RoPE factors | F32 |
+| requested format is quantized, row width is not a multiple of 32 | F16 |
+| requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if it is tied | Q8_0 |
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 _CHUNK = 1 << 22
 _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
-"""Largest relative error of rounding to float16, and largest error of a value below its normal numbers."""
+"""Maximum relative error of rounding to float16, and maximum absolute error for subnormal values."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor of a GGUF file.
+    """Tensor to write to a GGUF file.
 
     Attributes:
-        shape: rows first.
-        parts: functions that return the values, float32, as arrays that follow each other along the first axis.
+        shape: shape, rows first.
+        parts: functions that return the float32 values in consecutive pieces along the first axis.
     """
 
     shape: tuple[int, ...]
@@ -68,23 +68,23 @@ def type_of(name: str, shape: Sequence[int], outtype: str, has_output: bool) -> 
 def write_gguf(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor], outtype: str
 ) -> None:
-    """Write a file; an earlier one of this name is replaced.
+    """Write a GGUF file; an existing file is replaced.
 
     Args:
         path: the file.
         architecture: value of `general.architecture`.
-        metadata: other keys; lists hold values of one type.
-        tensors: the tensors by their names in the file.
+        metadata: other keys; the values in a list have one type.
+        tensors: tensors by their names in the file.
         outtype: one of `OUTTYPES`.
 
     Raises:
-        ValueError: values of a tensor are outside the range of its format, or not finite.
+        ValueError: a tensor has values that are not finite or outside the range of its format.
         OSError: the file cannot be written.
     """
     require_gguf()
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it tells of its draft
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it logs every file
     writer = GGUFWriter(path, architecture)
     try:
         for key, value in {"general.file_type": _FILE_TYPES[outtype], **metadata}.items():
@@ -119,7 +119,7 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield groups of rows, so that the temporaries of quantization stay small."""
+    """Yield chunks of rows, which limit the memory of quantization."""
     rows = values.reshape(-1, values.shape[-1])
     step = max(1, _CHUNK // rows.shape[1])
     for start in range(0, len(rows), step):
@@ -127,15 +127,15 @@ def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _encode(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> bytes:
-    """Return the bytes of rows in a format.
+    """Encode rows in a GGUF format.
 
     Raises:
-        ValueError: a value is not finite, or the rounding error is larger than the format's.
+        ValueError: a value is not finite, or is rounded by more than the format's error bound.
     """
     from gguf.quants import dequantize, quantize
 
     if not np.isfinite(rows).all():
-        raise ValueError(f"{name} has values that are not finite; the model is damaged")
+        raise ValueError(f"{name} has values that are not finite; the model is damaged, use another copy")
     with np.errstate(over="ignore", invalid="ignore"):
         encoded = quantize(rows, kind)
         error = np.abs(dequantize(encoded, kind) - rows)
@@ -147,7 +147,7 @@ def _encode(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> bytes:
 
 
 def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Return the largest error of each value, or each block of values, in a format; infinity beyond its range.
+    """Return the maximum rounding error of each value, or each block of values, in a format.
 
     Args:
         rows: float32 [rows, width].
@@ -161,7 +161,7 @@ def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
         return np.abs(rows) * _HALF_ULP + _HALF_TINY
     blocks = rows.reshape(len(rows), -1, _BLOCK).astype(np.float64)
     largest, span = np.abs(blocks).max(-1), np.ptp(blocks, axis=-1)
-    # Half a step, or a full one at the end that Q4_0 has no code for; then the rounding of step and offset to float16.
+    # Half a step (for Q4_0 a full step, at the end of the range without a code), plus rounding of the scale to float16.
     bound = {
         "Q8_0": largest * (0.5 / 127 + _HALF_ULP) + 127 * _HALF_TINY,
         "Q4_0": largest * (1 / 8 + _HALF_ULP) + 8 * _HALF_TINY,

@@ -1,7 +1,4 @@
-"""Metadata of a GGUF file for a tokenizer, and the check that the file's tokenizer returns the same tokens.
-
-Shapes: V rows of the embedding.
-"""
+"""Convert a tokenizer to GGUF metadata, and check that the written tokenizer returns the same tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ logger = get_logger("paddlenlp_ext.checkpoint")
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _END_KEYS = ("eos", "eot", "eom")
-_REMEDY = "export the model to another format, or give llama.cpp's converter the folder"
+_REMEDY = "export the model to another format, or convert the folder with llama.cpp's convert_hf_to_gguf.py"
 
 PROBE = (
     "Don't DON'T we'LL it's I'd've 'quoted' O'Neill l'été\n"
@@ -36,31 +33,33 @@ PROBE = (
     "ひらがなカタカナ 混ab合12 𝐀𝟏 ǅ ªº ʰ\n"
     "🙂🚀👩‍👩‍👧 ♥️ …—“x” «y» !!! ?!\n...\n ~`|^ (a) [b]{c} @me #tag &amp; \u00a0nbsp\u3000wide end  "
 )
-"""Text in which any two rules differ."""
+"""Text that any two pre-tokenizers split differently."""
 
 
 def tokenizer_metadata(
     tokenizer: PreTrainedTokenizerBase, num_rows: int, bos: int | None, ends: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the keys `tokenizer.*` of a model's file.
+    """Return the `tokenizer.*` metadata for a model.
 
     Args:
         tokenizer: the model's tokenizer.
-        num_rows: V; rows without a token get an unused one.
-        bos: id of the first token of a text, for a tokenizer that names none.
-        ends: ids that end an answer.
+        num_rows: number of embedding rows; rows without a token get an unused token.
+        bos: id of bos, for a tokenizer that does not name one.
+        ends: ids of the tokens that end an answer.
 
     Raises:
-        ValueError: the tokenizer is not byte-level BPE or SentencePiece BPE, splits text by a rule that no GGUF file
-            can name, or has more tokens than the embedding has rows.
+        ValueError: the tokenizer is not byte-level BPE or SentencePiece BPE, has a pre-tokenizer without a GGUF name,
+            or has more tokens than the embedding has rows.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ValueError(f"tokenizer {type(tokenizer).__name__} has no tokenizer.json, which GGUF files are made of")
+        raise ValueError(
+            f"tokenizer {type(tokenizer).__name__} has no tokenizer.json, which GGUF needs; save a fast tokenizer"
+        )
     parts = json.loads(backend.to_str())
     model = parts["model"]
     if model["type"] != "BPE":
-        raise ValueError(f"tokenizers of type {model['type']} cannot be written as GGUF; BPE can; {_REMEDY}")
+        raise ValueError(f"tokenizers of type {model['type']} cannot be written as GGUF, only BPE; {_REMEDY}")
     is_sentencepiece = bool(model.get("byte_fallback"))
     tokens, types = _vocabulary(backend, parts, is_sentencepiece, num_rows)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -91,7 +90,7 @@ def _vocabulary(
         row = added["id"]
         types[row] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
         if is_sentencepiece and not added["special"]:
-            tokens[row] = added["content"].replace(WORD_MARK, " ")  # matched before spaces are replaced
+            tokens[row] = added["content"].replace(WORD_MARK, " ")  # it is matched before spaces are replaced
     unknown = parts["model"].get("unk_token")
     if is_sentencepiece and unknown is not None:
         types[vocabulary[unknown]] = int(TokenType.UNKNOWN)
@@ -99,19 +98,17 @@ def _vocabulary(
 
 
 def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of byte-level BPE.
+    """Return the metadata of byte-level BPE.
 
     Raises:
-        ValueError: a normalizer that GGUF files cannot name, or no rule that splits text as this tokenizer does.
+        ValueError: GGUF has no name for the normalizer or for the pre-tokenizer.
     """
     normalizer = (parts.get("normalizer") or {}).get("type")
     if normalizer not in (None, "NFC"):
         raise ValueError(f"a tokenizer with the normalizer {normalizer} cannot be written as GGUF; {_REMEDY}")
     rule = recognize_rule(backend, bool(parts["model"].get("ignore_merges")))
     if rule is None:
-        raise ValueError(
-            f"the tokenizer splits text into words by none of the rules that llama.cpp knows by name; {_REMEDY}"
-        )
+        raise ValueError(f"llama.cpp has no name for the way this tokenizer splits text into words; {_REMEDY}")
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": rule.names[0],
@@ -120,13 +117,13 @@ def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[s
 
 
 def recognize_rule(tokenizer: Tokenizer, ignores_merges: bool) -> WordRule | None:
-    """Return the rule of a byte-level BPE tokenizer; None if no rule splits text in this way.
+    """Return the pre-tokenizer of a byte-level BPE tokenizer; None if no known rule matches.
 
-    A rule that splits `PROBE` as the tokenizer does is preferred to one that leads to the same tokens only.
+    Prefer a rule that splits `PROBE` into the same words over a rule that only leads to the same tokens.
 
     Args:
-        tokenizer: the tokenizer, whose normalizer at most normalizes to NFC.
-        ignores_merges: whether its words of the vocabulary are not split and merged.
+        tokenizer: the tokenizer; its normalizer may be NFC.
+        ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
     """
     splitter = tokenizer.pre_tokenizer
     normalizes = tokenizer.normalizer is not None
@@ -150,7 +147,7 @@ def _words(splitter: pre_tokenizers.PreTokenizer) -> list[str]:
 
 
 def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of SentencePiece BPE, whose pieces have scores instead of merges: the earlier, the higher."""
+    """Return the metadata of SentencePiece BPE; scores replace merges: the earlier a merge, the higher its score."""
     first: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         first.setdefault(merge.replace(" ", ""), rank)
@@ -167,10 +164,10 @@ def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[s
 def _special_tokens(
     tokenizer: PreTrainedTokenizerBase, model: Mapping[str, Any], bos: int | None, ends: Sequence[int]
 ) -> dict[str, int]:
-    """Return the ids of special tokens; up to three tokens end an answer: eos, end of turn, end of message."""
-    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # the tokenizer's own first
+    """Return the ids of special tokens; up to three tokens end an answer: eos, end of turn and end of message."""
+    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # the tokenizer's eos first
     if len(ends) > len(_END_KEYS):
-        logger.warning("GGUF files name three end tokens; left out: %s", ends[len(_END_KEYS) :])
+        logger.warning("GGUF files have at most three end tokens; left out: %s", ends[len(_END_KEYS) :])
     unknown = model.get("unk_token")
     ids = {
         "bos": bos if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
@@ -182,15 +179,15 @@ def _special_tokens(
 
 
 def _added_ends(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """Return whether bos is put before every text, and eos after it."""
+    """Return whether the tokenizer adds bos before and eos after every text."""
     plain, full = (_encode(tokenizer, "a", flag) for flag in (False, True))
     start = next((at for at in range(len(full)) if full[at : at + len(plain)] == plain), 0)
     before, after = full[:start], full[start + len(plain) :]
     adds_bos, adds_eos = before == [tokenizer.bos_token_id], after == [tokenizer.eos_token_id]
     if (before and not adds_bos) or (after and not adds_eos):
         logger.warning(
-            "the tokenizer puts the tokens %s before a text and %s after it, which a GGUF file cannot tell: programs "
-            "that read it get them from the chat template only",
+            "the tokenizer adds %s before and %s after a text, which a GGUF file cannot express: programs that read "
+            "the file add these tokens only where the chat template has them",
             tokenizer.convert_ids_to_tokens(before),
             tokenizer.convert_ids_to_tokens(after),
         )
@@ -210,31 +207,31 @@ def _templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str | list[str]]
 
 
 def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer of a file returns the tokens of `tokenizer` for a text of many kinds of characters.
+    """Check that the tokenizer of a GGUF file returns the same tokens as `tokenizer` for a text of many scripts.
 
-    Other tokens of a chat are only reported, because llama.cpp has no way to express them: it drops no spaces next to
-    special tokens, and puts one before the text after each of them for SentencePiece.
+    A difference in a rendered chat is only logged, because llama.cpp cannot avoid it: it keeps spaces next to special
+    tokens and, for SentencePiece, adds a space after each special token.
 
     Raises:
-        ValueError: it does not; the message has the first difference.
+        ValueError: the tokens differ; the message has the first difference.
     """
     read = tokenizer_from_gguf(file)
     for text in (*PROBE.splitlines(keepends=True), PROBE, "".join(tokenizer.all_special_tokens)):
         difference = _difference(tokenizer, read, text)
         if difference:
             raise ValueError(
-                f"a GGUF file of this tokenizer has other tokens for {text[:60]!r}: {difference}; {_REMEDY}"
+                f"written as GGUF, this tokenizer returns other tokens for {text[:60]!r}: {difference}; {_REMEDY}"
             )
     if isinstance(tokenizer.chat_template, str):
         chat = [{"role": "user", "content": "Hello, world"}]
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
         difference = _difference(tokenizer, read, text)
         if difference:
-            logger.warning("llama.cpp splits the chat %r into other tokens than transformers: %s", text, difference)
+            logger.warning("llama.cpp tokenizes the chat %r differently from transformers: %s", text, difference)
 
 
 def _difference(expected: PreTrainedTokenizerBase, found: PreTrainedTokenizerBase, text: str) -> str | None:
-    """Describe the first token in which two tokenizers differ; None if they agree."""
+    """Describe the first difference between the tokens of two tokenizers; None if there is none."""
     left, right = (_encode(each, text) for each in (expected, found))
     if left == right:
         return None
@@ -243,5 +240,5 @@ def _difference(expected: PreTrainedTokenizerBase, found: PreTrainedTokenizerBas
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, adds_ends: bool = False) -> list[int]:
-    """Encode without transformers' warning about long texts."""
+    """Encode a text without transformers' warning about long texts."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_ends).ids

@@ -1,4 +1,4 @@
-"""Convert the tensors of a model, under the names of Hugging Face's files, to those of a GGUF file."""
+"""Convert the tensors of a model from Hugging Face names and shapes to GGUF names and shapes."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 def stored_tensors(
     tensors: Mapping[str, LazyTensor], architecture: Architecture, config: Any
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file, which are computed when they are written.
+    """Return the tensors of a GGUF file; each is computed when it is written.
 
     Args:
-        tensors: tensors under the names, and in the shapes, of Hugging Face's files.
+        tensors: tensors under their Hugging Face names and in their Hugging Face shapes.
         architecture: layout of the family's files.
         config: config of the model (`DecoderConfig`).
 
     Raises:
-        ValueError: tensors that the files of the family do not have.
+        ValueError: the family's GGUF files have no name for a tensor.
     """
     groups: dict[str, dict[int, tuple[str, LazyTensor]]] = {}
     unknown = []
@@ -43,12 +43,12 @@ def stored_tensors(
             groups.setdefault(stored, {})[int(expert[0]) if expert else _NO_EXPERT] = (name, tensor)
     if unknown:
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-        raise ValueError(f"a GGUF file of {architecture.name} has no place for {', '.join(unknown[:8])}{more}")
+        raise ValueError(f"GGUF files of {architecture.name} have no name for {', '.join(unknown[:8])}{more}")
     return {stored: _stored(group, architecture, config) for stored, group in groups.items()}
 
 
 def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architecture, config: Any) -> StoredTensor:
-    """Return a tensor, or the stack of those of all experts."""
+    """Return a tensor, or the tensor that stacks all experts."""
     parts = [partial(stored_values, name, tensor, architecture, config) for _, (name, tensor) in sorted(group.items())]
     name, tensor = next(iter(group.values()))
     shape = tensor.shape[1:] if name.endswith(architecture.vectors) and len(tensor.shape) == 2 else tensor.shape
@@ -56,7 +56,7 @@ def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architect
 
 
 def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, config: Any) -> np.ndarray:
-    """Return the values, float32, that a file has for the tensor `name` of Hugging Face's files."""
+    """Return the float32 values to store for the tensor `name` of the Hugging Face checkpoint."""
     values = cast(tensor.read(), tensor.dtype, "float32")
     if architecture.permutes and (".q_proj." in name or ".k_proj." in name):
         values = permute_rows(values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads)
@@ -66,7 +66,7 @@ def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, con
 
 
 def stored_name(name: str, architecture: Architecture) -> str | None:
-    """Return the name in a GGUF file of the tensor `name` of Hugging Face's files; None if files do not have it."""
+    """Return the GGUF name of the tensor `name` of the Hugging Face checkpoint; None if it has no GGUF name."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         base, _, kind = name.rpartition(".")

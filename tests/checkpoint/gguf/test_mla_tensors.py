@@ -57,7 +57,7 @@ def test_gguf_weights_of_latents_prefer_the_joined_matrix(write_gguf):
 
 def test_gguf_weights_of_latents_without_values_name_them(write_gguf):
     tensors = {"blk.1.attn_k_b.weight": np.zeros((2, 20, 3), np.float32)}
-    with pytest.raises(ValueError, match=r"no tensor of model\.layers\.1\.self_attn\.v_b_proj\.weight; use a file"):
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.v_b_proj\.weight is missing; use"):
         open_weights(write_gguf(METADATA, tensors, "deepseek2"))
 
 
@@ -86,7 +86,7 @@ def test_config_from_gguf_of_deepseek2(write_gguf, changes, tensors, expected):
     ("key", "value", "message"),
     [
         ("expert_gating_func", 3, "deepseek2 with expert_gating_func 3 is not supported"),
-        ("attention.key_length", 6, "keys of 6 channels, of which 6 are rotated"),
+        ("attention.key_length", 6, "6 key channels, but rope.dimension_count is 6"),
     ],
 )
 def test_config_from_gguf_of_another_deepseek2_raises(write_gguf, key, value, message):

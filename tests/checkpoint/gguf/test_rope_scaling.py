@@ -80,14 +80,14 @@ def test_rope_scaling_with_divisors_of_1_is_none(write_scaled):
 def test_rope_scaling_of_other_divisors_raises(change, write_scaled):
     divisors = converted_divisors(500000.0, 64, {"factor": 32.0} | PUBLISHED)
     divisors[3] = change
-    with pytest.raises(ValueError, match=r"model\.gguf: rope_freqs\.weight holds a rotary scaling other than llama3"):
+    with pytest.raises(ValueError, match=r"model\.gguf: rope_freqs\.weight holds a RoPE scaling other than llama3"):
         read_model_config(write_scaled(500000.0, divisors))
 
 
 def test_rope_scaling_of_divisors_and_metadata_raises(write_scaled):
     divisors = converted_divisors(500000.0, 64, {"factor": 32.0} | PUBLISHED)
     metadata = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
-    with pytest.raises(ValueError, match=r"rope_freqs\.weight and a rotary scaling in the metadata \(linear, factor 2"):
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight and RoPE scaling metadata \(linear, factor 2"):
         read_model_config(write_scaled(500000.0, divisors, metadata))
     with pytest.raises(ValueError, match=r"rope_freqs\.weight has 32 values for heads of 32 channels"):
         read_model_config(write_scaled(500000.0, divisors, {"llama.embedding_length": 128}))

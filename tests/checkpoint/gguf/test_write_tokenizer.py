@@ -93,7 +93,7 @@ def byte_level(vocabulary, **parts) -> PreTrainedTokenizerFast:  # noqa: F811
     ("parts", "message"),
     [
         ({"normalizer": normalizers.Lowercase()}, "the normalizer Lowercase cannot be written as GGUF"),
-        ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, "none of the rules that llama.cpp knows"),
+        ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, "llama.cpp has no name for the way"),
         ({"model": models.WordLevel({"a": 0}, "a")}, "tokenizers of type WordLevel cannot be written as GGUF"),
     ],
 )
