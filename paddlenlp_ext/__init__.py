@@ -4,7 +4,7 @@ Imports go down the layers, and packages of one layer do not import each other (
 
     L8  api, cli, doctor, serve                    public functions; programs of llm/; self-check;
                                                    OpenAI-compatible server
-    L7  evaluation                                 scores of models on tasks
+    L7  evaluation, trl                            scores of models on tasks; trainers under TRL's names
     L6  trainer, inference                         assembly of a run, training loop; loading a model with its adapter
     L5  parallel, static_graph                     data, tensor, sequence, pipeline and sharded parallelism; exported
                                                    programs
@@ -47,6 +47,12 @@ if TYPE_CHECKING:
     from paddlenlp_ext.trainer.finetune import train_reward_model as train_reward_model
     from paddlenlp_ext.trainer.score_answers import score as score
     from paddlenlp_ext.trainer.trainer import Trainer as Trainer
+    from paddlenlp_ext.trl.arguments import DPOConfig as DPOConfig
+    from paddlenlp_ext.trl.arguments import RewardConfig as RewardConfig
+    from paddlenlp_ext.trl.arguments import SFTConfig as SFTConfig
+    from paddlenlp_ext.trl.trainers import DPOTrainer as DPOTrainer
+    from paddlenlp_ext.trl.trainers import RewardTrainer as RewardTrainer
+    from paddlenlp_ext.trl.trainers import SFTTrainer as SFTTrainer
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)
     __all__ += ["__version__"]
@@ -61,7 +67,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models", "peft"),
     ("parallel", "static_graph"),
     ("trainer", "inference"),
-    ("evaluation",),
+    ("evaluation", "trl"),
     ("api", "cli", "doctor", "serve"),
 )
 

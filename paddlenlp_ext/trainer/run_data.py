@@ -71,20 +71,31 @@ def load_data(
         ValueError: no such model, template, dataset or `compute_metrics`, an unsupported model family, or invalid rows.
     """
     data = load_tokenizing(config)
-    load = row_loader(config, data.tokenizer, data.template)
-    if config.train.do_train:
-        data = replace(data, train_rows=load(config.data, "train", rows=train_rows))
+    train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
+    return replace(data, train_rows=train, eval_rows=dev)
+
+
+def load_splits(
+    config: RunConfig,
+    tokenizer: Any,
+    template: ChatTemplate,
+    train_rows: Rows | None = None,
+    eval_rows: Rows | Mapping[str, Rows] | None = None,
+) -> tuple[TrainingRows | None, TokenizedDataset | Mapping[str, TokenizedDataset] | None]:
+    """Tokenize the splits that a run uses: its training rows and its dev sets; see `load_data`."""
+    load = row_loader(config, tokenizer, template)
+    train = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
     if not config.train.do_eval:
-        return data
+        return train, None
     if eval_rows is None:
         sections = {
             name: replace(config.data, dataset_name_or_path=path) for name, path in dev_sets(config.data).items()
         }
-        sets = {name: load(section, "dev") for name, section in sections.items()}
+        sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
         named = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
-        sets = {name: load(config.data, "dev", rows=rows) for name, rows in named.items()}
-    return replace(data, eval_rows=sets.get("", sets))  # a single dev set has no name
+        sets = {name: load(config.data, split="dev", rows=rows) for name, rows in named.items()}
+    return train, sets.get("", sets)  # a single dev set has no name
 
 
 def load_tokenizing(config: RunConfig) -> RunData:
@@ -109,7 +120,7 @@ def load_tokenizing(config: RunConfig) -> RunData:
 def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
     """Return the function that tokenizes a split, of answers, scored pairs or preference pairs.
 
-    Its arguments are the data section of the run, the split ("train" or "dev"), and optionally `rows` in memory, which
+    Its arguments are the data section of the run, `split="train"` or `"dev"`, and optionally `rows` in memory, which
     replace the dataset of the section.
     """
     load: Callable[..., Any] = load_rows

@@ -1,0 +1,1 @@
+"""Trainers and their arguments under TRL's names: SFT, preferences, reward models."""

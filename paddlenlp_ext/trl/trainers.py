@@ -1,0 +1,317 @@
+"""Trainers with the interface of TRL, which start the same runs as the programs of `llm/`.
+
+arguments (SFTConfig, ...) --> keys of a run --> RunConfig --+
+rows, or a path ---------------------------------------------+--> Trainer --> train, evaluate, save_model
+model, or its name ------------------------------------------+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import paddle
+
+from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.parser import run_config_from
+from paddlenlp_ext.config.run_config import method_options, switches_of
+from paddlenlp_ext.data.templates.load import load_configured_template
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.sequence_classifier import SequenceClassifier
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.parallel.gloo import connect_processes
+from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
+from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
+from paddlenlp_ext.trainer.run_data import load_data, load_splits
+from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.trainer.trainer_state import TrainerState
+from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments
+from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.json_reader import IN_MEMORY
+
+Model = CausalLM | PeftModel
+
+
+class TrainOutput(NamedTuple):
+    """Result of training: optimizer steps, mean loss, and the contents of train_results.json."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class _TaskTrainer:
+    """Base of the trainers; a subclass names its arguments.
+
+    Attributes:
+        model: the model, with its adapter.
+        args: the arguments.
+        processing_class: the tokenizer.
+        trainer: the `Trainer` of the run.
+    """
+
+    args_class: ClassVar[type[TrainingArguments]]
+
+    def _build(
+        self,
+        model: Model | str | os.PathLike[str],
+        args: TrainingArguments | None,
+        train_dataset: Any,
+        eval_dataset: Any,
+        processing_class: Any,
+        callbacks: Iterable[Any] | None,
+        peft_config: PeftConfig | None,
+        run_keys: Mapping[str, Any],
+    ) -> None:
+        """Build the trainer of the run; the arguments are those of the constructors."""
+        started = time.monotonic()
+        name = os.fspath(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path
+        self.args = args or self.args_class(f"{os.path.basename(name or 'model')}-{self.args_class.task}")
+        adapter = model.peft_config if isinstance(model, PeftModel) else peft_config
+        if isinstance(model, PeftModel) and peft_config is not None:
+            raise ValueError("peft_config: the model has an adapter already; pass the base model, or no peft_config")
+        keys = {"model_name_or_path": name or IN_MEMORY, **self.args.to_run_keys(), **run_keys}
+        keys |= _dataset_keys(train_dataset, eval_dataset)
+        config = _with_adapter(keys, self.args.sections, adapter)
+        train_rows, eval_rows = _in_memory(train_dataset), _in_memory(eval_dataset)
+        connect_processes()
+        if isinstance(model, str | os.PathLike):
+            data = load_data(config, train_rows, eval_rows)
+            self.processing_class = processing_class or data.tokenizer
+            self.trainer = build_trainer(config, data, callbacks or ())
+        else:
+            self.processing_class = _tokenizer_for(name, processing_class)
+            self.trainer = self._around(model, config, train_rows, eval_rows, callbacks or ())
+        self.trainer.started = started
+
+    def _around(
+        self, model: Model, config: RunConfig, train_rows: Any, eval_rows: Any, callbacks: Iterable[Any]
+    ) -> Trainer:
+        """Return the trainer of a model that is in memory already."""
+        if world_size() > 1:
+            raise ValueError("a launcher's processes shard the model while it is loaded; pass its name as `model`")
+        if config.reward is not None and model.task_type != SequenceClassifier.task_type:
+            raise ValueError(
+                "model: a reward model has a score head; load it with AutoModelForSequenceClassification, or pass its "
+                "name"
+            )
+        paddle.set_device(config.precision.device)
+        tokenizer = self.processing_class
+        template = load_configured_template(config.data, tokenizer)
+        rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)
+        adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
+        adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
+        return build_trainer_of(BuiltModel(adapted), config, rows, dev, tokenizer, callbacks=callbacks)
+
+    @property
+    def model(self) -> TrainableModel:
+        """The model, with its adapter."""
+        return self.trainer.model
+
+    @property
+    def state(self) -> TrainerState:
+        """Progress of the run, with its log history."""
+        return self.trainer.state
+
+    def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
+        """Train, or continue from a checkpoint.
+
+        Args:
+            resume_from_checkpoint: True for the newest checkpoint of `output_dir`, or a checkpoint folder.
+
+        Raises:
+            ValueError: see `Trainer.train`; or there is no training data.
+        """
+        if self.trainer.train_rows is None:
+            raise ValueError("train_dataset: not set; pass rows or a path to train on")
+        if resume_from_checkpoint is not None:
+            train = dataclasses.replace(self.trainer.config.train, resume_from_checkpoint=resume_from_checkpoint)
+            self.trainer.config = dataclasses.replace(self.trainer.config, train=train)
+        metrics = self.trainer.train()
+        return TrainOutput(self.state.step, metrics["train_loss"], metrics)
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of the eval rows."""
+        return self.trainer.evaluate()
+
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
+        """Write the model or its adapter, and the tokenizer; by default to the `output_dir` of the arguments."""
+        self.trainer.save_model(None if output_dir is None else os.fspath(output_dir))
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a `TrainerCallback` or `Callback`; see `Trainer.add_callback`."""
+        self.trainer.add_callback(callback)
+
+
+class SFTTrainer(_TaskTrainer):
+    """Trainer of supervised fine-tuning, with TRL's interface.
+
+    Args:
+        model: a model, or its name for `AutoModelForCausalLM.from_pretrained`.
+        args: arguments; None: TRL's defaults, with an output folder named after the model.
+        train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/data.md).
+        eval_dataset: the same for evaluation, or a dict of several by name.
+        processing_class: tokenizer; None: the model's own.
+        callbacks: callbacks in addition to those of the run.
+        peft_config: adapter to train; None trains all weights.
+        formatting_func: function from a row to its text, all tokens of which train.
+
+    Raises:
+        ValueError: an argument, the model or a row is invalid.
+
+    Examples:
+        >>> from paddlenlp_ext import LoRAConfig, SFTConfig, SFTTrainer
+        >>> args = SFTConfig("sft-output", max_steps=1, run_keys={"chat_template": "none"}, report_to="none")
+        >>> rows = [{"prompt": "2 + 2?", "completion": "4"}]
+        >>> trainer = SFTTrainer("smollm2-135m-instruct", args, rows, peft_config=LoRAConfig(r=2))  # doctest: +SKIP
+        >>> trainer.train().global_step  # doctest: +SKIP
+        1
+    """
+
+    args_class = SFTConfig
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        args: SFTConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Iterable[Any] | None = None,
+        peft_config: PeftConfig | None = None,
+        formatting_func: Callable[[Mapping[str, Any]], str] | None = None,
+    ) -> None:
+        field = (args or SFTConfig()).dataset_text_field
+        as_text = formatting_func or _text_reader(field, train_dataset)
+        if as_text is not None:
+            train_dataset, eval_dataset = _texts(train_dataset, as_text), _texts(eval_dataset, as_text)
+        keys = {} if as_text is None else {"autoregressive": True}
+        self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, keys)
+
+
+class DPOTrainer(_TaskTrainer):
+    """Trainer of preference training, with TRL's interface; the losses are those of docs/preference.md.
+
+    Args:
+        model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for `SFTTrainer`; rows
+            are pairs of a chosen and a rejected answer, or rated answers.
+        ref_model: None: the reference model is the model at the start of the run, without a copy of its weights.
+
+    Raises:
+        ValueError: an argument, the model or a row is invalid.
+    """
+
+    args_class = DPOConfig
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        ref_model: None = None,
+        args: DPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Iterable[Any] | None = None,
+        peft_config: PeftConfig | None = None,
+    ) -> None:
+        if ref_model is not None:
+            raise ValueError("ref_model: the reference is the model at the start of the run; leave ref_model out")
+        self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, {})
+
+
+class RewardTrainer(_TaskTrainer):
+    """Trainer of a reward model, with TRL's interface.
+
+    Args:
+        model: a model from `AutoModelForSequenceClassification`, or a name; a language model gets a new score head.
+        args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for `DPOTrainer`.
+
+    Raises:
+        ValueError: an argument, the model or a row is invalid.
+    """
+
+    args_class = RewardConfig
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        args: RewardConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Iterable[Any] | None = None,
+        peft_config: PeftConfig | None = None,
+    ) -> None:
+        self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, {})
+
+
+def _in_memory(dataset: Any) -> Any:
+    """Return rows in memory, or None for a path, which the run's configuration names."""
+    return None if isinstance(dataset, str | os.PathLike) else dataset
+
+
+def _dataset_keys(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
+    """Return the keys that say what a run does, and on which data."""
+    keys: dict[str, Any] = {"do_train": train_dataset is not None, "do_eval": eval_dataset is not None}
+    if train_dataset is not None:
+        is_path = isinstance(train_dataset, str | os.PathLike)
+        keys["dataset_name_or_path"] = os.fspath(train_dataset) if is_path else IN_MEMORY
+    if eval_dataset is not None:
+        keys["eval_dataset_path"] = (
+            dict.fromkeys(eval_dataset, IN_MEMORY)
+            if isinstance(eval_dataset, Mapping)
+            else os.fspath(eval_dataset)
+            if isinstance(eval_dataset, str | os.PathLike)
+            else IN_MEMORY
+        )
+    return keys
+
+
+def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: PeftConfig | None) -> RunConfig:
+    """Return the checked configuration of a run, with a config of an adapter that was created in Python."""
+    methods = peft_methods()
+    switch = next((name for name, method in methods.items() if method is type(adapter)), None)
+    if adapter is None:
+        return run_config_from(keys, {}, methods, sections)
+    if switch is None:
+        raise ValueError(f"peft_config: a {type(adapter).__name__} is not a config of an adapter method")
+    keys = {**keys, **dict.fromkeys(switches_of(switch, type(adapter)), True)}
+    keys |= {
+        option.key: value
+        for option in method_options(switch, type(adapter))
+        if (value := getattr(adapter, option.attribute)) is not None
+    }
+    return dataclasses.replace(run_config_from(keys, {}, methods, sections), peft=adapter)
+
+
+def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
+    """Return the given tokenizer, or the tokenizer of a model by its name."""
+    if tokenizer is not None:
+        return tokenizer
+    if not name:
+        raise ValueError("processing_class: not set, and the model has no name to load a tokenizer from; pass one")
+    return load_tokenizer(name)
+
+
+def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str] | None:
+    """Return the function that reads the text of a row, if the rows in memory are plain text."""
+    rows = _in_memory(dataset)
+    if rows is None or not len(rows) or set(rows[0]) & {"messages", "prompt", "conversations", "src", "output"}:
+        return None
+    return (lambda row: row[field]) if field in rows[0] else None
+
+
+def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
+    """Return rows with nothing but their text; a dict of several datasets keeps its names."""
+    if dataset is None or isinstance(dataset, str | os.PathLike):
+        return dataset
+    if isinstance(dataset, Mapping):
+        return {name: _texts(rows, as_text) for name, rows in dataset.items()}
+    return [{"text": as_text(dataset[index])} for index in range(len(dataset))]

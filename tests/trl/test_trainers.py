@@ -1,0 +1,198 @@
+"""Quick starts of TRL's documentation: only the import lines, the names of models and the rows are changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DPOConfig,
+    DPOTrainer,
+    LoraConfig,
+    PeftModel,
+    RewardConfig,
+    RewardTrainer,
+    SFTConfig,
+    SFTTrainer,
+    get_peft_model,
+)
+
+CHATS = [
+    {"messages": [{"role": "user", "content": "red blue"}, {"role": "assistant", "content": "blue red"}]},
+    {"messages": [{"role": "user", "content": "fig lime"}, {"role": "assistant", "content": "lime fig"}]},
+]
+PAIRS = [
+    {"prompt": "red blue", "chosen": "blue red", "rejected": "red blue"},
+    {"prompt": "fig lime", "chosen": "lime fig", "rejected": "fig lime"},
+]
+TEXTS = [{"text": "red blue green"}, {"text": "apple pear plum fig"}]
+
+
+@pytest.fixture
+def model_id(run_folders: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(run_folders)
+    return str(run_folders / "model")
+
+
+def arguments(config_class, folder: str, **changes):
+    return config_class(
+        folder, **{"max_steps": 2, "learning_rate": 1e-2, "report_to": "none", "use_cpu": True} | changes
+    )
+
+
+def weights(model) -> dict[str, np.ndarray]:
+    return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def changed(before, after) -> set[str]:
+    return {name for name in before if not np.array_equal(before[name], after[name])}
+
+
+# -- SFT: the quick start, with PEFT, with a model and its arguments --------------------------------------------------
+def test_sft_trainer_with_the_name_of_a_model_trains_all_weights(model_id: str):
+    trainer = SFTTrainer(model=model_id, train_dataset=CHATS)
+    trainer.train()
+    assert trainer.args.output_dir == "model-SFT" and Path("model-SFT/train_results.json").is_file()
+    assert trainer.state.step == 3
+    before = weights(AutoModelForCausalLM.from_pretrained(model_id))
+    assert changed(before, weights(trainer.model)) == set(before)
+
+
+def test_sft_trainer_with_peft_config_trains_and_saves_an_adapter(model_id: str):
+    trainer = SFTTrainer(model_id, arguments(SFTConfig, "out"), train_dataset=CHATS, peft_config=LoraConfig())
+    before = weights(trainer.model)
+    result = trainer.train()
+    assert result.global_step == 2 and result.training_loss == result.metrics["train_loss"]
+    assert all("lora_" in name for name in changed(before, weights(trainer.model)))
+    trainer.save_model("adapter")
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_id), "adapter")
+    assert changed(weights(loaded), weights(trainer.model)) == set()
+
+
+def test_sft_trainer_with_a_loaded_model_equals_the_one_with_its_name(model_id: str):
+    trained = []
+    for model in (model_id, AutoModelForCausalLM.from_pretrained(model_id)):
+        args = arguments(SFTConfig, f"out-{len(trained)}", packing=True, max_length=32)
+        trainer = SFTTrainer(
+            model=model,
+            args=args,
+            train_dataset=CHATS,
+            processing_class=AutoTokenizer.from_pretrained(model_id),
+            peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], modules_to_save=["norm"]),
+        )
+        trainer.train()
+        trained.append(weights(trainer.model))
+    assert changed(*trained) == set()
+
+
+def test_sft_trainer_around_a_peft_model_trains_its_adapter(model_id: str):
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_id), LoraConfig(r=2))
+    before = weights(model)
+    SFTTrainer(model, arguments(SFTConfig, "out"), train_dataset=CHATS).train()
+    assert changed(before, weights(model)) and all("lora_" in name for name in changed(before, weights(model)))
+    with pytest.raises(ValueError, match="has an adapter already"):
+        SFTTrainer(model, arguments(SFTConfig, "out"), train_dataset=CHATS, peft_config=LoraConfig())
+
+
+@pytest.mark.parametrize("as_field", [True, False], ids=["dataset_text_field", "formatting_func"])
+def test_sft_trainer_on_text_trains_every_token(model_id: str, as_field: bool):
+    rows = [{"story": row["text"]} for row in TEXTS]
+    args = arguments(SFTConfig, "out", **({"dataset_text_field": "story"} if as_field else {}))
+    function = None if as_field else (lambda row: row["story"])
+    trainer = SFTTrainer(model_id, args, train_dataset=rows, formatting_func=function)
+    row = trainer.trainer.train_rows[0]
+    assert trainer.processing_class.decode(row.tokens).split()[:3] == ["red", "blue", "green"]
+    assert row.loss_mask[1:].all()
+    trainer.train()
+
+
+def test_sft_trainer_evaluates_several_datasets_by_name(model_id: str):
+    args = arguments(SFTConfig, "out", eval_strategy="steps", eval_steps=1)
+    trainer = SFTTrainer(model_id, args, train_dataset=CHATS, eval_dataset={"first": CHATS[:1], "second": CHATS[1:]})
+    trainer.train()
+    assert {"eval_first_loss", "eval_second_loss"} <= set(trainer.evaluate())
+
+
+def test_sft_trainer_reads_datasets_objects_and_folders(model_id: str, run_folders: Path):
+    class Dataset:  # the interface of datasets.Dataset that is used
+        column_names = ("messages", "id")
+
+        def __len__(self) -> int:
+            return len(CHATS)
+
+        def __getitem__(self, index: int) -> dict:
+            return {**CHATS[index], "id": None}
+
+    trainers = [SFTTrainer(model_id, arguments(SFTConfig, "out"), data) for data in (Dataset(), run_folders / "data")]
+    assert len(trainers[0].trainer.train_rows) == 2 and len(trainers[1].trainer.train_rows) > 2
+
+
+def test_sft_trainer_resumes_from_its_checkpoint_to_the_same_bits(model_id: str):
+    def trainer(folder: str, steps: int) -> SFTTrainer:
+        args = arguments(SFTConfig, folder, max_steps=steps, save_steps=2, lr_scheduler_type="constant")
+        return SFTTrainer(model_id, args, train_dataset=CHATS, peft_config=LoraConfig(r=2))
+
+    whole = trainer("whole", 4)
+    whole.train()
+    trainer("parts", 2).train()
+    resumed = trainer("parts", 4)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.step == 4
+    assert changed(weights(whole.model), weights(resumed.model)) == set()
+
+
+# -- DPO, reward models -----------------------------------------------------------------------------------------------
+def test_dpo_trainer_raises_the_margin_of_its_pairs(model_id: str):
+    trainer = DPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model_id),
+        args=arguments(DPOConfig, "out", max_steps=8, logging_steps=1, beta=0.5),
+        processing_class=AutoTokenizer.from_pretrained(model_id),
+        train_dataset=PAIRS,
+        peft_config=LoraConfig(),
+    )
+    trainer.train()
+    margins = [entry["rewards/margins"] for entry in trainer.state.log_history if "rewards/margins" in entry]
+    assert abs(margins[0]) < 1e-6 and margins[-1] > 0.1
+
+
+def test_dpo_trainer_refuses_a_reference_model(model_id: str):
+    with pytest.raises(ValueError, match="the reference is the model at the start of the run"):
+        DPOTrainer(model_id, ref_model=object(), args=arguments(DPOConfig, "out"), train_dataset=PAIRS)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_reward_trainer_ranks_its_pairs(model_id: str, loaded: bool):
+    model = AutoModelForSequenceClassification.from_pretrained(model_id, seed=42) if loaded else model_id
+    args = arguments(RewardConfig, "out", max_steps=12, logging_steps=12, center_rewards_coefficient=0.01)
+    trainer = RewardTrainer(model=model, args=args, train_dataset=PAIRS, eval_dataset=PAIRS)
+    trainer.train()
+    assert trainer.evaluate()["eval_accuracy"] == 1.0
+
+
+def test_reward_trainer_with_a_language_model_names_the_class_to_load(model_id: str):
+    model = AutoModelForCausalLM.from_pretrained(model_id)
+    with pytest.raises(ValueError, match="AutoModelForSequenceClassification"):
+        RewardTrainer(model, arguments(RewardConfig, "out"), train_dataset=PAIRS)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+def test_trainer_without_training_data_evaluates_and_refuses_to_train(model_id: str):
+    trainer = SFTTrainer(model_id, arguments(SFTConfig, "out"), eval_dataset=CHATS)
+    assert trainer.evaluate()["eval_loss"] > 0
+    with pytest.raises(ValueError, match="train_dataset: not set"):
+        trainer.train()
+
+
+def test_trainer_with_an_invalid_row_names_its_index(model_id: str):
+    with pytest.raises(ValueError, match=r"row 1.*tgt is empty"):
+        SFTTrainer(model_id, arguments(SFTConfig, "out"), [{"src": "a", "tgt": "b"}, {"src": "a", "tgt": ""}])
+
+
+def test_trainer_with_a_foreign_peft_config_names_its_class(model_id: str):
+    with pytest.raises(ValueError, match="a dict is not a config of an adapter method"):
+        SFTTrainer(model_id, arguments(SFTConfig, "out"), CHATS, peft_config={"r": 8})
