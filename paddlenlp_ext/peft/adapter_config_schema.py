@@ -29,7 +29,7 @@ _SIZE, _COUNT, _SEED = whole(0, 2**20), whole(0, 2**31), whole(0, 2**63 - 1)
 _RANK = whole(0, 65536)
 
 FLAGS_BY_LAYER = object_of(list_of(FLAG)).or_null()
-"""AdaLoRA's `rank_pattern`: a flag for each rank."""
+"""AdaLoRA's `rank_pattern`: layer -> a flag for each rank."""
 
 FIELDS: Mapping[str, Kind] = kinds_by_key(
     (_NAMES, "target_modules modules_to_save exclude_modules target_parameters"),
@@ -37,10 +37,10 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT.or_null(), "bias base_model_name_or_path encoder_reparameterization_type task_type peft_type"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "layers_to_transform"),
     (either(FLAG, TEXT).or_null(), "init_lora_weights init_weights init_ia3_weights"),
-    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA checks its own again
+    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA checks its pattern again
     (object_of(number(above=0)).or_null(), "alpha_pattern"),
     (either(_TOKENS, object_of(_TOKENS)).or_null(), "trainable_token_indices token_indices"),
-    # ranks, sizes and counts; PEFT writes 0 for a size that follows from another one
+    # ranks, sizes and counts; PEFT writes 0 for a size that another option determines
     (_RANK, "r"),
     (_RANK.or_null(), "init_r target_r mini_r rank size num_virtual_tokens"),
     (_SIZE, "boft_block_size boft_block_num boft_n_butterfly_factor oft_block_size"),
@@ -71,14 +71,14 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "position intervention_type act_fn activation"),
     (OBJECT.or_null(), "split_layers fields paddlenlp_ext base_config_overrides base_quantization"),
 )
-"""Fields of any method -> kinds."""
+"""Field of any method -> its kind of value."""
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
-    """Check the fields of an adapter config file, and those of the objects in which this package adds fields.
+    """Check the fields of an adapter config file, and of the nested objects that this package adds.
 
     Raises:
-        ValueError: a field has a value of another type.
+        ValueError: a field has a value of a wrong type or out of range.
     """
     check_values(fields, FIELDS, "the adapter's config")
     for name in ("split_layers", "paddlenlp_ext"):

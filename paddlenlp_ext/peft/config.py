@@ -1,9 +1,9 @@
-"""Base class of the configs of adapter methods: the interface to implement when adding a method.
+"""`PeftConfig`, the base class of adapter configs: the interface that a new method implements.
 
-| members | needed by |
+| members | implemented by |
 | --- | --- |
 | `peft_type`, `targets`, `wrap`, `warm_start`, `to_adapter_config`, `from_adapter_config` | every method |
-| all others | methods that their defaults, which fit an adapter of linear layers, do not suit |
+| all others, whose defaults suit adapters of linear layers | methods that need something else |
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Fields of adapter_config.json that describe the origin of a file and do not affect the numbers.
+# Fields of adapter_config.json that describe the origin of a file and do not affect results.
 _INFORMATIVE = frozenset(
     {
         "auto_mapping",
@@ -51,15 +51,16 @@ _EFFECTS = {
     "fan_in_fan_out": "transposes the weights",
     "kasa_config": "adds trained singular values",
     "layer_replication": "repeats decoder layers",
-    "megatron_config": "adapts layers of Megatron",
+    "megatron_config": "adapts Megatron layers",
     "monteclora_config": "samples the adapter's weights",
-    "target_parameters": "adapts experts or routers; only LoRA does here",
+    "lora_bias": "trains a bias of B, which only LoRA does here",
+    "target_parameters": "adapts experts or routers, which only LoRA does here",
     "trainable_token_indices": "trains rows of the embedding",
     "use_bdlora": "makes A or B block-diagonal",
     "use_qalora": "pools the inputs of quantized layers",
     "velora_config": "compresses saved activations",
 }
-"""Unsupported fields of Hugging Face PEFT -> what they do, for errors."""
+"""Unsupported field of Hugging Face PEFT -> its effect, for error messages."""
 
 BIASES = ("none", "all", "adapted")
 """Values of `bias`."""
@@ -67,29 +68,29 @@ BIASES = ("none", "all", "adapted")
 
 @dataclass(kw_only=True)
 class PeftConfig(OptionGroup, metaclass=ConfigType):
-    """Base config of an adapter method; a subclass registers in `PEFT_METHODS` under its JSON switch.
+    """Base config of an adapter method; subclasses register in `PEFT_METHODS` under their JSON switch.
 
-    The constructor also accepts the argument names of Hugging Face PEFT and PaddleNLP (peft/constructor_arguments.py).
+    The constructor also accepts other names of an option (peft/constructor_arguments.py).
 
     Class attributes:
-        peft_type: the method's name in adapter_config.json; Hugging Face PEFT's name where PEFT has the method.
-        mergeable: whether its layers are `WeightAdapter`s and can be merged into the weights.
-        reads_prompts: whether prompt and answer tokens are treated differently. `hidden_states` then receives
-            `prompt_lengths`: for each row of the batch, the number of prompt positions of each document.
-        starts_from_weights: whether initialization reads the values of the base, not only its shapes.
-        model_class: class that `get_peft_model` returns for a method with a forward pass, loss or step hook of its
-            own; None means `PeftModel`.
+        peft_type: the method's name in adapter_config.json; the same as in Hugging Face PEFT if PEFT has the method.
+        mergeable: whether the adapter layers are `WeightAdapter`s and can be merged into the weights.
+        reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
+            `prompt_lengths`: for each row of the batch, the prompt length of each document.
+        starts_from_weights: whether initialization uses the values of the base, not only its shapes.
+        model_class: class that `get_peft_model` returns for a method with a custom forward pass, loss or step hook;
+            None means `PeftModel`.
         refines: for a variant of another method, the switch of that method. Both switches must be on, the variant
-            uses the method's key prefix (config/run_config.py), and `claims` tells their files apart.
+            uses the other method's key prefix (config/run_config.py), and `claims` recognizes the variant's files.
         needs_quantized_base: whether the method requires a quantized base.
-        paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP lacks it.
-        own_keys: name of a tensor that belongs to no layer -> its full key in Hugging Face PEFT's file.
-        key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompts.
-        changes_bias: whether merging changes biases too.
-        unavailable_keys: for a variant, JSON key of the refined method that the variant lacks -> reason, for errors.
+        paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP does not have the method.
+        own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's file.
+        key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompt methods.
+        changes_bias: whether merging also changes biases.
+        unavailable_keys: for a variant, JSON key of the refined method that the variant does not have -> reason.
         excludes: incompatible key (tensor_parallel_degree, sequence_parallel) -> reason.
-        free_on_resume: fields that may differ from those of the resumed checkpoint, because they affect only training
-            or initialization, or because names and shapes of the tensors imply them.
+        free_on_resume: fields that may differ between a run and the resumed checkpoint, because they affect only
+            training or initialization, or because the tensors' names and shapes determine them.
     """
 
     peft_type: ClassVar[str]
@@ -111,23 +112,23 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     )
 
     trainable_token_indices: ClassVar[object | None] = None
-    """Tokens whose rows of embedding and lm_head are trained with the adapter; an option of LoRA."""
+    """Tokens whose rows of embedding and lm_head are trained with the adapter (token_rows.py); an option of LoRA."""
     adapts_tables: ClassVar[bool] = False
     """Whether embedding and lm_head can be targets."""
 
-    path: str | None = option(None, help="folder of an adapter to start from; its structure (rank, targets) is used")
+    path: str | None = option(None, help="folder of a saved adapter to start from; its rank and targets are used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
-    """Base model named by the stored adapter."""
+    """Name of the base model in the adapter's file."""
     exclude_modules: tuple[str, ...] | None = None
-    """Name suffixes or regular expressions of layers that are not adapted, though they are targets."""
+    """Targets to leave out, as name suffixes or regular expressions."""
     modules_to_save: tuple[str, ...] | None = None
-    """Ends of the names of modules to train in full and save with the adapter, such as "lm_head" or "norm"."""
+    """Modules to train in full and save with the adapter, as name suffixes such as "lm_head" or "norm"."""
     bias: str = "none"
-    """Biases of the base to train and save with the adapter: "none", "all", or "adapted" (of the adapted layers)."""
+    """Biases of the base to train and save with the adapter: "none", "all", or "adapted" (in adapted layers only)."""
     ensure_weight_tying: bool = False
-    """Whether modules to save that the base ties stay tied; Hugging Face PEFT has it for LoRA and AdaLoRA."""
+    """Whether tied modules in `modules_to_save` stay tied; in Hugging Face PEFT an option of LoRA and AdaLoRA."""
     saved_embeddings: tuple[str, ...] = ()
-    """Layers among embedding and lm_head whose weight the adapter's file contains, though it is not trained."""
+    """Embedding and lm_head, if the adapter's file contains their frozen weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -154,7 +155,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             super().__setattr__(field_of(type(self), name) or name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other options, checked like a new config; what was read from files stays."""
+        """Return a copy with other options, checked like a new config; the source of initial factors is kept."""
         changed = copy.copy(self)
         for name in list(vars(self)):
             if isinstance(getattr(type(self), name, None), cached_property):
@@ -172,10 +173,10 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             folder: adapter folder, as for `PeftModel.from_pretrained`.
 
         Returns:
-            The config of the stored method, whichever class this is called on.
+            The config of the stored method, for any class that this is called on.
 
         Raises:
-            ValueError: the folder has no adapter, or its method or one of its fields is not supported.
+            ValueError: the folder has no adapter, or the adapter's method or a field is not supported.
         """
         config, fields = read_config(find_config(folder))
         config.base_model_name_or_path = fields.get("base_model_name_or_path")
@@ -196,43 +197,43 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor],
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return the weight to quantize: the weight itself, unless the adapter starts with a part of it.
+        """Return the weight to quantize: `weight`, or a residual if the adapter starts with a component of it.
 
-        Called for every layer that is quantized while the base is loaded, on the object whose `wrap` is called later.
+        Loading a base calls this for every layer to quantize, on the same object whose `wrap` is called later.
 
         Args:
             name: name of the layer.
-            weight: float32 [out, in]; must not be written to.
-            quantize_dequantize: rounds a weight of that layer to the values of its quantized format.
-            stored: tensors of a stored adapter, which contain the part to subtract; None for a new adapter.
+            weight: float32 [out, in]; must not be modified.
+            quantize_dequantize: rounds a weight to the values of the layer's quantized format.
+            stored: tensors of a stored adapter, including the factors to subtract; None for a new adapter.
         """
         return weight
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> AdapterLayer:
-        """Return the new adapter of one layer; random values depend only on the seed and the layer's name."""
+        """Return a new adapter layer around `base`; random values depend only on the seed and the layer's name."""
         raise NotImplementedError
 
     def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], AdapterLayer]:
-        """Return the function (name, base) -> adapter; `wrap`, unless the layers share tensors.
+        """Return a function (name, base) -> adapter layer; overridden by methods whose layers share tensors.
 
         Args:
-            bases: name -> layer, for all layers to wrap; only `in_features` and `out_features` are read.
+            bases: name -> layer, for all layers to wrap; only `in_features` and `out_features` are used.
             seed: as for `wrap`.
         """
         return lambda name, base: self.wrap(name, base, seed)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        """Return the config of a run that starts from `path`: structure from `stored`, the rest from this config."""
+        """Return the config of a run that starts from `path`: rank and targets from `stored`, the rest from `self`."""
         raise NotImplementedError
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """Return the factor of an adapter parameter's learning rate."""
+        """Return the factor that multiplies the learning rate of an adapter parameter."""
         return 1.0
 
     def decays(self, parameter_name: str) -> bool:
-        """Return whether weight decay may act on an adapter parameter; False if 0 is not its neutral value.
+        """Return whether weight decay applies to an adapter parameter; False if its neutral value is not 0.
 
-        It would pull the trained rows of tokens to 0, away from the base's.
+        Trained rows of tokens are excluded: weight decay would pull them away from the base's rows.
         """
         return not parameter_name.endswith(".trainable_tokens_delta")
 
@@ -242,26 +243,26 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether a config file of the method that this variant `refines` describes this variant."""
+        """Return whether the fields of a config file of the refined method describe this variant."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the adapter's tensors to those of its files."""
+        """Convert the adapter's tensors to the tensors in its files."""
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
-        """Return the config adjusted to the names of the stored tensors."""
+        """Return this config, adjusted to the names of the stored tensors."""
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert the tensors of a file to the adapter's tensors: the exact inverse of `to_stored`."""
+        """Invert `to_stored`: convert the tensors of a file to the adapter's tensors."""
         return dict(tensors)
 
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
-        """Return the config and the tensors of a stored adapter by the names of a base's layers.
+        """Return the config and tensors of a stored adapter, with layer names as in the base.
 
         Args:
-            tensors: tensors by the names of the file.
+            tensors: tensors by their names in the file.
             base: config of the base (`DecoderConfig`).
 
         Raises:
@@ -274,27 +275,27 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         """Build the config from the fields of adapter_config.json.
 
         Raises:
-            ValueError: a field has a value that is not supported.
+            ValueError: a field has an unsupported value.
         """
         raise NotImplementedError
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PeftConfig:
-        """Build the config from PaddleNLP's file; only for methods with `paddlenlp_files`."""
+        """Build the config from the fields of PaddleNLP's file; only for methods with `paddlenlp_files`."""
         raise NotImplementedError
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return PaddleNLP's tensors with this package's names and layout; only for methods with `paddlenlp_files`.
+        """Convert PaddleNLP's tensors to this package's names and layout; only for methods with `paddlenlp_files`.
 
         Args:
-            tensors: stored tensors by name, from "model." on; or the array by the name of its file.
+            tensors: stored tensors by name, starting with "model."; or the array, by its file name.
         """
         raise NotImplementedError
 
 
 def required_field(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a mandatory field.
+    """Return the value of a required field.
 
     Raises:
         ValueError: the field is missing or null.
@@ -311,11 +312,10 @@ def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
-    """Check that the unread fields of a file have neutral values.
+    """Check that fields of a file that a method does not read have no effect.
 
     Raises:
-        ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}; the message lists all
-            such fields.
+        ValueError: unread fields have values other than None, False, 0, "", "none", [] or {}; the message lists them.
     """
     unsupported = [
         f"{name}={value!r}" + (f" ({_EFFECTS[name]})" if name in _EFFECTS else "")
@@ -323,4 +323,4 @@ def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
         if name not in read and name not in _INFORMATIVE and value not in (None, False, 0, "", "none", [], {})
     ]
     if unsupported:
-        raise ValueError(f"unsupported fields: {', '.join(unsupported)}; adapters without them can be loaded")
+        raise ValueError(f"unsupported fields: {', '.join(unsupported)}; only adapters without them can be loaded")

@@ -27,31 +27,32 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 _WITHOUT_EFFECT = frozenset(
     {
-        # the origin of a file
+        # origin of a file
         *("auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"),
-        # shape, dtype and layout of the model, which are read from the model
+        # shape, dtype and layout, which are taken from the model
         *("dtype", "head_dim", "hidden_size", "multi_query_group_num", "num_attention_heads", "num_hidden_layers"),
         *("num_layers", "tensor_parallel_degree", "token_dim"),
-        # grouping of matrix products, and settings of features that are off
+        # implementation choices, and settings of features that are off
         *("eps", "megatron_core", "merge_weight", "merge_weights", "qalora_group_size", "use_quick_lora"),
     }
 )
 _INIT_REMEDY = (
-    "an initialization is a class here: PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig; or leave it at True"
+    "use the config class of the initialization (PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig), or leave it at "
+    "True"
 )
 _UNAVAILABLE = {
-    "task_type": "models here are causal language models and reward models; use CAUSAL_LM or SEQ_CLS, or leave it out",
-    "fan_in_fan_out": "every linear layer here has its weight as [out, in]; use False",
-    "trainable_modules": "name the ends of the modules' names in modules_to_save",
+    "task_type": "only causal language models and reward models are supported; use CAUSAL_LM or SEQ_CLS",
+    "fan_in_fan_out": "all linear layers store their weight as [out, in]; use False",
+    "trainable_modules": "put the modules' names or name suffixes in modules_to_save",
     "init_lora_weights": _INIT_REMEDY,
     "init_weights": _INIT_REMEDY,
     "init_ia3_weights": "IA3 starts at ones; use True",
-    "loftq_config": "the options of LoftQ are LoftQConfig's own: LoftQConfig(iters=..., svd=...)",
+    "loftq_config": "use LoftQConfig(iters=..., svd=...)",
     "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "mask_type": "the positions of SHiRA are random; use 'random'",
     "use_cayley_neumann": "pass only num_cayley_neumann_terms; Hugging Face PEFT uses 5",
-    "num_transformer_submodules": "a decoder has 1",
+    "num_transformer_submodules": "a decoder has one submodule; use 1",
     **dict.fromkeys(
         (
             *("alora_invocation_tokens", "arrow_config", "coft", "corda_config", "do_qat", "enable_lokr_list"),
@@ -60,7 +61,7 @@ _UNAVAILABLE = {
             *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
             *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
         ),
-        "this method does not have it; leave it out",
+        "this method does not support it; leave it out",
     ),
 }
 _OFF = (None, False, 0, "", "none", [], {}, ())
@@ -75,7 +76,7 @@ _ALSO_OFF: dict[str, tuple[Any, ...]] = {
 
 
 class TaskType(str, enum.Enum):
-    """Task types of Hugging Face PEFT; the models here support CAUSAL_LM and SEQ_CLS."""
+    """Task types of Hugging Face PEFT; only CAUSAL_LM and SEQ_CLS are supported."""
 
     CAUSAL_LM = "CAUSAL_LM"
     FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
@@ -86,7 +87,7 @@ class TaskType(str, enum.Enum):
 
 
 class PromptTuningInit(str, enum.Enum):
-    """Initializations of prompt tuning by their names in Hugging Face PEFT."""
+    """Names of prompt tuning's initializations in Hugging Face PEFT."""
 
     RANDOM = "RANDOM"
     SAMPLE_VOCAB = "SAMPLE_VOCAB"
@@ -114,11 +115,11 @@ class ConfigType(type):
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the requested config class, and the arguments by the names of its fields.
+    """Return the selected config class, and the arguments under its field names.
 
     Raises:
         ValueError: an option is passed under two names, or an argument has an unsupported value.
-        TypeError: there is no such argument.
+        TypeError: an argument is unknown.
     """
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
@@ -130,14 +131,14 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
             _check_foreign(method, name, value, names)
             continue
         if field in values:
-            raise ValueError(f"{method.__name__}: {passed[field]} and {name} are one option; pass only one")
+            raise ValueError(f"{method.__name__}: {passed[field]} and {name} are names of one option; pass only one")
         values[field], passed[field] = value, name
     return method, values
 
 
 @functools.cache
 def argument_names(method: type) -> Mapping[str, str]:
-    """Return a mapping from every accepted argument name to the name of its field."""
+    """Return accepted argument name -> name of its field, for all names."""
     switch = _switch_of(method)
     options = options_of(method, "") if switch is None else method_options(switch, method)
     names = {field.name: field.name for field in dataclasses.fields(method)} | {"trainable_bias": "bias"}
@@ -157,7 +158,7 @@ def field_of(method: type, name: str) -> str | None:
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the requested variant, by its switch or by PEFT's arguments, and the remaining arguments."""
+    """Return the variant that a switch or PEFT's arguments select, and the remaining arguments."""
     family = method.refines or _switch_of(method)
     variants = {switch: variant for switch, variant in PEFT_METHODS.items() if family and variant.refines == family}
     asked = {variant for switch, variant in variants.items() if arguments.get(switch)}
@@ -168,7 +169,9 @@ def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str
         asked.add(method)
     if len(asked) > 1:
         several = " and ".join(sorted(variant.__name__ for variant in asked))
-        raise ValueError(f"{method.__name__}: the arguments select {several}; an adapter has one method, choose one")
+        raise ValueError(
+            f"{method.__name__}: the arguments select {several}, but an adapter has one method; choose one"
+        )
     chosen = asked.pop() if asked else method
     init = {name: value for name, value in arguments.items() if name == "init_lora_weights"}
     claimed = set(init) if chosen.claims(init) else set()
@@ -180,11 +183,11 @@ def _switch_of(method: type) -> str | None:
 
 
 def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]) -> None:
-    """Accept an argument of PEFT or PaddleNLP at a value without effect.
+    """Accept an argument that has no field if it is known from PEFT or PaddleNLP and its value has no effect.
 
     Raises:
         ValueError: the value would have an effect.
-        TypeError: neither library has the argument.
+        TypeError: the argument is unknown.
     """
     if name in _WITHOUT_EFFECT:
         return

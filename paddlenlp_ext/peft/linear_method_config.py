@@ -17,7 +17,7 @@ class LinearTargetsConfig(PeftConfig):
     """Options of a method that adapts linear layers, by default all of the decoder.
 
     Class attributes:
-        targets_key: JSON key of `target_modules`, for errors.
+        targets_key: JSON key of `target_modules`, for error messages.
     """
 
     targets_key: ClassVar[str]
@@ -47,9 +47,9 @@ class LayerRanksConfig(LinearTargetsConfig):
 
     r: int
     rank_pattern: dict[str, int] = field(default_factory=dict)
-    """Name suffix or regular expression -> rank of the layers that it matches, as in Hugging Face PEFT."""
+    """Name suffix or regular expression -> rank of the matching layers, as in Hugging Face PEFT."""
     alpha_pattern: dict[str, float] = field(default_factory=dict)
-    """Name suffix or regular expression -> alpha of the layers that it matches."""
+    """Name suffix or regular expression -> alpha of the matching layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

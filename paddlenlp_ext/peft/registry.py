@@ -1,4 +1,4 @@
-"""Registry of the PEFT methods; each module of `peft.methods` registers its own."""
+"""Registry of the adapter methods; each module in `peft.methods` registers one method."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ PEFT_METHODS: Registry[type[Any]] = Registry("PEFT method", "paddlenlp_ext.peft.
 
 
 def peft_methods() -> dict[str, type[Any]]:
-    """Return the config class of every method by its JSON switch, for `config.parser.load_run_config`."""
+    """Return JSON switch -> config class of every method, for `config.parser.load_run_config`."""
     return dict(PEFT_METHODS.items())

@@ -108,7 +108,7 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
         ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
         ({"pissa": True, "init_lora_weights": "gaussian"}, "the method computes the initial values"),
         ({"layers_to_transform": [1]}, "target_modules"),
-        ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig; .* choose one"),
+        ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig, .* choose one"),
     ],
 )
 def test_lora_config_unsupported_peft_argument_raises_with_a_remedy(arguments: dict, remedy: str):
@@ -123,7 +123,7 @@ def test_variant_config_with_another_variant_raises():
 
 
 def test_config_option_under_two_names_raises():
-    with pytest.raises(ValueError, match="r and lora_rank are one option"):
+    with pytest.raises(ValueError, match="r and lora_rank are names of one option"):
         LoRAConfig(r=8, lora_rank=8)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import inspect
 import pydoc
+import sys
 from typing import Any
 
 import pytest
@@ -94,6 +96,14 @@ def test_signature_help_and_fields_of_a_config_agree(method: type):
     text = pydoc.plain(pydoc.render_doc(method))
     assert all(f"{name}:" in text for name in fields)
     assert not [name for name in fields if name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_docstring_examples_of_a_config_are_right(method: type):
+    names = vars(sys.modules[method.__module__])
+    examples = [test for test in doctest.DocTestFinder().find(method, globs=dict(names)) if test.examples]
+    assert examples, f"{method.__name__} has no example"
+    assert doctest.DocTestRunner().run(examples[0]).failed == 0
 
 
 def test_lora_config_has_the_fields_of_peft():

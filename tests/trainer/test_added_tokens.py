@@ -187,7 +187,7 @@ def test_finetune_adapter_with_added_tokens_resumes_to_the_same_rows(folders: Pa
         (LoRAConfig(modules_to_save=["lm_head"]), False, {"trainable_token_indices": {"embed_tokens": (61, 62)}}),
         (LoRAConfig(target_modules=["lm_head"]), True, {"saved_embeddings": ("model.embed_tokens",)}),
         (IA3Config(modules_to_save=["embed_tokens"]), True, {}),
-        (TrainableTokensConfig(indices=[4]), True, {"indices": (4, 61, 62)}),
+        (TrainableTokensConfig(token_indices=[4]), True, {"token_indices": (4, 61, 62)}),
     ],
 )
 def test_with_trained_tokens_adds_the_rows_that_no_option_trains(

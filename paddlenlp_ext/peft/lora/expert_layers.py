@@ -1,16 +1,16 @@
-"""LoRA on the stacked weights of experts, and on routers: the targets of `target_parameters`.
+"""LoRA layers for the stacked weights of experts and for routers, the targets of `target_parameters`.
 
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
 
-Hugging Face PEFT adapts a parameter, not a layer, and joins the factors of all experts:
+Hugging Face PEFT adapts parameters instead of layers, and joins the factors of all experts:
 
     in memory                                 in files
-    experts.gate_up_proj.lora_A [E, r, in]    experts.base_layer.lora_A [E * r, in], one expert after the other
-    experts.gate_up_proj.lora_B [E, out, r]   experts.base_layer.lora_B [out, r * E], one rank after the other
+    experts.gate_up_proj.lora_A [E, r, in]    experts.base_layer.lora_A [E * r, in], grouped by expert
+    experts.gate_up_proj.lora_B [E, out, r]   experts.base_layer.lora_B [out, r * E], grouped by rank
     experts.down_proj.lora_A, ...             experts.lora_A, ...
 
-PEFT wraps the module once for each of its adapted parameters: the last one has the shortest name.
+PEFT wraps the module once for each adapted parameter, so the parameter wrapped last has the shortest name.
 
 Shapes: N rows, sorted by expert, E experts, r rank, in/out features of a weight.
 """
@@ -34,18 +34,18 @@ from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 _WEIGHTS = ("gate_up_proj", "down_proj")
-"""Stacked weights of experts, in the order in which PEFT wraps them."""
+"""Names of stacked expert weights, in the order in which PEFT wraps them."""
 _OWN = re.compile(r"(?P<experts>.+\.experts)\.(?P<weight>\w+)\.(?P<factor>lora_[AB]\.weight)")
 _STORED = re.compile(r"(?P<experts>.+\.experts)(?P<wrappers>(\.base_layer)*)\.(?P<factor>lora_[AB]\.weight)")
 
 
 class LoRAExperts(WeightAdapter):
-    """Stacked weights of experts, each with a low-rank update.
+    """Layer of stacked expert weights with a low-rank update for each expert.
 
     Args:
-        base: the weights.
+        base: layer with the stacked weights.
         rank: r, the rank of each expert's update.
-        scaling: s, the factor of the updates.
+        scaling: s, the scale of the updates.
         seed, name: determine the initial values of A.
         gaussian: draw A from N(0, 1/r^2); False: Kaiming-uniform.
     """
@@ -61,7 +61,7 @@ class LoRAExperts(WeightAdapter):
         self.lora_B = Factor(np.zeros((experts, outputs, rank), np.float32), base.compute_dtype)
 
     def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs, as `GroupedLinear` does; experts without rows get zero gradients."""
+        """Return one output per fused projection, like `GroupedLinear`; experts without tokens get zero gradients."""
         results = self.base(x_NI, starts)
         inner_NR = grouped_linear(x_NI, self.lora_A.weight, starts)[0] * self.scaling
         updates = grouped_linear(inner_NR, self.lora_B.weight, starts, self.base.parts)
@@ -78,7 +78,7 @@ class LoRAExperts(WeightAdapter):
 
 
 class LoRARouter(WeightAdapter):
-    """Router with a low-rank update of its weight; takes the arguments of `LoRAExperts`."""
+    """Router with a low-rank update; takes the arguments of `LoRAExperts`."""
 
     base: Router
 
@@ -90,7 +90,7 @@ class LoRARouter(WeightAdapter):
         self.lora_B = Factor(np.zeros((experts, rank), np.float32), dtype)
 
     def adapter_forward(self, x_TD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return weights and experts of each token, as `Router` does; the update is computed in float32, too."""
+        """Return the weights and experts of each token, as `Router` does; the update is computed in float32."""
         with paddle.amp.auto_cast(enable=False):
             a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
             inner_TR = paddle.matmul(x_TD.astype("float32"), a, transpose_y=True) * self.scaling
@@ -110,9 +110,9 @@ def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 def parameter_names(model: nn.Layer) -> dict[str, str]:
-    """Map the parameters that `target_parameters` can name to their layers, in the model's order.
+    """Map the parameter names that `target_parameters` can contain to layer names, in the model's order.
 
-    Names are those of transformers and PEFT: the stacked weights of experts have the names of their layers.
+    The names are those in transformers and PEFT; stacked expert weights have the names of their layers.
     """
     names = {}
     for name, layer in model.named_sublayers():
@@ -125,7 +125,7 @@ def parameter_names(model: nn.Layer) -> dict[str, str]:
 
 
 def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[str]:
-    """Return the names of the layers whose parameters `requested` names, in full or by their last components.
+    """Return the names of the layers whose parameter matches an entry of `requested`, in full or as a suffix.
 
     Raises:
         ValueError: an entry matches nothing.
@@ -155,14 +155,14 @@ def shortest_parameters(layers: Collection[str], model: nn.Layer) -> list[str]:
 
 
 def _within_layer(name: str) -> str:
-    """Return the name of a parameter without the decoder layer's."""
+    """Return a parameter's name within its decoder layer."""
     return re.sub(r"^model\.layers\.\d+\.", "", name)
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 @paddle.no_grad()
 def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of an adapter with those of experts under PEFT's names and in PEFT's shapes."""
+    """Return an adapter's tensors, with the names and shapes of PEFT for expert tensors."""
     located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
     adapted: dict[str, set[str]] = {}
     for found in located.values():
@@ -184,15 +184,15 @@ def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def from_stored(
     tensors: Mapping[str, np.ndarray], requested: Sequence[str], rank_of: Callable[[str], int]
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of a file of PEFT by the names and in the shapes of memory: the inverse of `to_stored`.
+    """Invert `to_stored`: return the tensors of a PEFT file with the names and shapes used in memory.
 
     Args:
         tensors: the stored tensors.
         requested: `target_parameters` of the file.
-        rank_of: function from the name of a layer to its rank.
+        rank_of: returns the rank of a layer, by its name.
 
     Raises:
-        ValueError: the file has tensors that `target_parameters` does not explain.
+        ValueError: the file has tensors of a parameter that `target_parameters` does not name.
     """
     own = {}
     for name, value in tensors.items():
@@ -207,7 +207,7 @@ def from_stored(
         if depth >= len(weights):
             raise ValueError(
                 f"{name}: target_parameters in adapter_config.json ({', '.join(requested) or 'none'}) does not name "
-                "its weight; add the entry with which the adapter was trained"
+                "its weight; add the entry that the adapter was trained with"
             )
         weight = weights[len(weights) - 1 - depth]
         own[f"{experts}.{weight}.{found['factor']}"] = _split_by_expert(
@@ -217,10 +217,10 @@ def from_stored(
 
 
 def _split_by_expert(name: str, value: np.ndarray, rank: int, is_a: bool) -> np.ndarray:
-    """Return a factor [E, r, in] or [E, out, r] for [E * r, in] or [out, r * E].
+    """Reshape a factor from [E * r, in] to [E, r, in], or from [out, r * E] to [E, out, r].
 
     Raises:
-        ValueError: the rank does not divide it.
+        ValueError: the joined axis is not a multiple of the rank.
     """
     joined = value.shape[0 if is_a else 1]
     if joined % rank:

@@ -1,10 +1,10 @@
-"""LoRA initialized from full-precision weights, over a base that is quantized without the initial factors.
+"""LoRA initialized from full-precision weights before the base is quantized, without the initial factors.
 
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
-PiSSA and LoftQ share this module. The removed factors A' and B' depend on W in full precision; they are computed while
-W is read, before it is quantized. The layer keeps them next to A and B: files hold the LoRA [A; A'], [B, -B'] of rank
-2r over the original base (`subtracted_init.py`).
+PiSSA, OLoRA and LoftQ share this module. The removed factors A' and B' depend on W in full precision, so they are
+computed while W is read, before it is quantized. The layer has A', B', A and B; files contain the LoRA [A; A'], [B,
+-B'] of rank 2r over the original base (`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -30,11 +30,11 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.layer_name_patterns import matches
 
 SVD_CHOICES = ("fast", "exact")
-"""Algorithms for leading singular triplets: random projection, or a full SVD."""
+"""SVD algorithms for the leading singular triplets: random projection (fast) or full SVD (exact)."""
 
 
 class InitialFactors(NamedTuple):
-    """Initial A [r, in] and B [out, r] of a layer, and the A' and B' that are removed from its base."""
+    """Initial factors A [r, in] and B [out, r] of a layer, and the factors A' and B' removed from its base."""
 
     a: paddle.Tensor
     b: paddle.Tensor
@@ -44,9 +44,9 @@ class InitialFactors(NamedTuple):
 
 @dataclass(kw_only=True)
 class InitBeforeQuantizationConfig(SubtractedInitConfig):
-    """Options of LoRA that is initialized from the weights before they are quantized.
+    """Options of LoRA variants that are initialized from the weights before quantization.
 
-    One object must process the weights (`before_quantizing`) and wrap the quantized layers (`wrap`).
+    The same object must process the weights (`before_quantizing`) and wrap the quantized layers (`wrap`).
     """
 
     over_residual = False
@@ -63,11 +63,11 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
 
     @cached_property
     def initial_factors(self) -> dict[str, InitialFactors]:
-        """Layer name -> factors that `before_quantizing` computed and `wrap` has not consumed yet."""
+        """Layer name -> factors that `before_quantizing` computed for `wrap`."""
         return {}
 
     def with_source(self, factors_source: str, over_residual: bool = False) -> InitBeforeQuantizationConfig:
-        """Return the config of a stored adapter; see the attributes."""
+        """Return a copy with these two attributes, for a stored adapter."""
         config = self.replace()
         config.factors_source, config.over_residual = factors_source, over_residual
         return config
@@ -85,7 +85,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         quantize_dequantize: QuantizeDequantize,
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return W - s B' A', with stored factors if there are any; recomputed on another device, they might differ."""
+        """Return W - s B' A'; stored factors are preferred, because recomputed factors may differ on another device."""
         keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if stored is not None and all(key in stored for key in keys):
             if not self.over_residual:
@@ -108,7 +108,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
     def find_initial_factors(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
     ) -> InitialFactors:
-        """Compute the initial factors of a layer.
+        """Compute the initial factors of a layer from its full-precision weight.
 
         Args:
             name: dotted name of the layer.
@@ -129,7 +129,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         """Return the adapter of a quantized layer.
 
         Raises:
-            ValueError: the base was quantized without this config, or for another adapter.
+            ValueError: the base was quantized without this config or for another adapter.
         """
         factors, is_stored = self.initial_factors.pop(name, None), self.factors_source == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
@@ -159,7 +159,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
 def principal_factors(
     weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return A [r, in] and B [out, r] from the leading triplets of a weight [out, in]: s B A = U_r S_r V_r^T.
+    """Return A [r, in] and B [out, r] with s B A = U_r S_r V_r^T, the leading singular triplets of a weight [out, in].
 
     Args:
         weight: float32 [out, in].
@@ -169,7 +169,7 @@ def principal_factors(
         exact: use a full SVD instead of a random projection.
 
     Raises:
-        ValueError: the weight has fewer than `rank` triplets.
+        ValueError: the weight has fewer than `rank` singular triplets.
     """
     require_triplets(rank, weight.shape, name)
     u, s, v_t = leading_svd(weight, rank, name, exact=exact)

@@ -1,6 +1,6 @@
-"""LoRA that starts from a decomposition of each weight: PiSSA (SVD) and OLoRA (QR).
+"""LoRA initialized from a decomposition of each weight: PiSSA (SVD) and OLoRA (QR).
 
-    s B0 A0 = part of W that the decomposition selects; W - s B0 A0 stays frozen, or is quantized
+    s B0 A0 = component of W that the decomposition selects; W - s B0 A0 stays frozen or is quantized
 
 Adapter files written by this package contain A0 and B0 (`subtracted_init.py`). Files written by Hugging Face PEFT and
 PaddleNLP do not: loading such a file decomposes the base again, as those libraries do.
@@ -29,7 +29,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 @dataclass(kw_only=True)
 class InitFromWeightsConfig(InitBeforeQuantizationConfig):
-    """Options of LoRA whose initial factors are a function of the weight alone; s is 1 unless `lora_alpha` is set."""
+    """Options of LoRA variants whose initial factors depend only on the weight; s is 1 unless `lora_alpha` is set."""
 
     starts_from_weights: ClassVar[bool] = True  # type: ignore[override]
 
@@ -39,7 +39,7 @@ class InitFromWeightsConfig(InitBeforeQuantizationConfig):
         super().__post_init__()
 
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return A0 [r, in] and B0 [out, r] of the layer `name` for its weight, float32 [out, in]."""
+        """Return A0 [r, in] and B0 [out, r] for the weight, float32 [out, in], of the layer `name`."""
         raise NotImplementedError
 
     def find_initial_factors(

@@ -1,12 +1,12 @@
 """Layers of LoRA: linear layers, lm_head and embedding.
 
     linear       y = x W^T + s (dropout(x) A^T) B^T                   A [r, in], B [out, r]
-    lm_head      the same with y = logits [.., V]; the fused loss takes the update as factors, not as s B A
+    lm_head      the same, with logits y [.., V]; the fused loss computes the update from the factors
     embedding    e(t) = E[t] + s (A^T)[t] B^T                         A [r, V], B [D, r]
                  logits of a tied lm_head: h E^T + s (dropout(h) B) A
 
-The factors of an embedding are those of its transposed table, as in Hugging Face PEFT: A, which has a column for each
-token, is zero at the start, and B is normally distributed.
+As in Hugging Face PEFT, A and B of an embedding are factors of the transposed table: A has a column for each token and
+starts at zero, and B starts normally distributed.
 
 Shapes: r rank, in/out features of the adapted linear, V vocabulary, D hidden.
 """
@@ -58,7 +58,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], in one fused op if the base is frozen and reads the same x."""
+        """Map x [..., in] to [..., out]; one fused op if the base is frozen and gets the same x."""
         base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
             y = self.base(x) + self.lora_update(x)
@@ -67,7 +67,7 @@ class LoRALinear(LinearAdapter):
         return y if bias is None else y + bias.astype(y.dtype)
 
     def lora_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B [out], or None; for a row-parallel layer the first rank adds it."""
+        """Return s times the bias of B [out], or None; in a row-parallel layer only the first rank adds it."""
         bias = getattr(self.lora_B, "bias", None)
         if bias is None:
             return None
@@ -83,17 +83,17 @@ class LoRALinear(LinearAdapter):
         bias = self.lora_bias()
         if bias is not None and self.base.bias is None:
             raise ValueError(
-                "lora_bias: the base has no bias that the adapter's bias could be merged into; load the adapter with "
-                "the base model instead"
+                "lora_bias: the base layer has no bias to merge the adapter's bias into; load the adapter over the "
+                "base model instead"
             )
         return None if bias is None else bias.astype("float32")
 
     def fusable_base(self) -> FrozenLinear | None:
-        """Return the base's operands for an op that fuses base and update, or None if they cannot be fused."""
+        """Return the base's operands for the fused op of base and update; None if the op cannot be used."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return s dropout(x) A^T B^T, computed through the rank: r (in + out) multiplications per token, not in * out.
+        """Return s dropout(x) A^T B^T with r (in + out) multiplications per token.
 
         Args:
             x: [..., in].
@@ -103,7 +103,7 @@ class LoRALinear(LinearAdapter):
         return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """Return the matrix [out, r] that is applied after A: B."""
+        """Return the matrix [out, r] that follows A; here B."""
         return self.lora_B.weight
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
@@ -111,7 +111,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: B along the outputs, A along the inputs."""
+        """Shard B along the base's outputs and A along its inputs."""
         a_axis, b_axis = factor_axes(style)
         axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
         return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes
@@ -127,7 +127,7 @@ class LoRAHead(LoRALinear, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of the logits, s dropout(h) A^T and B, and those of the bias of B."""
+        """Return the factors of the logits' update: s dropout(h) A^T and B, and the bias of B with a vector of ones."""
         if not self.enabled:
             return []
         inner = paddle.matmul(self.apply_dropout(hidden), self.lora_A.weight, transpose_y=True) * self.scaling
@@ -138,13 +138,13 @@ class LoRAHead(LoRALinear, AdaptedHead):
 
 
 class LoRAEmbedding(WeightAdapter, AdaptedHead):
-    """Embedding with a low-rank update, which an lm_head that is tied to it shares.
+    """Embedding with a low-rank update, which a tied lm_head can share.
 
     Args:
         base: token embedding.
         rank, scaling, seed, name: as for `LoRALinear`.
-        dropout: dropout probability on the input of a tied lm_head during training; lookups have no dropout.
-        adapts_tied_head: whether a tied lm_head has the update too.
+        dropout: dropout probability on the input of a tied lm_head during training; not applied to lookups.
+        adapts_tied_head: apply the update in a tied lm_head too.
     """
 
     base: Embedding
@@ -172,13 +172,13 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return self.base.weight
 
     def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to embeddings [..., D]."""
+        """Map token ids [...] to embeddings [..., D]."""
         vectors, inner = self.base(input_ids), self.base.lookup(self.lora_embedding_A.T, input_ids)
         update = paddle.matmul(inner, self.lora_embedding_B, transpose_y=True) * self.scaling
         return vectors + update.astype(vectors.dtype)
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of a tied lm_head's logits: s dropout(h) B and A^T."""
+        """Return the factors of the update of a tied lm_head's logits, s dropout(h) B and A^T."""
         if not (self.enabled and self.adapts_tied_head):
             return []
         dropped = F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden
@@ -190,5 +190,5 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return self.base.weight.astype("float32") + paddle.matmul(a.T, b.T) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A along with the rows of the table."""
+        """Shard A like the rows of the table."""
         return {"lora_embedding_A": 1 if style == "vocab" else None, "lora_embedding_B": None}

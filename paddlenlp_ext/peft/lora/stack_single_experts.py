@@ -1,15 +1,16 @@
-"""LoRA of single experts, as Hugging Face PEFT writes it with transformers 4, read as LoRA of stacked experts.
+"""Conversion of adapters with one LoRA per expert to LoRA on stacked expert weights.
 
-Gate and up, layers of their own in such files, are one weight in memory. Its update has the sum of their ranks:
+Hugging Face PEFT writes such adapters with transformers 4. gate_proj and up_proj are separate layers in these files and
+one weight in memory, whose update has the sum of their ranks:
 
     in files, expert e                           in memory
     experts.e.gate_proj    A_g [g, in]           gate_up_proj   A[e] = [A_g]    B[e] = [B_g   0 ]
     experts.e.up_proj      A_u [u, in]                                 [A_u]           [ 0   B_u]
     experts.e.down_proj    A [r, in]             down_proj      A[e] = A        B[e] = B
 
-Experts and parts that the file does not adapt have factors of zero. Ranks below those of other experts are padded with
-zeros, and where scales differ, B is multiplied by their ratio. The updates of all experts are those of the file.
-Routers, which were linear layers, become entries of `target_parameters`.
+Experts and projections that the file does not adapt get zero factors. Factors of lower rank are padded with zeros, and
+if scales differ, B is multiplied by the ratio. The resulting update of every expert equals the file's update. Routers,
+which are linear layers in these files, become entries of `target_parameters`.
 
 Shapes: E experts, r rank, in/out features of a weight.
 """
@@ -33,10 +34,10 @@ class StackedAdapter:
     """Result of `stack_single_experts`.
 
     Attributes:
-        tensors: all tensors of the adapter, by the names of memory.
+        tensors: all tensors of the adapter, by their names in memory.
         layers: names of the stacked weights and routers.
         parameters: their names in `target_parameters`.
-        ranks, alphas: patterns of their ranks and alphas.
+        ranks, alphas: rank and alpha of each of these layers, as patterns.
     """
 
     tensors: dict[str, np.ndarray]
@@ -48,7 +49,7 @@ class StackedAdapter:
 
 @dataclass(frozen=True)
 class _Single:
-    """Factors of one part of one expert, with their rank, alpha and scale s."""
+    """LoRA factors of one projection of one expert, with alpha and scale s."""
 
     name: str
     place: ExpertPart
@@ -65,18 +66,17 @@ def stack_single_experts(
     rslora: bool,
     parameters: Iterable[str] = (),
 ) -> StackedAdapter | None:
-    """Return an adapter with stacked experts; None if `tensors` has no single experts and no router among its targets.
+    """Stack the experts of an adapter; return None if it adapts neither single experts nor a router.
 
     Args:
-        tensors: tensors by the names of the file.
+        tensors: tensors by their names in the file.
         base: config of the base (`DecoderConfig`).
-        rank_and_alpha: function from the name of a layer in the file to its rank and alpha.
-        rslora: whether a scale is alpha / sqrt(r), in place of alpha / r.
+        rank_and_alpha: returns rank and alpha of a layer, by its name in the file.
+        rslora: the scale is alpha / sqrt(r) instead of alpha / r.
         parameters: `target_parameters` of the file.
 
     Raises:
-        ValueError: a factor is missing, has another rank than the config says, or belongs to an expert that the base
-            does not have.
+        ValueError: a factor is missing, its rank differs from the config, or the base does not have its expert.
     """
     stored: dict[str, np.ndarray] = {}
     factors: dict[str, dict[str, np.ndarray]] = {}
@@ -120,7 +120,7 @@ def stack_single_experts(
 
 
 def _router_of(layer: str, base: Any) -> str | None:
-    """Return the name in memory of a router that a file calls `layer`; None for another layer."""
+    """Return the name in memory of the router named `layer` in a file; None if `layer` is not a router."""
     memory = base.file_layout.name_in_memory(f"{layer}.weight").removesuffix(".weight")
     found = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.(\w+)", memory)
     if not found or int(found[1]) >= base.num_hidden_layers:
@@ -138,17 +138,17 @@ def _single(
     (rank, alpha), a, b = rank_and_alpha, factors["lora_A"], factors["lora_B"]
     if len(a) != rank or b.shape[1] != rank:
         raise ValueError(
-            f"{name} has factors of the shapes {list(a.shape)} and {list(b.shape)}, which are not of rank {rank}; "
+            f"{name} has factors of shape {list(a.shape)} and {list(b.shape)}, but its rank is {rank}; "
             "correct r or rank_pattern in adapter_config.json"
         )
     return _Single(name, place, a, b, alpha, alpha / (rank**0.5 if rslora else rank))
 
 
 def _num_experts(singles: Iterable[_Single], base: Any) -> int:
-    """Return the number of experts in the layer of some factors.
+    """Return the number of experts in the layer that the factors belong to.
 
     Raises:
-        ValueError: one of them belongs to an expert that the base does not have.
+        ValueError: a factor belongs to an expert that the base does not have.
     """
     number = 0
     for single in singles:
@@ -156,12 +156,15 @@ def _num_experts(singles: Iterable[_Single], base: Any) -> int:
         shape = base.expert_shape(index) if index < base.num_hidden_layers else None
         number = 0 if shape is None else shape.num_experts
         if single.place.expert >= number:
-            raise ValueError(f"{single.name}: the base has {number} experts in this layer; use the adapter's own base")
+            raise ValueError(
+                f"{single.name}: the base has only {number} experts in this layer; load the model that the adapter "
+                "was trained on"
+            )
     return number
 
 
 def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors A [E, r, in] and B [E, out, r] of the experts of a layer, with the scale of the first."""
+    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], for the scale of the first expert."""
     first = singles[0]
     ranks = [0] * first.place.num_parts
     for single in singles:
@@ -181,7 +184,7 @@ def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.n
 def _shortened(
     patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
 ) -> dict[str, tuple[int, float]]:
-    """Return the patterns that change a rank or alpha, by names within a decoder layer where all layers agree."""
+    """Drop patterns equal to the default, and shorten names to the part within a decoder layer if all layers agree."""
     short = {name: split_layer(name)[1] for name in patterns}
     within: dict[str, set[tuple[int, float]]] = {}
     for name, values in patterns.items():

@@ -1,17 +1,17 @@
-"""LoRA with nonzero initial factors A0 and B0, which are subtracted again: the initial model equals its base.
+"""LoRA with nonzero initial factors A0 and B0, whose product is subtracted so that the initial model equals its base.
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
-PiSSA, LoftQ, QERA and LoRA-GA share this module. Their papers overwrite the base with W - s B0 A0. Keeping W gives the
-same function, at the cost of a second product of rank r, and has three advantages: with the adapter disabled the model
-is bitwise its base, nothing has to be recomputed when an adapter is loaded, and half-precision weights are not rounded
-a second time.
+PiSSA, OLoRA, LoftQ, QERA and LoRA-GA share this module. Their papers overwrite the base with W - s B0 A0. Leaving W
+unchanged computes the same function with one more product of rank r, and has three advantages: a disabled adapter gives
+bitwise the base's results, nothing is recomputed when an adapter is loaded, and half-precision weights are not rounded
+again.
 
-Files hold a plain LoRA of rank 2r over the original base, which every reader of LoRA can load:
+Files contain a plain LoRA of rank 2r over the original base, which every LoRA reader can load:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
-The field `METADATA_FIELD` of adapter_config.json names the method, so that its training can be continued.
+`METADATA_FIELD` in adapter_config.json records the method, so that its training can be continued.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -40,9 +40,8 @@ class LoRALinearWithInit(LoRALinear):
 
     Args:
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
-        persist_init: save A0 and B0 with the adapter; otherwise they must be recomputed on loading.
-        base_is_residual: the initial factors were subtracted from the base before it was quantized, so the layer does
-            not subtract them again.
+        persist_init: save A0 and B0 with the adapter; otherwise loading recomputes them.
+        base_is_residual: s B0 A0 was subtracted from the base before quantization, so the layer does not subtract it.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files
@@ -61,7 +60,7 @@ class LoRALinearWithInit(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_is_residual = base_is_residual
-        # float32, because the factors must be exactly those that were subtracted from the base.
+        # float32, because the factors must be exactly what was subtracted from the base.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, self.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([self.out_features, rank], dtype=start_dtype)
@@ -76,11 +75,11 @@ class LoRALinearWithInit(LoRALinear):
         removed_a: paddle.Tensor | None = None,
         removed_b: paddle.Tensor | None = None,
     ) -> None:
-        """Initialize A and B, and the factors A0 and B0 that are subtracted.
+        """Set A and B, and the subtracted factors A0 and B0.
 
         Args:
-            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded one takes its shard.
-            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: `a` and `b`.
+            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer uses its shard.
+            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: the same as `a` and `b`.
         """
         set_local_shard(self.lora_A.weight, a)
         set_local_shard(self.lora_B.weight, b)
@@ -88,7 +87,7 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the two updates are added first, so that they cancel exactly at the start."""
+        """Map x [..., in] to [..., out]; the difference of the two updates is exactly 0 at the start."""
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
@@ -104,31 +103,31 @@ class LoRALinearWithInit(LoRALinear):
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A0 and B0 as A and B."""
+        """Shard A0 and B0 like A and B."""
         axes = super().sharding_axes(style)
         return {**axes, A_START: axes[A_WEIGHT], B_START: axes[B_WEIGHT]}
 
 
 def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
-    """Copy `value`, an unsharded tensor, or its local shard, into `tensor`."""
+    """Copy the unsharded `value`, or this rank's shard of it, into `tensor`."""
     shard = shard_of(tensor)
     tensor.set_value((value if shard is None else value[shard.index]).astype(tensor.dtype))
 
 
 METADATA_FIELD = "paddlenlp_ext"
-"""Field of adapter_config.json with the method's switch and its options before the rank was doubled."""
+"""Field of adapter_config.json with the method's switch and the options of rank r."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
 @dataclass(kw_only=True)
 class SubtractedInitConfig(LowRankConfig):
-    """Options of a LoRA with initial factors, and the conversion of its files.
+    """Options of LoRA variants with subtracted initial factors, and the conversion of adapter files.
 
     Class attributes:
-        variant: JSON switch of the method, which also names it in files and in PEFT's `init_lora_weights`.
+        variant: JSON switch of the method, and its name in files and in PEFT's `init_lora_weights`.
         recorded_options: options of the method that are stored under `METADATA_FIELD`.
-        missing_init_reason: error text after "init_lora_weights='...'": why the initial factors cannot be recovered
-            from PEFT's files of the method, and the remedy.
+        missing_init_reason: error text after "init_lora_weights='...'": the reason why PEFT's files of the method lack
+            the initial factors, and the remedy.
     """
 
     unavailable_keys: ClassVar[Mapping[str, str]] = {
@@ -140,11 +139,11 @@ class SubtractedInitConfig(LowRankConfig):
     missing_init_reason: ClassVar[str]
 
     def recorded_fields(self, model: TrainableModel) -> dict[str, Any]:
-        """Return the fields that files of the method have in addition to LoRA's; `model` carries the adapter."""
+        """Return the method's fields that are saved under `METADATA_FIELD`; `model` has the adapter."""
         return {name: getattr(self, name) for name in self.recorded_options}
 
     def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> SubtractedInitConfig:
-        """Return this config with the options that `recorded_fields` stored."""
+        """Return this config with the options in `recorded_fields`."""
         return self.replace(
             **{name: recorded_fields[name] for name in self.recorded_options if name in recorded_fields}
         )
@@ -175,7 +174,7 @@ class SubtractedInitConfig(LowRankConfig):
 
 
 def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the adapter's tensors as those of a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
+    """Convert the adapter's tensors to a plain LoRA of rank 2r: [A; A0] and [B, -B0]."""
     stored = {}
     for name, tensor in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -188,7 +187,7 @@ def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Invert `to_rank_2r`; tensors with other names are passed on, and the loader reports them as unexpected."""
+    """Invert `to_rank_2r`; other tensors are returned unchanged, and the loader reports them as unexpected."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -202,12 +201,12 @@ def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return LoRA's fields of adapter_config.json for rank 2r and the same s.
+    """Convert LoRA's fields of adapter_config.json to rank 2r with the same scale s.
 
     Args:
         variant: JSON switch of the method.
-        fields: LoRA's fields for rank r; stored under `METADATA_FIELD`.
-        recorded_fields: fields of the method; stored under `METADATA_FIELD`.
+        fields: LoRA's fields for rank r, whose options are saved under `METADATA_FIELD`.
+        recorded_fields: the method's fields, also saved under `METADATA_FIELD`.
     """
     alpha_factor = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
@@ -221,12 +220,12 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
 
 
 def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
-    """Return whether the fields were written by `to_rank_2r_fields` for `variant`."""
+    """Return whether `to_rank_2r_fields` wrote the fields for `variant`."""
     metadata = fields.get(METADATA_FIELD)
     return isinstance(metadata, Mapping) and metadata.get("switch") == variant
 
 
 def from_rank_2r_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `to_rank_2r_fields` of this module."""
+    """Invert `to_rank_2r_fields`."""
     options = {name: value for name, value in fields[METADATA_FIELD].items() if name in _OPTIONS}
     return {**{name: value for name, value in fields.items() if name != METADATA_FIELD}, **options}

@@ -1,11 +1,11 @@
-"""Rank allocation of AdaLoRA: schedule and selection of the singular values to keep (arXiv:2303.10512, section 3.2).
+"""Rank allocation of AdaLoRA: budget schedule and pruning of singular values (arXiv:2303.10512, section 3.2).
 
 For every entry w of P, Λ and Q with gradient g, two running averages are updated at each step:
 
     I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
 
 The importance of the entry is S U. The score of a triplet is the importance of its singular value plus the mean
-importance of each of its two vectors.
+importances of its two vectors.
 
 Shapes: r rank, in/out features of an adapted linear.
 """
@@ -27,11 +27,11 @@ class BudgetSchedule:
     """Cubic schedule of the number of singular values, from `initial` down to `target`.
 
     Attributes:
-        initial, target: singular values of the model at the start and at the end.
-        warmup: steps at the start without pruning.
-        final: steps at the end with a fixed selection.
-        interval: steps between two selections.
-        total_steps: steps of the run.
+        initial, target: number of singular values in the model at the start and at the end.
+        warmup: number of steps at the start without pruning.
+        final: number of steps at the end with a fixed selection.
+        interval: number of steps between two selections.
+        total_steps: number of steps of the run.
 
     Raises:
         ValueError: warmup and final steps leave no step between them.
@@ -47,8 +47,9 @@ class BudgetSchedule:
     def __post_init__(self) -> None:
         if self.warmup >= self.last_update_step:
             raise ValueError(
-                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave none of {self.total_steps} steps "
-                "for pruning ranks; lower them, leave them out (a tenth and three tenths of the run), or train longer"
+                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of "
+                f"{self.total_steps} for pruning ranks; lower them, leave them out (a tenth and three tenths of "
+                "the run), or train longer"
             )
 
     @property
@@ -57,7 +58,7 @@ class BudgetSchedule:
         return self.total_steps - self.final
 
     def budget(self, step: int) -> int:
-        """Return the number of singular values to keep after step `step`, counted from 1."""
+        """Return the number of singular values that remain after step `step`, counted from 1."""
         if step <= self.warmup:
             return self.initial
         if step >= self.last_update_step:
@@ -73,22 +74,22 @@ class BudgetSchedule:
 
 
 Triplets = Mapping[str, paddle.Tensor]
-"""Trained tensors of one layer: `lora_A` Q [r, in], `lora_E` Λ [r, 1], `lora_B` P [out, r]."""
+"""Trained tensors of one layer: `lora_A` is Q [r, in], `lora_E` is Λ [r, 1], `lora_B` is P [out, r]."""
 
 
 class SupportsFeatureMean(Protocol):
-    """Layer that averages over features which may be sharded over ranks."""
+    """Layer that can average over features, also if they are sharded over ranks."""
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Return the mean of a matrix over features: axis 1 for Q's shape [r, in], axis 0 for P's shape [out, r]."""
+        """Return the mean of a matrix over features: axis 1 for Q [r, in], axis 0 for P [out, r]."""
         ...
 
 
 class ImportanceAverages:
-    """Running averages of sensitivity and uncertainty of every trained entry, float32.
+    """Running averages of the sensitivity and uncertainty of every trained entry, float32.
 
     Args:
-        beta1, beta2: decay of sensitivity and of uncertainty.
+        beta1, beta2: decay rates of sensitivity and uncertainty.
     """
 
     def __init__(self, beta1: float, beta2: float) -> None:
@@ -98,7 +99,7 @@ class ImportanceAverages:
 
     @paddle.no_grad()
     def update(self, layers: Mapping[str, Triplets]) -> None:
-        """Update the averages with the values and gradients of one step."""
+        """Update the averages with the values and gradients of an optimizer step."""
         for layer_name, triplets in layers.items():
             for name, value in triplets.items():
                 assert value.grad is not None, f"{layer_name}.{name} has no gradient"
@@ -131,16 +132,16 @@ class ImportanceAverages:
 
 
 def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
-    """Select the `budget` triplets of the model with the highest scores.
+    """Select the `budget` triplets with the highest scores in the model.
 
-    Triplets that tie with the best pruned one are pruned too.
+    Triplets whose score equals the best pruned score are pruned too.
 
     Args:
         scores: layer -> scores [r].
-        budget: number of triplets to keep.
+        budget: number of triplets to select.
 
     Returns:
-        Layer -> mask bool [r], True for triplets to keep.
+        Layer -> bool [r], True for selected triplets.
     """
     all_scores = np.concatenate(list(scores.values()))
     num_pruned = all_scores.size - budget

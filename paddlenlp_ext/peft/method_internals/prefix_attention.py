@@ -1,6 +1,6 @@
-"""Layers of prefix tuning: attention with prefix keys and values, and the projection that all layers share.
+"""Layers of prefix tuning: attention with prefix keys and values, and the shared part of the projection.
 
-`decoder_keys_and_values` computes a prefix from input vectors; prompt tuning uses it too.
+`decoder_keys_and_values` computes keys and values of input vectors; prompt tuning uses it too.
 
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection.
 """
@@ -23,11 +23,11 @@ from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.peft.layers import AdapterLayer, ShardGroup, generator_for, kaiming_uniform
 from paddlenlp_ext.sharding_spec import Style, set_placement
 
-_INIT_STD = 0.02  # standard deviation of random initial keys and values, small compared with a model's
+_INIT_STD = 0.02  # standard deviation of random initial keys and values, much smaller than a model's values
 
 
 class PrefixEncoder(nn.Layer):
-    """Part of the projection that all layers share: E, W_1 and b_1.
+    """Part of the projection that all layers share, with the parameters E, W_1 and b_1.
 
     Args:
         num_tokens: P.
@@ -72,7 +72,7 @@ class PrefixAttention(AdapterLayer):
         self.dtype = base.o_proj.compute_dtype
         self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
         shape = (num_tokens, *base.prefix_shape)
-        # A tuple, so that the encoder's parameters belong to the model and not to the layer.
+        # A tuple hides the encoder from the layer, so that its parameters belong to the model.
         self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
@@ -83,7 +83,7 @@ class PrefixAttention(AdapterLayer):
             self.prefix_bias = new_parameter(self, np.zeros(self.size, np.float32), self.dtype)
 
     def keys_and_values(self) -> KeyValuePrefix:
-        """Return the prefix keys and values, [P, K, H] each; with latent attention, latents and shared keys."""
+        """Return the prefix keys and values, [P, K, H] each; in latent attention, the latents and shared keys."""
         full_shape = [self.num_tokens, *self.base.prefix_shape]
         if self.hidden_size is None:
             prefix = self.prefix
@@ -91,19 +91,19 @@ class PrefixAttention(AdapterLayer):
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
             prefix = self._local_heads(flat.reshape(full_shape))
         if self.dropout and self.training:
-            # The mask is drawn for all heads, so that results do not depend on the number of tensor-parallel ranks.
+            # The mask covers all heads, so that results do not depend on the number of tensor-parallel ranks.
             mask = F.dropout(paddle.ones(full_shape, self.dtype), self.dropout)
             prefix = prefix * self._local_heads(mask)
         return self.base.split_prefix(prefix)
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; with a cache the prefix is in the cache already."""
+        """Map x [B, S, D] to [B, S, D]; a cache already contains the prefix."""
         if inputs.cache is None:
             inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
         return self.base(x_BSD, inputs)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the prefix by heads, as the base's keys; the output of a projection is sharded afterwards."""
+        """Shard the prefix by heads, like the base's keys; a projection's output is sharded after it is computed."""
         axis = self._head_axis if style == "colwise" else None
         return {name: axis if name == "prefix" else None for name in self.own_state()}
 
@@ -111,11 +111,11 @@ class PrefixAttention(AdapterLayer):
         super().set_tensor_parallel_shard(style, group)
         for encoder in self.encoder:
             for parameter in encoder.parameters():
-                set_placement(parameter, needs_tp_reduce=True)  # every rank uses it for its own heads
+                set_placement(parameter, needs_tp_reduce=True)  # each rank uses it for different heads
 
     @property
     def _head_axis(self) -> int | None:
-        """Axis of the heads in a prefix [P, ...]; None: it has none."""
+        """Axis of the heads in a prefix [P, ...]; None if there is no such axis."""
         return None if self.base.prefix_head_axis is None else 1 + self.base.prefix_head_axis
 
     def _local_heads(self, prefix: paddle.Tensor) -> paddle.Tensor:
@@ -126,7 +126,7 @@ class PrefixAttention(AdapterLayer):
 
 
 def prefix_width(attention: AttentionLayer) -> int:
-    """Return the numbers per position of a learned key (K * H), or of what latent attention stores."""
+    """Return the size of a trained key (K * H), or of the vector that latent attention caches, per position."""
     return math.prod(attention.prefix_shape[-2:])
 
 
@@ -137,7 +137,7 @@ def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> pad
 
 @paddle.no_grad()
 def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
-    """Run input vectors at positions 0 to P-1 through the decoder and return the keys and values, without gradient.
+    """Run input vectors through the decoder at positions 0 to P-1, without gradients, and return the keys and values.
 
     Args:
         decoder: decoder of the base model.
@@ -147,6 +147,6 @@ def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int
         Layer number -> (keys, values), for the layers of this process.
     """
     cache = KVCache([0])
-    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only the length is used
+    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only its length is used
     decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
     return cache.as_prefix()

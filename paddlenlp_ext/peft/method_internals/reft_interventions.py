@@ -1,4 +1,4 @@
-"""Interventions of ReFT on hidden states, one layer for each documented `intervention_type`.
+"""Interventions of ReFT on hidden states: the layer of each `intervention_type`.
 
 | type | output | parameters |
 | --- | --- | --- |
@@ -8,23 +8,23 @@
 | NodireftIntervention | h + P^T f(W h + b) | any P |
 | TinyIntervention | h + h A diag(a) B diag(b) | |
 
-The first four are those of pyreft, the library of Wu et al. 2024 (arXiv:2404.03592); the last one is PaddleNLP's. f is
-`act_fn`. All values are computed and stored in float32: few positions are changed, and R would not stay orthonormal in
-bfloat16.
+The first four types are from pyreft, the library of Wu et al. 2024 (arXiv:2404.03592); the last type is from PaddleNLP.
+f is `act_fn`. All values are computed and stored in float32, because R would not stay orthonormal in bfloat16, and the
+cost is small: few positions are changed.
 
 `OrthonormalColumns` parametrizes R by Householder reflections:
 
     R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
     v_i = e_i + column i of A below its diagonal
 
-A product of reflections is orthogonal for all vectors, so R stays orthonormal after any optimizer step. `frame` is
-frozen and determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The coordinates
-are those of `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic
-trivialization: Lezcano-Casado 2019, arXiv:1909.09501). Its frame is a full D x D matrix; here it is a product of r
-reflections, D x r numbers.
+A product of reflections is always orthogonal, so R stays orthonormal after every optimizer step. `frame` is frozen and
+determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The parametrization is the
+one in `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic trivialization:
+Lezcano-Casado 2019, arXiv:1909.09501). PyTorch's frame is a full D x D matrix; here it is a product of r reflections,
+which takes D x r values.
 
-The product is applied in compact form: H = I - V T V^T, T^-1 = strict upper triangle of V^T V + half its diagonal
-(Puglisi 1992; Joffrain et al. 2006).
+The product is applied in compact form: H = I - V T V^T, where T^-1 is the strict upper triangle of V^T V plus half of
+the diagonal (Puglisi 1992; Joffrain et al. 2006).
 
 Shapes: P selected positions, D hidden size, r rank, r <= D.
 """
@@ -67,7 +67,7 @@ class OrthonormalColumns(nn.Layer):
 
 
 def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
-    """Return H(reflectors) x, [D, k]; only the part of `reflectors` below the diagonal is read."""
+    """Return H(reflectors) x [D, k]; only the entries of `reflectors` below the diagonal are used."""
     num_rows, rank = reflectors_Dr.shape
     v_Dr = paddle.tril(reflectors_Dr, -1) + paddle.eye(num_rows, rank)
     products_rr = paddle.matmul(v_Dr, v_Dr, transpose_x=True)
@@ -77,7 +77,7 @@ def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
 
 
 def random_orthonormal(values: np.ndarray) -> np.ndarray:
-    """Return orthonormal columns with the span of `values` [D, r], with signs that `reflectors_of` requires."""
+    """Return orthonormal columns that span `values` [D, r], with the signs that `reflectors_of` needs."""
     rest = np.linalg.qr(values.astype(np.float64))[0]
     start = rest.copy()
     for index in range(values.shape[1]):
@@ -92,7 +92,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
     """Return reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
 
     Args:
-        orthonormal: [D, r] from `random_orthonormal`; a column that is already a unit vector has no reflection.
+        orthonormal: [D, r] from `random_orthonormal`, because a column that is already a unit vector has no reflection.
     """
     rest = orthonormal.astype(np.float64)
     vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]
@@ -100,7 +100,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
 
 
 def _reflect_away(rest: np.ndarray, index: int) -> np.ndarray:
-    """Reflect `rest` in place so that column `index` becomes a unit vector; return the vector v, with v_i = 1."""
+    """Reflect `rest` in place so that column `index` becomes a unit vector; return its vector v, with v_i = 1."""
     vector = -rest[:, index]
     vector[:index] = 0.0
     vector[index] += 1.0
@@ -121,7 +121,7 @@ TINY = "TinyIntervention"
 
 @dataclass(frozen=True)
 class _InterventionKind:
-    """Properties of a low-rank intervention: an orthonormal basis, and subtraction of the state's projection."""
+    """Properties of a low-rank intervention: orthonormal basis, and subtraction of the projection of h."""
 
     orthonormal: bool
     subtracts: bool
@@ -139,14 +139,14 @@ INTERVENTION_TYPES = (*_KINDS, TINY)
 def build_intervention(
     intervention_type: str, hidden_size: int, rank: int, act_fn: str, add_bias: bool, seed: int, name: str
 ) -> nn.Layer:
-    """Build a layer that maps hidden states [P, D] to changed ones [P, D].
+    """Build the layer that changes hidden states [P, D].
 
     Args:
         intervention_type: one of `INTERVENTION_TYPES`.
         hidden_size: D.
         rank: r.
         act_fn: one of `ACTIVATIONS`; only "linear" for TinyIntervention.
-        add_bias: use c in NoreftIntervention.
+        add_bias: use the bias c in NoreftIntervention.
         seed, name: determine the initial values.
 
     Raises:
@@ -160,9 +160,9 @@ def build_intervention(
 
 
 class LowRankIntervention(nn.Layer):
-    """Intervention that changes hidden states within the span of r directions.
+    """Intervention that changes hidden states within a subspace of dimension r.
 
-    It starts as the identity where the formula allows it:
+    It starts as the identity if the formula allows it:
 
     | type | start |
     | --- | --- |
@@ -203,7 +203,7 @@ class LowRankIntervention(nn.Layer):
 
 
 class TinyIntervention(nn.Layer):
-    """PaddleNLP's low-rank intervention with a scale after each matrix; B = 0 makes it the identity at the start."""
+    """PaddleNLP's low-rank intervention with a scale after each matrix; B = 0 makes it start as the identity."""
 
     def __init__(self, hidden_size: int, rank: int, seed: int, name: str) -> None:
         super().__init__()

@@ -3,11 +3,10 @@
     y = x W^T + s ((dropout(x) Q^T) Λ) P^T        delta W = s P Λ Q        s = alpha / r0
     Q = lora_A [r0, in] and P = lora_B [out, r0] ~ N(0, 0.02^2), Λ = diag(lora_E), lora_E [r0, 1] = 0
 
-The update has the form of a singular value decomposition. `orth_reg_weight` times the mean of ||P^T P - I|| and
-||Q Q^T - I|| over all layers is added to the loss to keep P and Q orthonormal. Every layer starts with rank r0; the
-least important singular values are set to zero until `target_r` per layer remain on average
-(`method_internals/adalora_rank_allocator.py`).
-A finished run saves the remaining triplets only.
+The update has the form of a singular value decomposition. The loss includes `orth_reg_weight` times the mean of
+||P^T P - I|| and ||Q Q^T - I|| over all layers, which keeps P and Q nearly orthonormal. Every layer starts with rank
+r0. The least important singular values are then set to zero until `target_r` per layer remain on average
+(`method_internals/adalora_rank_allocator.py`). A finished run saves only the remaining triplets.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -66,7 +65,7 @@ class AdaLoRAModel(PeftModel):
         super().__init__(model, peft_config)
         self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
         self.masks: dict[str, np.ndarray] = {}
-        """Layer -> bool [r], False for singular values that the last selection pruned; empty before the first one."""
+        """Layer -> bool [r], False for singular values that the last selection pruned; empty before any selection."""
 
     def layers(self) -> dict[str, AdaLoRALinear]:
         """Return the adapted layers with a rank above 0, by name."""
@@ -77,7 +76,7 @@ class AdaLoRAModel(PeftModel):
         return {name: layer for name, layer in self.layers().items() if layer.is_on_stage}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return this pipeline stage's part of the orthogonality loss, or None if it is off."""
+        """Return this pipeline stage's share of the orthogonality loss; None if its weight is 0."""
         layers = self.local_layers().values()
         errors = [error for layer in layers for error in layer.orthogonality_errors()]
         if not errors or self.peft_config.orth_reg_weight == 0:
@@ -85,7 +84,7 @@ class AdaLoRAModel(PeftModel):
         return paddle.stack(errors).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
-        """Fill in unset schedule steps in this model's config, which files record; the run's config is unchanged."""
+        """Fill in unset schedule steps in this model's config, which is saved; the run's config stays unchanged."""
         self.peft_config = self.peft_config.for_run(total_steps)
         self._schedule(total_steps)
 
@@ -94,12 +93,12 @@ class AdaLoRAModel(PeftModel):
         return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the importance averages and prune singular values if the schedule says so.
+        """Update the importance averages, and prune singular values at the steps of the schedule.
 
         Args:
             step: optimizer step just taken, counted from 1.
             total_steps: optimizer steps of the run.
-            learning_rate: not used.
+            learning_rate: unused.
         """
         layers, schedule = self.local_layers(), self._schedule(total_steps)
         if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier gradients
@@ -120,7 +119,7 @@ class AdaLoRAModel(PeftModel):
         return {**self.importance.averages, **masks}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Restore what `training_state` returned."""
+        """Restore the importance averages and the selection from the result of `training_state`."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.masks = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
         self.importance.averages, layers = {}, self.local_layers()
@@ -134,7 +133,7 @@ class AdaLoRAModel(PeftModel):
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Save the triplets with a nonzero singular value, and record them in `rank_pattern`."""
+        """Save the triplets with nonzero singular values, and record them in `rank_pattern`."""
         tensors = self.full_state(tensors)
         masks = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(mask.any() for mask in masks.values()):  # not trained yet
@@ -153,6 +152,9 @@ class AdaLoRAModel(PeftModel):
 @dataclass(kw_only=True)
 class AdaLoRAConfig(LinearTargetsConfig):
     """Options of AdaLoRA.
+
+    >>> AdaLoRAConfig(init_r=12, target_r=4).lora_alpha
+    24
 
     Raises:
         ValueError: an option is out of range.
@@ -195,7 +197,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     total_step: int | None = None
     """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)
-    """`<layer>.lora_E` -> flags of the `init_r` triplets that the adapter has; layers not listed have all of them."""
+    """`<layer>.lora_E` -> for each of the `init_r` triplets, whether the adapter has it; unlisted layers have all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,11 +216,11 @@ class AdaLoRAConfig(LinearTargetsConfig):
 
     def warm_start(self, stored: PeftConfig) -> AdaLoRAConfig:
         assert isinstance(stored, AdaLoRAConfig)
-        shape = {name: getattr(stored, name) for name in ("init_r", "alpha", "target_modules", "rank_pattern")}
+        shape = {name: getattr(stored, name) for name in ("init_r", "lora_alpha", "target_modules", "rank_pattern")}
         return self.replace(**shape)
 
     def for_run(self, total_steps: int) -> AdaLoRAConfig:
-        """Return this config with unset schedule steps derived from the run's length."""
+        """Return this config with unset schedule steps computed from the length of the run."""
         tinit = total_steps // 10 if self.tinit is None else self.tinit
         tfinal = 3 * total_steps // 10 if self.tfinal is None else self.tfinal
         return self.replace(total_step=total_steps, tinit=tinit, tfinal=tfinal)
@@ -228,11 +230,11 @@ class AdaLoRAConfig(LinearTargetsConfig):
 
         Args:
             total_steps: optimizer steps of the run.
-            num_values: singular values of all layers.
-            num_layers: adapted layers.
+            num_values: number of singular values in all layers.
+            num_layers: number of adapted layers.
 
         Raises:
-            ValueError: warmup and final steps do not fit into the run.
+            ValueError: the warmup and final steps leave no step for pruning.
         """
         config = self.for_run(total_steps)
         assert config.tinit is not None and config.tfinal is not None
@@ -246,7 +248,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         )
 
     def with_ranks(self, masks: Mapping[str, np.ndarray]) -> AdaLoRAConfig:
-        """Return this config for an adapter that has only the triplets in `masks` (layer -> bool [r])."""
+        """Return this config for an adapter with only the triplets selected by `masks` (layer -> bool [r])."""
         pattern = dict(self.rank_pattern)
         for name, mask in masks.items():
             before, flags = pattern.get(f"{name}.lora_E", [True] * self.init_r), iter(mask.tolist())
@@ -268,7 +270,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
             "beta1": self.beta1,
             "beta2": self.beta2,
             "orth_reg_weight": self.orth_reg_weight,
-            "total_step": self.total_step or tinit + tfinal + 1,  # PEFT reads no adapter without it
+            "total_step": self.total_step or tinit + tfinal + 1,  # PEFT cannot load an adapter without it
             "rank_pattern": self.rank_pattern or None,
             "bias": "none",
             "fan_in_fan_out": False,
@@ -284,7 +286,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
         read |= {"layers_to_transform", "layers_pattern"}
-        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these as well
+        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these too
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         check_values(fields, {"rank_pattern": FLAGS_BY_LAYER}, "the adapter's config")
         pattern = fields.get("rank_pattern") or {}
@@ -320,7 +322,7 @@ class AdaLoRALinear(LinearAdapter):
             for leaf, shape in (("lora_A", (rank, self.in_features)), ("lora_B", (self.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
-        # float32 for any base: pruning must zero the value the optimizer updates, not a rounded copy of it.
+        # Always float32: pruning must zero the value that the optimizer updates, not a rounded copy.
         self.lora_E = self.create_parameter(
             [rank, 1], dtype="float32", default_initializer=nn.initializer.Constant(0.0)
         )
@@ -336,13 +338,13 @@ class AdaLoRALinear(LinearAdapter):
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return s Λ Q and P; for rank 0, zeros of rank 1, since readers do not accept rank 0."""
+        """Return the factors s Λ Q and P; for rank 0, zeros of rank 1, because readers reject rank 0."""
         if self.rank == 0:
             return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: P along the outputs, Q along the inputs; Λ is replicated."""
+        """Shard P along the base's outputs and Q along its inputs; Λ is replicated."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A": a_axis, "lora_E": None, "lora_B": b_axis}
 
@@ -361,12 +363,12 @@ class AdaLoRALinear(LinearAdapter):
         return q_error, p_error
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Return the mean of a matrix over features: axis 1 for Q's shape [r, in], axis 0 for P's shape [out, r]."""
+        """Return the mean of a matrix over features: axis 1 for Q [r, in], axis 0 for P [out, r]."""
         reduce = self.reduce_over_inputs if axis == 1 else self.reduce_over_outputs
         size = reduce(paddle.full([], float(matrix.shape[axis])))
         return reduce(matrix.sum(axis=axis)) / size
 
     @paddle.no_grad()
     def prune(self, mask: np.ndarray) -> None:
-        """Set the singular values that are False in `mask` (bool [r]) to zero."""
+        """Set the singular values whose entry in `mask` (bool [r]) is False to zero."""
         self.lora_E.set_value(np.where(mask[:, None], self.lora_E.numpy(), np.float32(0)))

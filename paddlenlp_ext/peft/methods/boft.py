@@ -4,8 +4,8 @@
     merged: diag(s) W R^T        D_i = I and s = 1 at the start
 
 arXiv:2311.06243. D_i is block-diagonal; its blocks are Cayley transforms (I - Q)(I + Q)^-1 of Q = (A - A^T) / 2, with
-A [b, b] trained. The butterfly permutation P_i mixes 2^i blocks: it collects every second half block, so that m factors
-connect the features of 2^(m-1) blocks. With one factor R is that of OFT.
+A [b, b] trained. The butterfly permutation P_i interleaves the half blocks of 2^i blocks, so that m factors connect the
+features of 2^(m-1) blocks. With one factor, R is the rotation of OFT.
 
 Shapes: m factors, k blocks of b features, k * b = in; out features of the adapted linear.
 """
@@ -38,6 +38,9 @@ BLOCK_SIZE = 4
 class BOFTConfig(LinearTargetsConfig):
     """Options of BOFT.
 
+    >>> BOFTConfig(boft_block_size=8, boft_n_butterfly_factor=2).boft_block_size
+    8
+
     Raises:
         ValueError: an option is out of range, or both a block size and a number of blocks are set.
     """
@@ -63,7 +66,7 @@ class BOFTConfig(LinearTargetsConfig):
     )
     boft_n_butterfly_factor: int = option(
         1,
-        help="factors of the rotation; 1: the rotation of OFT",
+        help="number of factors of the rotation; 1: the rotation of OFT",
         minimum=1,
         aliases=("boft_n_butterfly_factor",),
         key="boft_butterfly_factors",
@@ -71,7 +74,7 @@ class BOFTConfig(LinearTargetsConfig):
     )
     boft_dropout: float = option(
         0.0,
-        help="share of the blocks of one factor that are the identity in a training step",
+        help="fraction of the blocks of one factor that a training step replaces by the identity",
         minimum=0,
         below=1,
         key="boft_dropout",
@@ -87,7 +90,7 @@ class BOFTConfig(LinearTargetsConfig):
         """Return the block size of the layer `name`.
 
         Raises:
-            ValueError: the inputs cannot be divided into blocks, or the blocks not by the butterfly factors.
+            ValueError: the block size does not divide the inputs, or does not fit the number of butterfly factors.
         """
         key = "boft_num_blocks" if self.boft_block_size is None else "boft_block_size"
         requested = self.boft_block_num if self.boft_block_size is None else self.boft_block_size
@@ -97,7 +100,9 @@ class BOFTConfig(LinearTargetsConfig):
             raise ValueError(f"{key}={requested} does not divide the {in_features} inputs of {name}; {remedy}")
         size = in_features // requested if self.boft_block_size is None else requested
         if size == 1:
-            raise ValueError(f"{key}={requested} would rotate blocks of 1 of {in_features} inputs of {name}; {remedy}")
+            raise ValueError(
+                f"{key}={requested} would rotate single features of {name} (in_features={in_features}); {remedy}"
+            )
         span = size * 2 ** (self.boft_n_butterfly_factor - 1)
         if self.boft_n_butterfly_factor > 1 and (size % 2 or in_features % span):
             raise ValueError(
@@ -112,7 +117,7 @@ class BOFTConfig(LinearTargetsConfig):
         return BOFTLinear(base, block_size, self.boft_n_butterfly_factor, self.boft_dropout)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return whether weight decay may act on a parameter: not on the scales, whose neutral value is 1."""
+        """Return False for the scales: weight decay pulls to 0, and their neutral value is 1."""
         return not parameter_name.endswith("boft_s")
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -148,8 +153,8 @@ class BOFTLinear(LinearAdapter):
     Args:
         base: linear layer to adapt, plain or quantized.
         block_size: b, a divisor of `in_features`.
-        factors: m; for m > 1, b is even and b * 2^(m-1) a divisor of `in_features`.
-        block_dropout: share of the blocks of one random factor that are the identity in a training step.
+        factors: m; for m > 1, b is even and b * 2^(m-1) divides `in_features`.
+        block_dropout: fraction of the blocks of one random factor that a training step replaces by the identity.
     """
 
     def __init__(self, base: nn.Layer, block_size: int, factors: int, block_dropout: float) -> None:
@@ -189,10 +194,10 @@ class BOFTLinear(LinearAdapter):
         return {"boft_R": 1 if style == "rowwise" else None, "boft_s": 0 if style == "colwise" else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that the shard consists of complete groups of blocks.
+        """Check that no group of blocks that the factors mix is divided between ranks.
 
         Raises:
-            ValueError: features that the factors mix are divided between ranks.
+            ValueError: features that the factors mix are on different ranks.
         """
         super().set_tensor_parallel_shard(style, group)
         span = self.block_size * 2 ** (self.factors - 1)
@@ -207,9 +212,9 @@ class BOFTLinear(LinearAdapter):
         return _transpose_groups(rotate_blocks(_transpose_groups(x, 2, mixed, half), blocks), mixed, 2, half)
 
     def _drop_blocks(self, blocks: paddle.Tensor) -> paddle.Tensor:
-        """Replace a share of the blocks of one random factor by the identity, as Hugging Face PEFT does in training.
+        """Replace a fraction of the blocks of one random factor by the identity, as Hugging Face PEFT does in training.
 
-        If the blocks are sharded, every rank draws for all of them and takes its slice.
+        If the blocks are sharded, every rank draws the same mask for all blocks and uses its slice.
         """
         if not self.block_dropout or not self.training:
             return blocks
@@ -223,6 +228,6 @@ class BOFTLinear(LinearAdapter):
 
 
 def _transpose_groups(x: paddle.Tensor, rows: int, columns: int, width: int) -> paddle.Tensor:
-    """Transpose each group of rows * columns parts of `width` features of x [..., in]."""
+    """Transpose each [rows, columns] grid of runs of `width` features in x [..., in]."""
     parts = x.reshape([-1, rows, columns, width]).transpose([0, 2, 1, 3])
     return parts.reshape(x.shape)

@@ -1,7 +1,7 @@
 """Bottleneck adapters: a small two-layer network after, or parallel to, the attention and feed-forward sublayers.
 
     f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act from `activation`
-    h = sublayer(x), x the normalized input, before the residual connection
+    h = sublayer(x)        x is the normalized input, h the output before the residual connection
 
 | kind | formula | source |
 | --- | --- | --- |
@@ -46,6 +46,9 @@ _FIELDS = ("size", "where", "kind", "activation", "scale", "dropout")
 class BottleneckConfig(PeftConfig):
     """Options of bottleneck adapters.
 
+    >>> BottleneckConfig(size=16, where="mlp").kind
+    'houlsby'
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -76,7 +79,7 @@ class BottleneckConfig(PeftConfig):
         aliases=("adapter_kind",),
     )
     activation: str = option("gelu", help="activation between the two matrices", choices=tuple(ACTIVATIONS))
-    scale: float = option(1.0, help="factor of the adapter's output; 4 in the paper of parallel adapters", above=0)
+    scale: float = option(1.0, help="factor of the adapter's output; 4 in the paper on parallel adapters", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
 
     def targets(self, model: TrainableModel) -> list[str]:
@@ -122,7 +125,7 @@ class BottleneckAdapter(AdapterLayer):
         self.adapter_up = _Dense(np.zeros((hidden_size, config.size), np.float32), dtype)
 
     def adapter_forward(self, x: paddle.Tensor, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; further arguments are passed to the base."""
+        """Map x [B, S, D] to [B, S, D]; other arguments are passed to the base."""
         h = self.base(x, *args, **kwargs)
         inner = x if self.is_parallel else h
         if self.dropout:
@@ -130,7 +133,7 @@ class BottleneckAdapter(AdapterLayer):
         return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate all parameters: input and output are unsharded hidden states."""
+        """Replicate all parameters, because input and output are unsharded hidden states."""
         return dict.fromkeys(self.own_state())
 
 

@@ -1,13 +1,13 @@
 """DoRA: Weight-Decomposed Low-Rank Adaptation (Liu et al. 2024, arXiv:2402.09353).
 
-    W' = m (W + s B A) / c        c_i = |row i of W + s B A|, taken as a constant by the gradient (section 4.3)
+    W' = m (W + s B A) / c        c_i = |row i of W + s B A|, a constant in the backward pass (section 4.3)
 
-The weight is decomposed into a trained magnitude m [out] of each row and a direction, which LoRA updates. m starts at
-the row norms of W, so the initial model equals its base. The squared norms are computed without W + s B A itself:
+Each row of the weight is decomposed into a trained magnitude m [out] and a direction, which LoRA updates. m starts as
+the row norms of W, so the initial model equals its base. The squared norms are computed without forming W + s B A:
 
     c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
 
-Dropout applies to the input of everything the adapter adds; the base reads x unchanged, as in Hugging Face PEFT.
+Dropout applies to the inputs of the adapter only, as in Hugging Face PEFT; the base reads x unchanged.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -33,6 +33,9 @@ from paddlenlp_ext.sharding_spec import Style
 @dataclass(kw_only=True)
 class DoRAConfig(RandomInitConfig):
     """Options of DoRA: LoRA on the direction of each weight row, with a trained magnitude.
+
+    >>> DoRAConfig(r=4).lora_alpha
+    8
 
     Raises:
         ValueError: an option is out of range.
@@ -109,7 +112,7 @@ class DoRALinear(LoRALinear):
         return None
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A and B as LoRA does, m and |w_i|^2 along the outputs."""
+        """Shard A and B as in LoRA, and m and |w_i|^2 along the outputs."""
         axis = 0 if style == "colwise" else None
         return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squared_norms": axis}
 

@@ -1,10 +1,10 @@
-"""HiRA: Hadamard High-Rank Adaptation, the weight multiplied elementwise by a low-rank matrix (Huang et al. 2025).
+"""HiRA: Hadamard High-Rank Adaptation, an update of W by its elementwise product with B A (Huang et al. 2025).
 
     y = x W^T + b + dropout(x) delta^T        delta W = W * (B A)
     A [r, in] Kaiming-uniform, B [out, r] = 0 at the start
 
-ICLR 2025, https://openreview.net/forum?id=TwJrTz9cRS. The rank of the update is up to r times that of W. B and A are
-those of LoRA, without a scale.
+ICLR 2025, https://openreview.net/forum?id=TwJrTz9cRS. The update has up to r times the rank of W. A and B have the same
+shapes as in LoRA; there is no scale.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -34,6 +34,9 @@ from paddlenlp_ext.sharding_spec import Style
 @dataclass(kw_only=True)
 class HiRAConfig(LinearTargetsConfig):
     """Options of HiRA.
+
+    >>> HiRAConfig(r=16, hira_dropout=0.1).r
+    16
 
     Raises:
         ValueError: an option is out of range.
@@ -77,7 +80,7 @@ class HiRAConfig(LinearTargetsConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> HiRAConfig:
         read = {"r", "hira_dropout", "target_modules", "layers_to_transform", "layers_pattern"}
-        # Initial values only; PEFT 0.21 ignores the pattern for linear layers.
+        # init_weights describes initial values only; PEFT 0.21 ignores rank_pattern for linear layers.
         refuse_unread_fields(fields, read | {"init_weights", "rank_pattern"})
         return cls(
             r=fields.get("r", 32),
@@ -90,7 +93,7 @@ HiraConfig = HiRAConfig  # the spelling of Hugging Face PEFT
 
 
 class HiRALinear(LinearAdapter):
-    """Linear layer whose update is its weight times a low-rank matrix, elementwise.
+    """Linear layer whose update is the elementwise product of its weight and a low-rank matrix.
 
     Args:
         base: linear layer to adapt, plain or quantized.
@@ -106,7 +109,7 @@ class HiRALinear(LinearAdapter):
         self.hira_B = self.new_parameter(np.zeros((self.out_features, rank), np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the update costs r * in * out multiplications per pass, not per token."""
+        """Map x [..., in] to [..., out]; a pass takes r * in * out multiplications to compute the update."""
         return self.base(x) + product_with_update(self.apply_dropout(x), self._update, self.hira_A, self.hira_B)
 
     def delta_weight(self) -> paddle.Tensor:
@@ -114,7 +117,7 @@ class HiRALinear(LinearAdapter):
         return self._update(self.hira_A, self.hira_B)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: B along the outputs, A along the inputs."""
+        """Shard B along the base's outputs and A along its inputs."""
         a_axis, b_axis = factor_axes(style)
         return {"hira_A": a_axis, "hira_B": b_axis}
 

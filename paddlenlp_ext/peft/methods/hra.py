@@ -2,20 +2,21 @@
 
     W' = W H_1 H_2 ... H_r        H_i = I - 2 u_i u_i^T / |u_i|^2        U = [u_1, ..., u_r] [in, r]
 
-arXiv:2405.17484. H is orthogonal, so it preserves the norms of the rows of W and the angles between them. The chain is
-computed at once (compact WY form), with 2 r in multiplications per token, as many as LoRA's A and B for a square W:
+arXiv:2405.17484. H is orthogonal, so it preserves the norms of the rows of W and the angles between them. The product
+of reflections is applied in compact WY form with 2 r in multiplications per token, as many as LoRA needs for a square
+W:
 
     y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
     T^-1 = I / 2 + the part of D U^T U D above its diagonal
 
-With `gram_schmidt` the u_i are orthonormalized first. H then reflects the space that they span, whatever the basis:
+With `apply_GS` the u_i are orthonormalized first. H then depends only on the space that they span:
 
     C = 2 (U^T U)^-1
 
 | start | U, Kaiming-uniform | H |
 | --- | --- | --- |
 | even r | pairs of equal columns | I: each pair of reflections cancels |
-| odd r, or `gram_schmidt` | independent columns | not I: the model does not start as its base |
+| odd r, or `apply_GS` | independent columns | not I: the model does not start as its base |
 
 H - I has rank r, so the update of a given W is low-rank: delta W = -(W U) C^T U^T.
 
@@ -48,6 +49,9 @@ from paddlenlp_ext.sharding_spec import Style
 class HRAConfig(LinearTargetsConfig):
     """Options of HRA.
 
+    >>> HRAConfig(r=8, apply_GS=True).apply_GS
+    True
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -57,7 +61,7 @@ class HRAConfig(LinearTargetsConfig):
 
     r: int = option(
         8,
-        help="number r of reflections per layer; with an even number the model starts as its base",
+        help="number r of reflections per layer; if r is even, the model starts as its base",
         minimum=1,
         maximum=65536,
         arguments=("rank",),
@@ -76,8 +80,8 @@ class HRAConfig(LinearTargetsConfig):
         smallest = min(as_linear(layer_at(model, name)).in_features for name in names)
         if self.apply_GS and self.r > smallest:
             raise ValueError(
-                f"hra_rank={self.r} with hra_gram_schmidt: at most {smallest} vectors of the {smallest} inputs of "
-                "a layer are orthogonal; lower the rank"
+                f"hra_rank={self.r} with hra_gram_schmidt: a layer with {smallest} inputs has at "
+                f"most {smallest} orthogonal vectors; lower the rank"
             )
         return names
 
@@ -85,7 +89,7 @@ class HRAConfig(LinearTargetsConfig):
         return HRALinear(base, self.r, self.apply_GS, seed, name)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False: only the directions of the vectors matter, and weight decay would only shorten them."""
+        """Return False: weight decay shortens vectors, and only their directions matter."""
         return False
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -123,7 +127,7 @@ class HRALinear(LinearAdapter):
         super().__init__(base)
         self.gram_schmidt = gram_schmidt
         pairs = rank % 2 == 0 and not gram_schmidt
-        # PEFT's initialization of a matrix [in, columns], whose bound is 1 / sqrt(columns); the scale has no effect.
+        # PEFT's initialization of a matrix [in, columns] has the bound 1 / sqrt(columns); the scale has no effect.
         start = kaiming_uniform((self.in_features, rank // 2 if pairs else rank), seed, f"{name}.hra_u")
         self.hra_u = self.new_parameter(np.repeat(start, 2, axis=1) if pairs else start)
 
@@ -132,19 +136,19 @@ class HRALinear(LinearAdapter):
         u = self.hra_u.astype(x.dtype)
         projected = self.reduce_over_inputs(paddle.matmul(x, u))
         coefficients = paddle.matmul(projected, self.coefficient_matrix().astype(x.dtype))
-        # Every rank multiplies its own inputs, so that each computes a part of the gradient of the coefficients.
+        # Each rank multiplies its shard of the inputs, so the gradients of the coefficients are summed over ranks.
         coefficients = self.copy_over_inputs(coefficients)
         return self.base(x - paddle.matmul(coefficients, u, transpose_y=True))
 
     def coefficient_matrix(self) -> paddle.Tensor:
         """Return C, float32 [r, r], with x H^T = x - (x U) C U^T."""
         with paddle.amp.auto_cast(enable=False):
-            u = self.hra_u.astype("float64")  # the condition of U^T U is the square of that of U
+            u = self.hra_u.astype("float64")  # U^T U has the squared condition number of U
             gram = self.reduce_over_inputs(paddle.matmul(u, u, transpose_x=True))
             inverse_norms = paddle.diagonal(gram).rsqrt()
             scales = inverse_norms.unsqueeze(0) * inverse_norms.unsqueeze(1)
             cosines = gram * scales
-            # Not solve or triangular_solve: with a constant right side, Paddle 3.3's gradients crash or are garbage.
+            # Paddle 3.3's gradients of solve and triangular_solve crash or are wrong if the right side is constant.
             if self.gram_schmidt:
                 inner = 2 * paddle.linalg.inv(cosines)
             else:

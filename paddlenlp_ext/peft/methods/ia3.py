@@ -37,7 +37,11 @@ _LATENT_TARGETS = ("kv_b_proj", *FEEDFORWARD)
 @PEFT_METHODS.register("ia3")
 @dataclass(kw_only=True)
 class IA3Config(PeftConfig):
-    """Options of IA3."""
+    """Options of IA3.
+
+    >>> IA3Config().target_modules
+    ('k_proj', 'v_proj', 'down_proj')
+    """
 
     peft_type: ClassVar[str] = "IA3"
     changes_bias: ClassVar[bool] = True
@@ -45,11 +49,11 @@ class IA3Config(PeftConfig):
 
     target_modules: tuple[str, ...] | None = option(
         TARGETS,
-        help="linear layers to scale, as name suffixes or regular expressions; the default means kv_b_proj and "
-        "down_proj in models with latent attention",
+        help="linear layers to scale, as name suffixes or regular expressions; in models with latent attention, the "
+        "default selects kv_b_proj and down_proj",
     )
     feedforward_modules: tuple[str, ...] | None = option(
-        FEEDFORWARD, help="target layers whose input is scaled instead of their output"
+        FEEDFORWARD, help="targets whose input is scaled instead of the output"
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
@@ -70,7 +74,7 @@ class IA3Config(PeftConfig):
         return stored.replace(path=self.path)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False: weight decay pulls scales to 0, and the base corresponds to 1."""
+        """Return False: weight decay pulls to 0, and the neutral value of a scale is 1."""
         return False
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -132,7 +136,7 @@ class IA3Linear(LinearAdapter):
         return bias.astype("float32") * (self.ia3_l.astype("float32").flatten() - 1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the scales if the features that they scale are sharded."""
+        """Shard the scales if the scaled features are sharded."""
         axes: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
         assert style in axes, f"a linear cannot be sharded {style}"
         return {"ia3_l": axes[style] if axes[style] == int(self.scales_input) else None}

@@ -1,10 +1,10 @@
 """LN tuning: only the scales of the normalization layers are trained (Zhao et al. 2023, arXiv:2312.11420).
 
-    y = x / sqrt(mean(x^2) + epsilon) * w        w [D], at the start the base's scale
+    y = x / sqrt(mean(x^2) + epsilon) * w        w [D] starts as the base's scale
 
-The paper tunes LayerNorm with a bias. The norms here are RMS norms (the formula above; in Gemma models the scale is
-1 + w) or layer norms without bias (Cohere), whose only parameter is w. Merging replaces the base's w, so the merged
-model computes bitwise the same.
+The paper trains the scale and bias of LayerNorm. The models here have RMS norms (the formula above; in Gemma the scale
+is 1 + w) or layer norms without bias (Cohere), whose only parameter is w. Merging replaces the base's w, so the merged
+model gives bitwise equal results.
 
 Shapes: D length of the normalized axis.
 """
@@ -33,15 +33,19 @@ from paddlenlp_ext.peft.target_modules import select_targets, shortest_targets, 
 @PEFT_METHODS.register("ln_tuning")
 @dataclass(kw_only=True)
 class LNTuningConfig(PeftConfig):
-    """Options of LN tuning."""
+    """Options of LN tuning.
+
+    >>> LNTuningConfig(target_modules=["input_layernorm"]).target_modules
+    ('input_layernorm',)
+    """
 
     peft_type: ClassVar[str] = "LN_TUNING"
     starts_from_weights: ClassVar[bool] = True
 
     target_modules: tuple[str, ...] | None = option(
         None,
-        help="norms to train, as name suffixes or regular expressions; unset: all norms of hidden states. Some "
-        "families also have q_norm and k_norm",
+        help="norms to train, as name suffixes or regular expressions (q_norm and k_norm too, in families that have "
+        "them); unset: all norms of hidden states",
     )
 
     def targets(self, model: TrainableModel) -> list[str]:
@@ -73,7 +77,7 @@ class LNTuningConfig(PeftConfig):
 
 
 class TunedNorm(WeightAdapter):
-    """Normalization with a trained scale in place of the base's.
+    """Normalization layer with a trained scale that replaces the base's scale.
 
     Args:
         base: norm to adapt.
@@ -88,7 +92,7 @@ class TunedNorm(WeightAdapter):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Scale [D] in use: the trained one, or the base's while the adapter is disabled."""
+        """Current scale [D]: the trained scale, or the base's scale while the adapter is disabled."""
         return self.ln_tuning_layers.weight if self.enabled else self.base.weight
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -96,8 +100,8 @@ class TunedNorm(WeightAdapter):
         return self.base.normalize(x, self.weight)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return `x + addend` and the normalized sum, both [..., D]; the second entry of RMS norms."""
-        assert isinstance(self.base, RMSNorm), "layer norms have no such entry"
+        """Return `x + addend` and its normalization, both [..., D]; only for RMS norms."""
+        assert isinstance(self.base, RMSNorm), "layer norms have no forward_add"
         return self.base.normalize_sum(x, addend, self.weight)
 
     def merged_weight(self) -> paddle.Tensor:

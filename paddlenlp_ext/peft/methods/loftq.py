@@ -3,16 +3,17 @@
     A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
-LoRA over a quantized base, initialized with the leading triplets of the quantization error: base and adapter together
-start closer to W than the base alone. A and B each get the square root of the singular values, as in Hugging Face PEFT.
+LoRA over a quantized base, initialized with the leading singular triplets of the quantization error: base and adapter
+together start closer to W than the base alone. A and B each get the square roots of the singular values, as in Hugging
+Face PEFT.
 
 | base | initialization |
 | --- | --- |
-| quantized, T = 1 | the base is Q(W), and any copy of it can be used |
-| quantized, T > 1 | the base is Q_T, quantized without s B_{T-1} A_{T-1}, which the adapter keeps |
+| quantized, T = 1 | the base is Q(W); the adapter fits every base that was quantized in this way |
+| quantized, T > 1 | the base is Q_T, quantized without s B_{T-1} A_{T-1}, which the adapter stores |
 | full precision | there is no quantization error: A and B start as in LoRA |
 
-Files hold a plain LoRA of rank 2r over the original base (`lora/subtracted_init.py`).
+Files contain a plain LoRA of rank 2r over the original base (`lora/subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -44,6 +45,9 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 class LoftQConfig(InitBeforeQuantizationConfig):
     """Options of LoftQ: LoRA over a quantized base, initialized with the quantization error.
 
+    >>> LoftQConfig(r=8, iters=3).svd
+    'fast'
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -51,7 +55,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
     variant: ClassVar[str] = "loftq"
     recorded_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
     missing_init_reason: ClassVar[str] = (
-        "belongs to a base that PEFT quantized itself, which the file does not contain; merge the adapter in PEFT, or "
+        "depends on a base that PEFT quantized, which the file does not contain; merge the adapter in PEFT, or "
         "train it again"
     )
     needs_quantized_base: ClassVar[bool] = True
@@ -59,7 +63,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     iters: int = option(
         1,
-        help="LoftQ: iterations of quantization and SVD of its error",
+        help="LoftQ: iterations, each a quantization and an SVD of its error",
         key="loftq_iters",
         minimum=1,
         maximum=100,

@@ -5,9 +5,9 @@ Introduced as FedPara (Hyeon-Woo et al. 2021, arXiv:2108.06098), used for fine-t
     y = x W^T + x delta^T        delta W = s (A1 B1) * (A2 B2)        s = alpha / r
     A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
 
-The rank of the update is up to r^2: delta W = s A B, where the r^2 columns of A are the products of a column of A1 and
-a column of A2, and the rows of B are the products of a row of B1 and a row of B2. If r^2 is small, the forward pass
-uses A and B and does not compute delta W.
+The rank of the update is up to r^2: delta W = s A B. The r^2 columns of A are the products of a column of A1 and a
+column of A2; the r^2 rows of B are the products of a row of B1 and a row of B2. If r^2 is small, the forward pass uses
+A and B instead of delta W.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -32,6 +32,9 @@ from paddlenlp_ext.sharding_spec import Style
 @dataclass(kw_only=True)
 class LoHaConfig(LycorisConfig):
     """Options of LoHa.
+
+    >>> LoHaConfig(r=4).alpha
+    4
 
     Raises:
         ValueError: an option is out of range.
@@ -81,7 +84,7 @@ class LoHaLinear(LinearAdapter):
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], through A and B or delta W, whichever is cheaper."""
+        """Map x [..., in] to [..., out], with A and B or with delta W, whichever is cheaper."""
         if not self.uses_factors():
             delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
@@ -99,14 +102,14 @@ class LoHaLinear(LinearAdapter):
         return self._hadamard_delta(*self._in_float32())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Return s B [r^2, in] and A [out, r^2], or None if r^2 is not below full rank."""
+        """Return s B [r^2, in] and A [out, r^2], or None if r^2 reaches full rank."""
         if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
             return None
         inner, outer = _khatri_rao_factors(*self._in_float32())
         return inner * self.scaling, outer
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: A1 and A2 along the outputs, B1 and B2 along the inputs."""
+        """Shard A1 and A2 along the base's outputs, B1 and B2 along its inputs."""
         in_axis, out_axis = factor_axes(style)
         return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}
 

@@ -3,7 +3,7 @@
     y = x W^T + x delta^T        delta W = s W1 (x) W2        s = alpha / r
     W1 [a, c] = 0, W2 [b, d] ~ Kaiming-uniform        out = a b, in = c d
 
-If max(b, d) > 2 r, W2 is a product of two matrices of inner size r; with `decompose_both` the same holds for W1. The
+If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r; with `decompose_both`, so is a large W1. The
 forward pass does not compute delta W: with x reshaped to [c, d], x delta^T = s W1 x W2^T.
 
 Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
@@ -34,6 +34,9 @@ from paddlenlp_ext.sharding_spec import Style
 class LoKrConfig(LycorisConfig):
     """Options of LoKr.
 
+    >>> LoKrConfig(r=4, decompose_factor=8).alpha
+    4
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -60,7 +63,7 @@ class LoKrConfig(LycorisConfig):
         arguments=("factor",),
         key="lokr_factor",
     )
-    decompose_both: bool = option(False, help="decompose the first factor too if it is large compared to the rank")
+    decompose_both: bool = option(False, help="decompose the first factor too, if it is large compared to the rank")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,9 +78,9 @@ class LoKrConfig(LycorisConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
-        """Read PaddleNLP's fields; `scaling` is ignored, since it is 0 by default for weights trained with 1."""
+        """Read PaddleNLP's fields; `scaling` is ignored, because PaddleNLP writes 0 after training with scale 1."""
         read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
-        read |= {"dtype", "tensor_parallel_degree"}  # do not affect the numbers
+        read |= {"dtype", "tensor_parallel_degree"}  # do not affect results
         refuse_unread_fields(fields, read)
         return cls(
             r=fields.get("lokr_dim", 8),
@@ -89,7 +92,7 @@ class LoKrConfig(LycorisConfig):
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the factors unchanged, because their layout is the same [out, in]; drop each layer's copy of alpha."""
+        """Return the factors, whose layout is [out, in] too, without each layer's copy of alpha."""
         return {name: value for name, value in tensors.items() if not name.endswith(".lokr_alpha")}
 
 
@@ -128,7 +131,7 @@ class LoKrLinear(LinearAdapter):
             new_factor("lokr_w2", (b, d))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out] with a d (b + c) or b c (a + d) multiplications per token, not a b c d."""
+        """Map x [..., in] to [..., out]; a token takes a d (b + c) or b c (a + d) multiplications, not a b c d."""
         w1, w2 = self.matrices("lokr_w1"), self.matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
         if self.in_features <= self.out_features:  # transpose the smaller side
@@ -143,7 +146,7 @@ class LoKrLinear(LinearAdapter):
         return paddle.kron(w1, w2) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard W1 along with the base: its rows (columns) are the slow index of outputs (inputs)."""
+        """Shard W1 like the base: rows are the slow index of outputs, columns the slow index of inputs."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         axes = {
             "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
@@ -153,7 +156,7 @@ class LoKrLinear(LinearAdapter):
         return {name: axes.get(name) for name in self.own_state()}
 
     def matrices(self, name: str) -> list[paddle.Tensor]:
-        """Return the matrices whose product is the factor: one, or two if it is decomposed."""
+        """Return the matrices whose product is the factor `name`: one, or two if the factor is decomposed."""
         factor = getattr(self, name, None)
         return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if factor is None else [factor]
 

@@ -20,11 +20,11 @@
 
 | variant | option | change | source |
 | --- | --- | --- | --- |
-| rsLoRA | `use_rslora` | s = alpha / sqrt(r): the size of the update does not shrink with the rank | arXiv:2312.03732 |
-| LoRA+ | `lora_plus_scale` | the learning rate of B is multiplied by this | arXiv:2402.12354 |
-| experts, routers | `target_parameters` | layers of their own (lora/expert_layers.py) | Hugging Face PEFT |
-| embedding, lm_head | `target_modules` | layers of their own (lora/layers.py) | Hugging Face PEFT |
-| Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start, as in Hugging Face PEFT | arXiv:2106.09685 |
+| rsLoRA | `use_rslora` | s = alpha / sqrt(r), so that the update does not shrink at high ranks | arXiv:2312.03732 |
+| LoRA+ | `lora_plus_scale` | multiplies the learning rate of B | arXiv:2402.12354 |
+| experts, routers | `target_parameters` | adapted by the layers in lora/expert_layers.py | Hugging Face PEFT |
+| embedding, lm_head | `target_modules` | adapted by the layers in lora/layers.py | Hugging Face PEFT |
+| Gaussian A | `init_lora_weights` | A starts as N(0, 1/r^2), as in Hugging Face PEFT | arXiv:2106.09685 |
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -4,13 +4,13 @@
     A0 = f V_[1..r]^T,  B0 = f U_[r+1..2r],  f = out^(1/4) / sqrt(gamma)
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA whose first step changes W along the best rank-2r approximation of the gradient of full fine-tuning: A and B start
-at singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`lora/subtracted_init.py`). f is
+LoRA whose first step changes W along the best rank-2r approximation of the full fine-tuning gradient: A and B start as
+singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`lora/subtracted_init.py`). f is
 the paper's scale for stable activations (theorem 3.2).
 
-Gradients are summed layer by layer in host memory during the backward pass; weights get no gradient tensor. The batches
-are the first ones of the run, which training uses again. Before `before_training` has run, A and B start as in LoRA.
-Files hold a plain LoRA of rank 2r over the original base.
+Gradients are summed layer by layer in host memory during the backward pass, without gradient tensors of the weights.
+The first batches of the run are used, and training sees them again. Until `before_training` has run, A and B are as in
+LoRA. Files contain a plain LoRA of rank 2r over the original base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -40,12 +40,12 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 class LoRAGAModel(PeftModel):
-    """Model that initializes its adapter from the gradients of the first batches of a new run."""
+    """Model that initializes its adapter from the gradients of a new run's first batches."""
 
     peft_config: LoRAGAConfig
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Initialize every layer from its gradient.
+        """Initialize A and B of every layer from its gradient.
 
         Args:
             run_batch: runs forward and backward of the next micro-batch.
@@ -54,7 +54,7 @@ class LoRAGAModel(PeftModel):
             ValueError: a gradient is not finite, or a layer has fewer features than the rank.
         """
         if self.peft_config.path:
-            return  # a continued adapter is initialized already
+            return  # a continued adapter is already initialized
         layers = {name: layer for name, layer in adapter_layers_of(self.base_model, LoRAGALinear) if layer.is_on_stage}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
@@ -79,6 +79,9 @@ class LoRAGAModel(PeftModel):
 class LoRAGAConfig(SubtractedInitConfig):
     """Options of LoRA-GA: LoRA initialized from the gradient of a few batches.
 
+    >>> LoRAGAConfig(r=8, ga_batches=4).ga_stable_gamma
+    16.0
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -91,7 +94,7 @@ class LoRAGAConfig(SubtractedInitConfig):
     model_class: ClassVar[type[TrainableModel] | None] = LoRAGAModel
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
-    ga_batches: int = option(8, help="LoRA-GA: micro-batches that the initial gradient is summed over", minimum=1)
+    ga_batches: int = option(8, help="LoRA-GA: number of micro-batches in the sum of gradients", minimum=1)
     ga_stable_gamma: float = option(
         16.0, help="LoRA-GA: gamma; the initial A and B are scaled by out_features^(1/4) / sqrt(gamma)", above=0
     )
@@ -106,7 +109,7 @@ class LoRAGAConfig(SubtractedInitConfig):
 
 
 class GradientSum:
-    """Gradient of one weight summed over batches: `total`, float32 [out, in], in host memory."""
+    """Sum over batches of one weight's gradient: `total`, float32 [out, in], in host memory."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.total = paddle.zeros([out_features, in_features], "float32").cpu()
@@ -141,7 +144,7 @@ class LoRAGALinear(LoRALinearWithInit):
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient [out, in] of the unsharded weight from each rank's `shard`, or part of the sum."""
+        """Return the gradient [out, in] of the unsharded weight from each rank's shard or partial sum."""
         if self.shard_group is None:
             return shard
         if self.style == "replicated":
@@ -158,7 +161,7 @@ def gradient_factors(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return A0 [r, in] and B0 [out, r] for a gradient [out, in].
 
-    If the gradient has fewer than 2r triplets (few key-value heads, a large rank), B0 takes the last r of them.
+    If the gradient has fewer than 2r triplets (few key-value heads or a large rank), B0 uses the last r.
 
     Args:
         gradient: float32 [out, in].

@@ -2,10 +2,10 @@
 
     y = x W^T + b + (x_0 + x_1 + ... + x_(n-1)) D        D [r, out] = 0 at the start
 
-arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features, the last of which
-may be shorter. W has the shards W_j [out, r], and D^T is added to each of them.
+arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features; the last shard
+may be shorter. Each shard W_j [out, r] of the weight is updated by the same D^T.
 
-| variant | parameter | update of a shard or block of W | rank |
+| `init_weights` | parameter | updated shard or block of W | rank of the update |
 | --- | --- | --- | --- |
 | balance | D [r, out] | W_j + D^T | r |
 | mini | M [r, k] | W_j + D^T, where D repeats the k columns of M | min(r, k) |
@@ -50,6 +50,9 @@ VARIANTS = ("balance", "mini", "bat")
 class MiSSConfig(LinearTargetsConfig):
     """Options of MiSS.
 
+    >>> MiSSConfig(r=16, init_weights="bat").mini_r
+    1
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -68,14 +71,14 @@ class MiSSConfig(LinearTargetsConfig):
     )
     init_weights: str = option(
         "balance",
-        help="balance; mini: with miss_mini_rank columns; bat: an update that also depends on the weight",
+        help="variant: balance; mini (miss_mini_rank trained columns); bat (the update also depends on the weight)",
         choices=VARIANTS,
         arguments=("variant",),
         key="miss_variant",
     )
     mini_r: int = option(
         1,
-        help="trained columns of the variant mini, a divisor of out_features",
+        help="number of trained columns in the variant mini; must divide out_features",
         minimum=1,
         arguments=("mini_rank",),
         key="miss_mini_rank",
@@ -106,7 +109,7 @@ class MiSSConfig(LinearTargetsConfig):
         return stored.replace(path=self.path, miss_dropout=dropout)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rename the tensors of Bone, as older versions of Hugging Face PEFT call the method."""
+        """Rename tensors from Bone, the method's name in older versions of Hugging Face PEFT."""
         return {re.sub(r"\.bone_block$", ".miss_block", name): value for name, value in tensors.items()}
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -128,7 +131,7 @@ class MiSSConfig(LinearTargetsConfig):
         variant = fields.get("init_weights", True)
         return cls(
             r=fields.get("r", 64),
-            init_weights="balance" if variant in (True, False) else variant,  # False: random values at the start
+            init_weights="balance" if variant in (True, False) else variant,  # False in PEFT: random initial values
             mini_r=fields.get("mini_r", 1),
             miss_dropout=0.0 if variant == "bat" else fields.get("miss_dropout", 0.0),
             target_modules=targets_from_peft(fields),
@@ -139,20 +142,20 @@ MissConfig = MiSSConfig  # the spelling of Hugging Face PEFT
 
 
 class _MiSSLayer(LinearAdapter):
-    """Base of the layers of MiSS."""
+    """Base class of the MiSS layers."""
 
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
         super().__init__(base)
-        self.rank, self.dropout = config.rank, config.dropout
+        self.rank, self.dropout = config.r, config.miss_dropout
         if self.rank > self.in_features:
             raise ValueError(
-                f"miss_rank={self.rank} is more than the {self.in_features} inputs of {name}; lower it, or leave this "
+                f"miss_rank={self.rank} exceeds the {self.in_features} inputs of {name}; lower it, or leave this "
                 "layer out of miss_target_modules"
             )
 
 
 class MiSSLinear(_MiSSLayer):
-    """Linear layer with the sum of its input's shards as the input of a small matrix: balance and mini.
+    """Linear layer that adds a small matrix applied to the sum of the input's shards (balance and mini).
 
     Args:
         base: linear layer to adapt, plain or quantized.
@@ -160,12 +163,12 @@ class MiSSLinear(_MiSSLayer):
         name: name of the layer, for errors.
 
     Raises:
-        ValueError: the layer's sizes do not suit the options.
+        ValueError: the layer's sizes do not fit the options.
     """
 
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
         super().__init__(base, config, name)
-        self.columns = config.mini_rank if config.variant == "mini" else None
+        self.columns = config.mini_r if config.init_weights == "mini" else None
         if self.columns is not None and self.out_features % self.columns:
             raise ValueError(
                 f"miss_mini_rank={self.columns} does not divide the {self.out_features} outputs of {name}; choose a "
@@ -190,10 +193,10 @@ class MiSSLinear(_MiSSLayer):
         return {"miss_block": 1 if style == "colwise" and self.columns is None else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that the outputs of a shard begin with the first column of mini.
+        """Check that each rank's outputs begin with the first column of mini.
 
         Raises:
-            ValueError: the columns are divided between ranks.
+            ValueError: a repetition of the columns is divided between ranks.
         """
         super().set_tensor_parallel_shard(style, group)
         if self.columns is not None:
@@ -208,7 +211,7 @@ class MiSSLinear(_MiSSLayer):
 
 
 class MiSSBatLinear(_MiSSLayer):
-    """Linear layer whose blocks W_ij [r, r] become W_ij + W_ij B_i + B_i: bat.
+    """Linear layer whose blocks W_ij [r, r] become W_ij + W_ij B_i + B_i (bat).
 
     Args:
         base: linear layer to adapt, plain or quantized.
@@ -243,7 +246,7 @@ class MiSSBatLinear(_MiSSLayer):
         return {"miss_block": 0 if style == "colwise" else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that the shard consists of complete blocks.
+        """Check that no block is divided between ranks.
 
         Raises:
             ValueError: a block is divided between ranks.
@@ -262,7 +265,7 @@ class MiSSBatLinear(_MiSSLayer):
 
 
 def fold_features(x: paddle.Tensor, width: int, first: int = 0) -> paddle.Tensor:
-    """Add up the features of x [..., in] whose numbers, from `first` on, are equal modulo `width`: [..., width]."""
+    """Sum the features of x [..., in] whose indices, counted from `first`, are equal modulo `width`: [..., width]."""
     rows = x.reshape([-1, x.shape[-1]])
     left = first % width
     right = -(left + x.shape[-1]) % width

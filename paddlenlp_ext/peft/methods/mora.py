@@ -2,9 +2,9 @@
 
     y = x W^T + unfold(A fold(dropout(x)))        A [q, q] = 0        q = round(sqrt((in + out) r))
 
-One square matrix A replaces LoRA's two, with as many parameters as a LoRA of rank r. The input is split into
-n = ceil(in / q) groups of q features; the last group is filled up with the beginning of the input. A maps a group to a
-group, and the results are concatenated and truncated to `out` features. There is no scale, and so no alpha.
+One square matrix A replaces LoRA's two matrices, with as many parameters as a LoRA of rank r. The input is split into
+n = ceil(in / q) groups of q features; the last group is padded with the first features of the input. A maps each group
+to q outputs, and the results are concatenated and truncated to `out` features. There is no scale and no alpha.
 
 | folding | formula | output | q | the paper's choice for |
 | --- | --- | --- | --- | --- |
@@ -48,6 +48,9 @@ FOLDINGS = ("rotated", "sharing")
 class MoRAConfig(LinearTargetsConfig):
     """Options of MoRA: a square matrix over folded features.
 
+    >>> MoRAConfig(r=8, folding="sharing").r
+    8
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -58,7 +61,7 @@ class MoRAConfig(LinearTargetsConfig):
     refines: ClassVar[str | None] = "lora"
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     excludes: ClassVar[Mapping[str, str]] = {
-        "tensor_parallel_degree": "all features of a layer are folded together, and a shard has only some of them"
+        "tensor_parallel_degree": "a layer's features are folded together, and a shard has only a part of them"
     }
 
     r: int = option(
@@ -79,7 +82,7 @@ class MoRAConfig(LinearTargetsConfig):
     )
     folding: str = option(
         "rotated",
-        help="how features are compressed: rotated (small ranks) or sharing (large ranks)",
+        help="how features are grouped: rotated (for small ranks) or sharing (for large ranks)",
         choices=FOLDINGS,
         key="mora_folding",
     )
@@ -113,7 +116,12 @@ class MoRAConfig(LinearTargetsConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> MoRAConfig:
         read = {"use_mora", "r", "lora_dropout", "target_modules"}
-        read |= {"lora_alpha", "rslora", "lora_plus_scale", "scaling"}  # no effect in PaddleNLP: MoRA's scale is 1
+        read |= {
+            "lora_alpha",
+            "rslora",
+            "lora_plus_scale",
+            "scaling",
+        }  # without effect in PaddleNLP, where MoRA has scale 1
         refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
             r=fields.get("r", 8),
@@ -152,7 +160,7 @@ class MoRALinear(LinearAdapter):
             self.register_buffer("sin", paddle.to_tensor(sin), persistable=False)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; rotation and folding apply to the matrices, which are smaller than x."""
+        """Map x [..., in] to [..., out]; rotation and folding are applied to the matrices, which are smaller than x."""
         inner = self.apply_dropout(x)
         num_results = -(-self.out_features // self.size)
         if self.rotated:
@@ -166,11 +174,11 @@ class MoRALinear(LinearAdapter):
         return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
 
     def _map_groups(self, x: paddle.Tensor, blocks: list[paddle.Tensor]) -> list[paddle.Tensor]:
-        """Return A R_j x_j [..., q] for each block A R_j; the last group is filled with the beginning of the input."""
+        """Return A R_j x_j [..., q] for each block A R_j; the last group is padded with the first inputs."""
         last = self.in_features - (self.num_groups - 1) * self.size
         groups = x.split([self.size] * (self.num_groups - 1) + [last], axis=-1)
         results = []
-        for group, block in zip(groups, blocks, strict=False):  # groups without an output are not read
+        for group, block in zip(groups, blocks, strict=False):  # further groups have no output
             block, width = block.astype(self.dtype), group.shape[-1]
             result = paddle.matmul(group, block[:, :width], transpose_y=True)
             if width < self.size:
@@ -189,7 +197,7 @@ class MoRALinear(LinearAdapter):
         return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in rotations]
 
     def delta_weight(self) -> paddle.Tensor:
-        """Return the matrix of the map, float32 [out, in]: blocks by groups of y and x, truncated and folded."""
+        """Return the update matrix, float32 [out, in]: blocks for the groups of y and x, truncated and folded."""
         size, n, m = self.size, self.num_groups, -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(n, m))
@@ -202,30 +210,30 @@ class MoRALinear(LinearAdapter):
         """Replicate A.
 
         Raises:
-            ValueError: the base is sharded; a shard's features would be folded into different groups.
+            ValueError: the base is sharded, so its features would be folded into different groups.
         """
         if style != "replicated":
             raise ValueError(
-                f"MoRA folds all features of a layer together, and a {style} shard has only some of them; use another "
+                f"MoRA folds all features of a layer together, and a {style} shard has only a part; use another "
                 "method with tensor parallelism, or tensor_parallel_degree 1"
             )
         return {"lora_A.weight": None}
 
 
 def square_size(in_features: int, out_features: int, rank: int, even: bool) -> int:
-    """Return q, the side of a square matrix with about as many elements as both factors of a LoRA of that rank."""
+    """Return the side q of a square matrix with about as many elements as both factors of a LoRA of rank `rank`."""
     size = int(math.sqrt((in_features + out_features) * rank) + 0.5)
     return max(2, size // 2 * 2) if even else size
 
 
 def group_angles(num_groups: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosine and sine of the rotation of each group, float32 [n, q/2] each."""
+    """Return the cosines and sines of each group's rotation, float32 [n, q/2] each."""
     angles = np.outer(np.arange(num_groups), 10000.0 ** (-np.arange(0, size, 2) / size))
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def fold_columns(matrix: paddle.Tensor, width: int) -> paddle.Tensor:
-    """Fold a matrix [rows, any] to at most [rows, width] by adding column c + k * width to column c."""
+    """Fold a matrix to at most `width` columns by adding column c + k * width to column c."""
     folded = matrix[:, :width]
     for start in range(width, matrix.shape[1], width):
         block = matrix[:, start : start + width]

@@ -3,8 +3,8 @@
     y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
 
-LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r of them. B M is one matrix, so
-a trained adapter converts to a plain LoRA: with `mixer_to_lora`, or by `peft/save_as_lora.py`.
+LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r outer products. B M is one
+matrix, so a trained adapter can be saved as a plain LoRA, with `mixer_to_lora` or `save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -55,6 +55,9 @@ class MoSLoRAModel(PeftModel):
 class MoSLoRAConfig(RandomInitConfig):
     """Options of MoSLoRA: LoRA with a mixer between its two matrices.
 
+    >>> MoSLoRAConfig(r=4, mixer_to_lora=True).lora_alpha
+    8
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -92,7 +95,7 @@ class MoSLoRALinear(LoRALinear):
         self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """Return B M [out, r]: multiplying the mixer into B costs less than applying it to each token."""
+        """Return B M [out, r]; multiplying M into B costs less than applying it to each token."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -100,7 +103,7 @@ class MoSLoRALinear(LoRALinear):
         return _fold_mixer(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A and B as LoRA does; the mixer is replicated."""
+        """Shard A and B as in LoRA; the mixer is replicated."""
         return {**super().sharding_axes(style), "lora_AB.weight": None}
 
 

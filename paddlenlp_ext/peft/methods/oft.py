@@ -4,11 +4,11 @@
     merged: W R^T
 
 arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal and preserves the norms of the rows
-of W and the angles between them. With `neumann_terms` R is a polynomial in Q instead, the default of Hugging Face PEFT:
-it needs no inverse, but is orthogonal only for small Q. The two forms rotate in opposite directions, as they do in
-PEFT.
+of W and the angles between them. With `num_cayley_neumann_terms` R is a polynomial in Q instead, the default in Hugging
+Face PEFT. The polynomial needs no inverse, but is orthogonal only for small Q. The two forms rotate in opposite
+directions, in PEFT too.
 
-Shapes: k blocks of b features, k * b = in; the parameter holds the b (b - 1) / 2 values above each block's diagonal.
+Shapes: k blocks of b features, k * b = in; the parameter has the b (b - 1) / 2 values above each block's diagonal.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ BLOCK_SIZE = 32
 class OFTConfig(LinearTargetsConfig):
     """Options of OFT.
 
+    >>> OFTConfig(oft_block_size=16).r is None
+    True
+
     Raises:
         ValueError: an option is out of range, or both a block size and a number of blocks are set.
     """
@@ -75,7 +78,7 @@ class OFTConfig(LinearTargetsConfig):
     block_share: bool = option(False, help="share one rotation between all blocks of a layer")
     num_cayley_neumann_terms: int = option(
         0,
-        help="0: exact inverse (orthogonal); above 1: terms of a Neumann series in place of the inverse",
+        help="0: exact inverse (orthogonal); 2 or more: number of terms of a Neumann series that replaces it",
         minimum=0,
         arguments=("neumann_terms",),
         key="oft_neumann_terms",
@@ -98,7 +101,7 @@ class OFTConfig(LinearTargetsConfig):
         return names
 
     def block_size_of(self, in_features: int) -> int:
-        """Return the divisor of `in_features` nearest to the configured block size (of two, the smaller one).
+        """Return the divisor of `in_features` nearest to the configured block size; on a tie, the smaller divisor.
 
         Raises:
             ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
@@ -111,7 +114,7 @@ class OFTConfig(LinearTargetsConfig):
         if size == 1:
             key = "oft_num_blocks" if self.oft_block_size is None else "oft_block_size"
             raise ValueError(
-                f"{key}={requested} would rotate blocks of 1 of {in_features} inputs; choose another divisor"
+                f"{key}={requested} would rotate single features (in_features={in_features}); choose another divisor"
             )
         return size
 
@@ -141,7 +144,11 @@ class OFTConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> OFTConfig:
         read = {"r", "oft_block_size", "block_share", "use_cayley_neumann", "num_cayley_neumann_terms"}
         read |= {"target_modules", "layers_to_transform", "layers_pattern"}
-        read |= {"init_weights", "module_dropout", "eps"}  # initialization, training, and coft, which is rejected
+        read |= {
+            "init_weights",
+            "module_dropout",
+            "eps",
+        }  # settings of initialization and training, and of coft, which is rejected
         refuse_unread_fields(fields, read)
         version = [int(part) for part in re.findall(r"\d+", str(fields.get("peft_version") or "0.0"))[:2]]
         if fields.get("use_cayley_neumann", True) and version < [0, 18]:
@@ -209,7 +216,7 @@ class OFTLinear(LinearAdapter):
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that the shard consists of complete blocks.
+        """Check that no block is divided between ranks.
 
         Raises:
             ValueError: a block is divided between ranks.
@@ -229,21 +236,21 @@ def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
 
 
 def cayley(skew: paddle.Tensor) -> paddle.Tensor:
-    """Return (I + Q)^-1 (I - Q) of Q [..., b, b], skew-symmetric; the two factors commute."""
+    """Return the Cayley transform (I + Q)^-1 (I - Q) of a skew-symmetric Q [..., b, b]; the two factors commute."""
     eye = paddle.eye(skew.shape[-1])
     return paddle.linalg.solve(eye + skew, eye - skew)
 
 
 def chosen_block_size(method: str, block_size: int | None, num_blocks: int | None, default: int) -> int | None:
-    """Return the block size of a method's options: None if they set the number of blocks, `default` if they set none.
+    """Return the block size: None if the number of blocks is set instead, `default` if neither is set.
 
     Raises:
         ValueError: both are set.
     """
     if block_size is not None and num_blocks is not None:
         raise ValueError(
-            f"{method}_block_size={block_size} and {method}_num_blocks={num_blocks} exclude each other: their product "
-            "is the number of inputs of a layer; leave one of them out"
+            f"{method}_block_size={block_size} and {method}_num_blocks={num_blocks} exclude each other, because their "
+            "product is the number of inputs of a layer; leave one of them out"
         )
     return default if block_size is None and num_blocks is None else block_size
 
@@ -251,8 +258,8 @@ def chosen_block_size(method: str, block_size: int | None, num_blocks: int | Non
 def cayley_series(skew: paddle.Tensor, terms: int) -> paddle.Tensor:
     """Return I + 2 Q + 2 Q^2 + ... + Q^p, an approximation of (I + Q)(I - Q)^-1.
 
-    p is `terms` - 1, with the two exceptions of Hugging Face PEFT (oft/layer.py): 2 terms give I + 2 Q, and 3 terms
-    count as 4.
+    p is `terms` - 1, except where Hugging Face PEFT differs (oft/layer.py): 2 terms give I + 2 Q, and 3 terms are
+    treated as 4.
 
     Args:
         skew: Q [k, b, b], skew-symmetric.

@@ -3,9 +3,9 @@
     W = Q R        A0 = R_r / sqrt(s),  B0 = Q_r / sqrt(s),  s B0 A0 = Q_r R_r
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA that starts from the QR decomposition of each weight: Q_r is an orthonormal basis of its first r columns, and
-R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT does not divide by s: it subtracts s Q_r R_r. Its
-files (`init_lora_weights: "olora"`) are read that way, with A0 and B0 recomputed from the base.
+LoRA that starts from the QR decomposition of each weight: Q_r is an orthonormal basis of the first r columns of W, and
+R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT does not divide by s, so it subtracts s Q_r R_r. Its
+files (`init_lora_weights: "olora"`) are loaded in this form, with A0 and B0 recomputed from the base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -27,6 +27,9 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 class OLoRAConfig(InitFromWeightsConfig):
     """Options of OLoRA: LoRA initialized with the QR decomposition of each weight.
 
+    >>> OLoRAConfig(r=4).lora_alpha
+    4
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -46,7 +49,7 @@ class OLoRAConfig(InitFromWeightsConfig):
 def orthonormal_factors(weight: paddle.Tensor, rank: int) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return R_r [r, in] and Q_r [out, r] of the QR decomposition of a weight, float32 [out, in].
 
-    Only the first r columns are decomposed, in float64: they determine Q_r.
+    Only the first r columns, which determine Q_r, are decomposed, in float64.
     """
     weight = weight.astype("float64")
     q, _ = paddle.linalg.qr(weight[:, :rank])

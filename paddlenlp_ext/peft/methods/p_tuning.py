@@ -3,9 +3,9 @@
     prompt = MLP(E)                    mlp: D -> F -> F -> D, ReLU between; the default of Hugging Face PEFT
     prompt = MLP(LSTM(E))              lstm: bidirectional LSTM of width F, then 2 F -> 2 F -> D
 
-arXiv:2103.10385. E [P, D] is trained too. The prompt enters the model as in prompt tuning (prompt_tuning.py). It does
-not depend on the text, and Hugging Face PEFT stores only the prompt, so training that continues from a PEFT folder
-changes it directly (`encoder` "none").
+arXiv:2103.10385. E [P, D] is trained too. The model uses the prompt as in prompt tuning (prompt_tuning.py). Hugging
+Face PEFT stores the computed prompt without the network, so training that continues from a PEFT folder trains the
+prompt itself (`encoder_reparameterization_type` "none").
 
 | tensor | start |
 | --- | --- |
@@ -52,13 +52,13 @@ _ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
 class PTuningModel(PromptModel):
-    """Model with computed input vectors before every document."""
+    """Model with input vectors before every document that a trained network computes."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the last hidden states of the tokens, [B, S, D]; arguments as in `PromptModel`."""
         decoder = self.base_model.model
         if self.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
-            paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same on all ranks; see `Decoder`
+            paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same seed on all ranks; see `Decoder`
         return super().hidden_states(*args, **kwargs)
 
 
@@ -67,8 +67,11 @@ class PTuningModel(PromptModel):
 class PTuningConfig(PromptConfig):
     """Options of p-tuning.
 
+    >>> PTuningConfig(num_virtual_tokens=10, encoder_reparameterization_type="LSTM").encoder_num_layers
+    2
+
     Raises:
-        ValueError: an option is out of range, or has no effect with the chosen encoder.
+        ValueError: an option is out of range, or has no effect on the chosen network.
     """
 
     peft_type: ClassVar[str] = "P_TUNING"
@@ -89,7 +92,7 @@ class PTuningConfig(PromptConfig):
     )
     encoder_reparameterization_type: str = option(
         "mlp",
-        help="network that computes the vectors: mlp, lstm, or none (they are trained themselves)",
+        help="network that computes the vectors: mlp, lstm, or none (the vectors are trained directly)",
         choices=ENCODERS,
         synonyms=_PEFT_ENCODERS,
         arguments=("encoder",),
@@ -98,8 +101,10 @@ class PTuningConfig(PromptConfig):
     encoder_hidden_size: int | None = option(
         None, help="width of the network; unset: the model's hidden size", minimum=1, maximum=65536
     )
-    encoder_num_layers: int = option(2, help="layers of the LSTM; the mlp always has three", minimum=1, maximum=64)
-    encoder_dropout: float = option(0.0, help="dropout between layers of the LSTM during training", minimum=0, below=1)
+    encoder_num_layers: int = option(
+        2, help="number of LSTM layers; the mlp always has three layers", minimum=1, maximum=64
+    )
+    encoder_dropout: float = option(0.0, help="dropout between the LSTM layers during training", minimum=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,20 +155,25 @@ class PTuningConfig(PromptConfig):
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prompt [P, D], and the tensors of the network, so that training can be continued."""
+        """Return the prompt [P, D] and the network's tensors, with which training can be continued."""
         if self.encoder_reparameterization_type == "none":
             return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}
         own = {name.removeprefix(_ENCODER): tensor.astype("float32") for name, tensor in tensors.items()}
         return {STORED: compute_prompt(own), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PTuningConfig:
-        """Return a config without encoder if the file has only the prompt, as PEFT's files do."""
+        """Return a config without a network if the file has only the prompt, like PEFT's files."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
-        return self.replace(encoder="none", encoder_hidden_size=None, encoder_num_layers=2, encoder_dropout=0.0)
+        return self.replace(
+            encoder_reparameterization_type="none",
+            encoder_hidden_size=None,
+            encoder_num_layers=2,
+            encoder_dropout=0.0,
+        )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`; the prompt that a stored network computes is dropped."""
+        """Invert `to_stored`; the prompt is dropped if the file also has the network that computes it."""
         if self.encoder_reparameterization_type == "none":
             return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
         return {name: value for name, value in tensors.items() if name != STORED}
@@ -173,7 +183,7 @@ PromptEncoderConfig = PTuningConfig  # the name in Hugging Face PEFT
 
 
 class ComputedPrompt(AdapterLayer):
-    """Token embedding that also computes the prompt vectors; the embedding of tokens is unchanged.
+    """Token embedding that also computes the prompt vectors; token embeddings are unchanged.
 
     Args:
         base: token embedding.
@@ -183,9 +193,9 @@ class ComputedPrompt(AdapterLayer):
 
     def __init__(self, base: Embedding, config: PTuningConfig, seed: int, name: str) -> None:
         super().__init__(base)
-        self.shape, self.dropout = (config.num_tokens, base.weight.shape[1]), config.encoder_dropout
+        self.shape, self.dropout = (config.num_virtual_tokens, base.weight.shape[1]), config.encoder_dropout
         dtype = activation_dtype(base.weight.dtype)
-        if config.encoder == "none":
+        if config.encoder_reparameterization_type == "none":
             start = generator_for(seed, f"{name}.{STORED}").standard_normal(self.shape, np.float32)
             self.prompt_embeddings = new_parameter(self, start, dtype)
         else:
@@ -193,11 +203,11 @@ class ComputedPrompt(AdapterLayer):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Embedding table of the base, which a tied lm_head shares."""
+        """Embedding table of the base; a tied lm_head uses it too."""
         return self.base.weight
 
     def vectors(self) -> paddle.Tensor:
-        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use them."""
+        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use the prompt."""
         if not self.is_on_stage:
             return paddle.zeros(self.shape, self.own_parameters()[0].dtype)
         if hasattr(self, STORED):
@@ -210,7 +220,7 @@ class ComputedPrompt(AdapterLayer):
 
 
 class _PromptEncoder(nn.Layer):
-    """Parameters of the network, named as PyTorch's, with "_" for "."; `compute_prompt` is its forward pass."""
+    """Parameters of the prompt network, with PyTorch's names ("_" for "."); `compute_prompt` is the forward pass."""
 
     def __init__(
         self, shape: tuple[int, int], config: PTuningConfig, seed: int, name: str, dtype: paddle.dtype | str
@@ -219,7 +229,7 @@ class _PromptEncoder(nn.Layer):
         width = shape[1]
         hidden = config.encoder_hidden_size or width
         shapes: dict[str, tuple[tuple[int, ...], int]] = {}  # name -> shape, number of inputs
-        if config.encoder == "lstm":
+        if config.encoder_reparameterization_type == "lstm":
             for index in range(config.encoder_num_layers):
                 inputs = width if index == 0 else 2 * hidden
                 for suffix in (f"l{index}", f"l{index}_reverse"):
@@ -241,10 +251,10 @@ class _PromptEncoder(nn.Layer):
 
 
 def compute_prompt(tensors: Mapping[str, paddle.Tensor], dropout: float = 0.0) -> paddle.Tensor:
-    """Return the prompt [P, D].
+    """Compute the prompt [P, D] from the tensors of the prompt network.
 
     Args:
-        tensors: the network's tensors by name.
+        tensors: tensors of the prompt network by name.
         dropout: dropout probability between the layers of the LSTM.
     """
     x, index = tensors["embedding"], 0

@@ -7,13 +7,13 @@ LoRA that trains the r leading singular triplets of each weight; the residual W 
 `lora_alpha` is set. W is not overwritten with the residual (`lora/subtracted_init.py` explains why). A0 and B0 are
 stored with the adapter, so that the SVD is never recomputed.
 
-A quantized base holds the quantized residual, as in the paper: it is smaller than W, and so is its error.
+A quantized base stores the quantized residual, as in the paper: the residual is smaller than W, and so is its error.
 
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-Files hold a plain LoRA of rank 2r over the original base. The files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
-and of PaddleNLP (`pissa: true`) do not contain A0 and B0; those are recomputed from the base by a full SVD, as PEFT
-does when it loads such an adapter. For "pissa_niter_N" PEFT repeats a randomized SVD, whose limit is the full one.
+Files contain a plain LoRA of rank 2r over the original base. Files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
+and PaddleNLP (`pissa: true`) do not contain A0 and B0, which are recomputed from the base with a full SVD, as in PEFT.
+For "pissa_niter_N" PEFT runs a randomized SVD again, which approximates the full SVD.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -43,6 +43,9 @@ logger = get_logger("paddlenlp_ext.peft")
 class PiSSAConfig(InitFromWeightsConfig):
     """Options of PiSSA: LoRA initialized with the leading singular triplets of each weight.
 
+    >>> PiSSAConfig(r=4, svd="exact").lora_alpha
+    4
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -68,7 +71,7 @@ class PiSSAConfig(InitFromWeightsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields are PiSSA's, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
+        """Return whether the fields describe PiSSA, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
         init = fields.get("init_lora_weights")
         by_peft = isinstance(init, str) and init.startswith("pissa")
         return by_peft or super().claims(fields) or bool(fields.get("pissa"))
@@ -78,8 +81,8 @@ class PiSSAConfig(InitFromWeightsConfig):
         init = fields.get("init_lora_weights")
         if re.fullmatch(r"pissa_niter_\d+", str(init)):
             logger.warning(
-                "init_lora_weights=%r: the initial factors of a randomized SVD are not in the file; they are "
-                "recomputed by a full SVD (Hugging Face PEFT draws new ones each time it loads the adapter)",
+                "init_lora_weights=%r: the file lacks the initial factors, which a randomized SVD computed; they are "
+                "recomputed with a full SVD (Hugging Face PEFT runs a new randomized SVD at each loading)",
                 init,
             )
             fields = {**fields, "init_lora_weights": cls.variant}
@@ -89,5 +92,5 @@ class PiSSAConfig(InitFromWeightsConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LowRankConfig:
         config = super().from_paddlenlp({name: value for name, value in fields.items() if name != "pissa"})
         assert isinstance(config, PiSSAConfig)
-        # PaddleNLP ignores alpha: its s is 1.
+        # PaddleNLP ignores alpha and uses s = 1.
         return config.replace(lora_alpha=config.r, use_rslora=False).with_source("recomputed")

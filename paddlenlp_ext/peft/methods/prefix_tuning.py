@@ -1,7 +1,7 @@
 """Prefix tuning: trained keys and values before every document, in every layer (Li and Liang 2021, arXiv:2101.00190).
 
     attention(q, [K_prefix; K], [V_prefix; V])        [K_prefix, V_prefix] of layer i: trained [P, 2, K, H]
-    with `projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), all of it trained
+    with `prefix_projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), all of it trained
 
 | tensor | shape | start |
 | --- | --- | --- |
@@ -11,13 +11,13 @@
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
 The prefix has the shape of the model's keys, so grouped-query attention needs no special case. With latent attention it
-consists of latents and shared keys [P, L + R] (nn/latent_attention.py). It occupies
-positions 0 to P-1; the positions of a document begin at P, as in Hugging Face PEFT. A sliding window covers the prefix
-like any other position. Trained keys are not rotated. With `projection` every layer computes its own keys and values
+consists of latents and shared keys [P, L + R] (nn/latent_attention.py). The prefix has positions 0 to P-1, and the
+positions of a document begin at P, as in Hugging Face PEFT. A sliding window treats the prefix like other positions.
+Trained keys are not rotated. With `prefix_projection` every layer computes keys and values
 from E, so that recomputing one layer does not involve the others.
 
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection
-(`projection_hidden_size`).
+(`encoder_hidden_size`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PrefixModel(PeftModel):
     peft_config: PrefixTuningConfig
 
     UNSHIFTED: ClassVar[str] = "prefix_unshifted"
-    """Name of a prefix [P, 2, K, H] that was trained with document positions beginning at 0."""
+    """Name of a prefix [P, 2, K, H] that was trained with document positions starting at 0."""
 
     def __init__(self, model: TrainableModel, peft_config: Any) -> None:
         super().__init__(model, peft_config)
@@ -76,7 +76,7 @@ class PrefixModel(PeftModel):
                 layer.encoder = (self.prefix_encoder,)
 
     def _layers_with_values(self) -> list[PrefixAttention]:
-        """Return the layers whose base has values here: none in a dry run, and not those of other pipeline stages."""
+        """Return the layers whose base has values: none in a dry run, and only this pipeline stage's otherwise."""
         return [
             layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.o_proj)
         ]
@@ -99,7 +99,7 @@ class PrefixModel(PeftModel):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states [B, S, D]; arguments as in the base model, positions without the prefix."""
+        """Return the last hidden states [B, S, D] for the base model's arguments; positions exclude the prefix."""
         if not self.adapter_enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:
@@ -112,10 +112,10 @@ class PrefixModel(PeftModel):
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load the adapter's tensors; accepts one tensor for all layers, and unshifted prefixes.
+        """Load the adapter's tensors; one tensor for all layers and unshifted prefixes are accepted too.
 
         Args:
-            tensors: name -> value; `prompt_embeddings` [P, layers * 2 * K * H] holds all layers.
+            tensors: name -> value; `prompt_embeddings` [P, layers * 2 * K * H] has the prefixes of all layers.
             where: source of the tensors, for errors.
 
         Raises:
@@ -135,7 +135,7 @@ class PrefixModel(PeftModel):
                 converted[f"{name}.prefix"] = part.reshape(len(part), *layer.base.prefix_shape)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
             attention, value = layers[name.rpartition(".")[0]].base, converted.pop(name)
-            # Otherwise it is refused below, with all others.
+            # A prefix of another size is rejected below, like other wrong shapes.
             has_size = isinstance(attention, Attention) and value.shape[-1] == attention.head_dim
             converted[name.replace(self.UNSHIFTED, "prefix")] = (
                 self._shift_keys(value, attention) if has_size else value
@@ -143,18 +143,21 @@ class PrefixModel(PeftModel):
         super().load_tensors(converted, where)
 
     def _shift_keys(self, prefix_P2KH: np.ndarray, attention: AttentionLayer) -> np.ndarray:
-        """Rotate the keys by P positions, which keeps the attention scores when document positions begin at P.
+        """Rotate the keys by P positions, so that attention scores stay the same for document positions from P on.
 
         Raises:
             ValueError: the layer norms queries and keys after the rotation, which does not commute with the norm.
         """
         if attention.qk_norm is not None and attention.qk_norm.after_rotation:
-            raise ValueError("a prefix for positions from 0 does not fit a model with norms after the rotation")
+            raise ValueError(
+                "a prefix trained with positions from 0 cannot be used in a model with QK norms after the rotation; "
+                "train it again"
+            )
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
         rotations = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
         cos_1PH, sin_1PH = rotations[attention.layer_index]
-        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # of YaRN; the queries have it too
+        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # YaRN scales queries and keys
         if not attention.rotates:
             amplitude = 1.0
         rotated = (attention.rotate(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
@@ -162,7 +165,7 @@ class PrefixModel(PeftModel):
 
     @staticmethod
     def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
-        """Compute keys and values, [P, 2 * K * H] for each layer, from the tensors of a projection."""
+        """Compute the keys and values of each layer, [P, 2 * K * H], from the tensors of a projection."""
         encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
         hidden_PF = project(*encoder).tanh()
         names = [name.removesuffix("_weight") for name in sort_by_layer(tensors) if name.endswith(".prefix_weight")]
@@ -170,7 +173,7 @@ class PrefixModel(PeftModel):
 
 
 def sort_by_layer(names: Iterable[str]) -> list[str]:
-    """Sort names by the layer numbers in them, numerically: 2 before 10."""
+    """Sort tensor names numerically by their layer number: 2 before 10."""
     return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
@@ -178,6 +181,9 @@ def sort_by_layer(names: Iterable[str]) -> list[str]:
 @dataclass(kw_only=True)
 class PrefixTuningConfig(PeftConfig):
     """Options of prefix tuning.
+
+    >>> PrefixTuningConfig(num_virtual_tokens=30, prefix_projection=True).init
+    'vocab'
 
     Raises:
         ValueError: an option is out of range.
@@ -192,7 +198,9 @@ class PrefixTuningConfig(PeftConfig):
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("prefix_config.json", array=PADDLENLP_ARRAY)
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "encoder_hidden_size"}
 
-    path: str | None = option(None, help="folder of a prefix to start from; its structure is used", key="prefix_path")
+    path: str | None = option(
+        None, help="folder of a saved prefix to start from; its length and projection are used", key="prefix_path"
+    )
     num_virtual_tokens: int = option(
         128,
         help="number of prefix tokens",
@@ -203,19 +211,19 @@ class PrefixTuningConfig(PeftConfig):
     )
     init: str = option(
         "vocab",
-        help="initialization: keys and values of random tokens (vocab), or small noise (random)",
+        help="initialization: keys and values of random tokens (vocab), or small random values (random)",
         choices=INIT_CHOICES,
         key="prefix_init",
     )
     prefix_projection: bool = option(
         False,
-        help="reparametrize the prefix by a two-layer network, which can train more stably",
+        help="compute the prefix with a trained two-layer network, which can make training more stable",
         key="prefix_projection",
         arguments=("projection",),
     )
     encoder_hidden_size: int | None = option(
         None,
-        help="hidden size of the projection network; unset: width of a layer's keys",
+        help="hidden size of the projection network; unset: width of the keys",
         minimum=1,
         key="prefix_projection_hidden_size",
         arguments=("projection_hidden_size",),
@@ -253,7 +261,12 @@ class PrefixTuningConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
-        read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # given by the tensors and the model
+        read |= {
+            "num_layers",
+            "num_attention_heads",
+            "token_dim",
+            "init_weights",
+        }  # implied by the tensors and the model
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
@@ -267,7 +280,7 @@ class PrefixTuningConfig(PeftConfig):
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H].
 
-        The tensors of a projection are stored too, so that training can be continued.
+        The tensors of a projection are included, so that training can be continued.
         """
         if not self.prefix_projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
@@ -275,13 +288,13 @@ class PrefixTuningConfig(PeftConfig):
         return {STORED: paddle.concat(per_layer, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
-        """Return a config without projection if the file has only the projected prefix, as PEFT's files do."""
+        """Return a config without projection if the file has only the projected prefix, like PEFT's files."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return self.replace(prefix_projection=False, encoder_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`; the prefix that a stored projection computes is dropped."""
+        """Invert `to_stored`; the prefix is dropped if the file also has the projection that computes it."""
         return {name: value for name, value in tensors.items() if not (self.prefix_projection and name == STORED)}
 
     @classmethod
@@ -291,7 +304,7 @@ class PrefixTuningConfig(PeftConfig):
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], trained with document positions beginning at 0.
+        """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], trained with document positions starting at 0.
 
         Raises:
             ValueError: the array has another shape.

@@ -2,14 +2,13 @@
 
     decoder([prompt; E(tokens)])        prompt [P, D] trained, E the frozen embedding
 
-The prompt occupies positions 0 to P-1; the positions of a document begin at P. Attention is causal, so the hidden
-states of the prompt do not depend on what follows. A pack therefore contains the prompt once, and all of its documents
-attend to it:
+The prompt has positions 0 to P-1, and the positions of a document begin at P. Attention is causal, so the hidden states
+of the prompt do not depend on the documents. A pack therefore contains the prompt once, and all documents attend to it:
 
     row        | prompt | document 1 | document 2 |
     positions  | 0..P-1 | P..        | P..        |
 
-In generation its keys and values are computed once and placed in the cache.
+In generation the prompt's keys and values are computed once and stored in the cache.
 
 Shapes: B batch, S sequence, D hidden, P prompt vectors.
 """
@@ -47,7 +46,8 @@ EMBEDDING = "model.embed_tokens"
 class PromptModel(PeftModel):
     """Model with input vectors before every document.
 
-    The adapter of its embedding returns them (`vectors`), and its config has their number (`num_tokens`).
+    The embedding's adapter returns the vectors (`vectors`); `num_virtual_tokens` of the config is the number of
+    vectors.
     """
 
     peft_config: Any
@@ -62,7 +62,7 @@ class PromptModel(PeftModel):
     ) -> paddle.Tensor:
         """Return the last hidden states of the tokens, [B, S, D].
 
-        Arguments are those of the base model; positions do not count the prompt vectors.
+        Takes the base model's arguments; positions do not count the prompt vectors.
 
         Raises:
             ValueError: the document lengths do not add up to the row lengths.
@@ -95,7 +95,7 @@ class PromptModel(PeftModel):
         if position_ids is None:
             position_ids = paddle.to_tensor(layout.positions())
         positions_1T = position_ids.reshape([1, -1]) + num_prompt
-        # One call for all positions: with some RoPE scalings the angles depend on the largest one.
+        # One call for all positions: with some RoPE scalings, the angles depend on the largest position.
         rotations = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
         inputs = dataclasses.replace(inputs, rotations=rotations, num_shared=num_prompt)
         tokens_BSD = decoder.embed(input_ids)
@@ -104,12 +104,12 @@ class PromptModel(PeftModel):
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_prompt:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states inside the decoder: all rows in one, after the prompt vectors."""
+        """Return the shape of hidden states in the decoder: the prompt vectors and all rows form one sequence."""
         return [1, self.peft_config.num_virtual_tokens + batch * length, self.config.hidden_size]
 
 
 class PromptTuningModel(PromptModel):
-    """Model whose input vectors are trained themselves."""
+    """Model whose input vectors are trained directly."""
 
     def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
         super().__init__(model, peft_config)
@@ -119,7 +119,7 @@ class PromptTuningModel(PromptModel):
 
 
 def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
-    """Return the fields of adapter_config.json that describe the shape of a prompt [num_tokens, D] and of its model."""
+    """Return the fields of adapter_config.json with the shapes of the prompt [num_tokens, D] and the model."""
     shape = model.config
     return {
         "num_virtual_tokens": num_tokens,
@@ -131,14 +131,14 @@ def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
 
 
 def shape_fields_read(fields: Mapping[str, Any]) -> set[str]:
-    """Return the names of the fields of `shape_fields` that are read, or that follow from the tensors and the model."""
+    """Return the names of the `shape_fields` that are read or can be ignored."""
     read = {"num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim"}
     return read | {"num_transformer_submodules"} if fields.get("num_transformer_submodules") in (None, 1) else read
 
 
 @dataclass(kw_only=True)
 class PromptConfig(PeftConfig):
-    """Base of the options of methods with trained or computed input vectors before every document."""
+    """Options that methods with input vectors before every document share."""
 
     mergeable: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
@@ -155,8 +155,12 @@ class PromptConfig(PeftConfig):
 class PromptTuningConfig(PromptConfig):
     """Options of prompt tuning.
 
+    >>> PromptTuningConfig(num_virtual_tokens=8, prompt_tuning_init="RANDOM").prompt_tuning_init
+    'random'
+
     Raises:
-        ValueError: an option is out of range, or only one of `init: text` and `init_text` is set.
+        ValueError: an option is out of range, or `prompt_tuning_init` is "text" without a text, or a text is set
+            without it.
     """
 
     starts_from_weights: ClassVar[bool] = True
@@ -178,7 +182,7 @@ class PromptTuningConfig(PromptConfig):
     )
     prompt_tuning_init: str = option(
         "vocab",
-        help="initialization: embeddings of random tokens (vocab), of a text's tokens (text), or noise (random)",
+        help="initialization: embeddings of random tokens (vocab) or of a text (text), or random values (random)",
         choices=INIT_CHOICES,
         synonyms=_PEFT_INITS,
         key="prompt_tuning_init",
@@ -186,7 +190,7 @@ class PromptTuningConfig(PromptConfig):
     )
     prompt_tuning_init_text: str | None = option(
         None,
-        help="text for prompt_tuning_init: text, truncated or repeated to the number of tokens",
+        help="text for prompt_tuning_init text; truncated or repeated to prompt_tuning_num_tokens",
         key="prompt_tuning_init_text",
         arguments=("init_text",),
     )
@@ -200,7 +204,7 @@ class PromptTuningConfig(PromptConfig):
             raise ValueError(
                 f"prompt_tuning_init={self.prompt_tuning_init!r} with "
                 f"prompt_tuning_init_text={self.prompt_tuning_init_text!r}: "
-                "set both prompt_tuning_init to 'text' and the text, or neither"
+                "set prompt_tuning_init to 'text' and give a text, or leave both out"
             )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
@@ -214,7 +218,7 @@ class PromptTuningConfig(PromptConfig):
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             **shape_fields(model, self.num_virtual_tokens),
-            "prompt_tuning_init": "RANDOM",  # readers overwrite the initial values
+            "prompt_tuning_init": "RANDOM",  # the stored tensors replace the initial values
         }
 
     @classmethod
@@ -232,7 +236,7 @@ class PromptTuningConfig(PromptConfig):
 
 
 class PromptEmbedding(AdapterLayer):
-    """Token embedding that also holds the prompt vectors; the embedding of tokens is unchanged.
+    """Token embedding with additional prompt vectors; token embeddings are unchanged.
 
     Args:
         base: token embedding.
@@ -258,11 +262,11 @@ class PromptEmbedding(AdapterLayer):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Embedding table of the base, which a tied lm_head shares."""
+        """Embedding table of the base; a tied lm_head uses it too."""
         return self.base.weight
 
     def vectors(self) -> paddle.Tensor:
-        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use them."""
+        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use the prompt."""
         prompt_PD = self.prompt_embeddings
         return prompt_PD if self.is_on_stage else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
@@ -275,7 +279,7 @@ class PromptEmbedding(AdapterLayer):
         return self.base(input_ids)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate the prompt vectors, like hidden states."""
+        """Replicate the prompt vectors, as hidden states are."""
         return dict.fromkeys(self.own_state())
 
     def _set(self, value: np.ndarray) -> None:
@@ -283,7 +287,7 @@ class PromptEmbedding(AdapterLayer):
 
 
 def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray:
-    """Return the tokens of `init_text`, truncated or repeated to the number of vectors.
+    """Return the tokens of the initial text, truncated or repeated to the number of prompt vectors.
 
     Raises:
         ValueError: there is no tokenizer, or the text has no tokens.
@@ -293,7 +297,7 @@ def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray
         raise ValueError(
             "prompt_tuning_init='text': the model has no tokenizer; set prompt_tuning_tokenizer_name_or_path"
         )
-    token_ids = load_tokenizer(name)(config.init_text)["input_ids"]
+    token_ids = load_tokenizer(name)(config.prompt_tuning_init_text)["input_ids"]
     if not token_ids:
-        raise ValueError(f"prompt_tuning_init_text={config.init_text!r} has no tokens; use a longer text")
-    return np.resize(np.asarray(token_ids, np.int64), config.num_tokens)
+        raise ValueError(f"prompt_tuning_init_text={config.prompt_tuning_init_text!r} has no tokens; use a longer text")
+    return np.resize(np.asarray(token_ids, np.int64), config.num_virtual_tokens)

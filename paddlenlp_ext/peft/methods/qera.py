@@ -4,16 +4,16 @@
     U S V^T = (W - Q(W)) R^(1/2)
     s B0 A0 = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (x A0^T) B0^T + s (dropout(x) A^T) B^T
 
-LoRA over a quantized base with a frozen correction of its quantization error. Of all updates of rank r, s B0 A0 leaves
-the least error in the *output* of the layer (theorem 1), whereas LoftQ minimizes the error of the weight. With
-`independent` inputs only the diagonal of R is used (theorem 2), which is cheaper and corrects less.
+LoRA over a quantized base with a frozen correction of its quantization error. Among all updates of rank r, s B0 A0
+minimizes the error of the layer's *output* (theorem 1), whereas LoftQ minimizes the error of the weight. With
+`independent` inputs only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
 
-The paper trains A0 and B0 themselves. Here they stay frozen next to a new LoRA, because training them at LoRA's
+The paper trains A0 and B0. Here they stay frozen, and a new LoRA is trained, because training A0 and B0 at LoRA's
 learning rates gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite sign
-(`lora/subtracted_init.py`). Files hold a plain LoRA of rank 2r over the quantized base.
+(`lora/subtracted_init.py`). Files have a plain LoRA of rank 2r over the quantized base.
 
-The batches are the first ones of the run, which training uses again. The original weights are read a second time, one
-by one. Layers that read the same tensor, such as q, k and v, share one R.
+The statistics come from the first batches of the run, which training uses again. The original weights are read a second
+time, one by one. Layers with the same input, such as q, k and v, share one R.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -51,13 +51,13 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 INPUT_CHOICES = ("correlated", "independent")
-"""Use all of R, or its diagonal."""
-_MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to R's largest; smaller ones are rounding noise of float32 sums
-_MAX_RELATIVE_ERROR = 0.5  # of a weight's norm; no quantized format loses more
+"""Use the full R, or only its diagonal."""
+_MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to the largest; smaller eigenvalues are rounding errors of float32 sums
+_MAX_RELATIVE_ERROR = 0.5  # of the weight's norm; every quantized format has a smaller error
 
 
 class QERAModel(PeftModel):
-    """Model that corrects its quantized layers from their inputs in the first batches of a new run."""
+    """Model that corrects its quantized layers with input statistics from a new run's first batches."""
 
     peft_config: QERAConfig
 
@@ -72,14 +72,14 @@ class QERAModel(PeftModel):
                 than the rank.
         """
         if self.peft_config.path:
-            return  # a continued adapter has its corrections already
+            return  # a continued adapter already has corrections
         layers = {
             name: layer
             for name, layer in adapter_layers_of(self.base_model, QERALinear)
             if layer.is_on_stage and layer.is_quantized
         }
         source = _open_original_weights(self.config) if layers else None
-        self._record_inputs(layers, run_batch)  # on every pipeline stage, also one without quantized layers
+        self._record_inputs(layers, run_batch)  # on every pipeline stage, even without quantized layers
         error_before = error_after = 0.0
         for name, layer in layers.items():
             assert source is not None and layer.inputs is not None
@@ -89,7 +89,7 @@ class QERAModel(PeftModel):
             layer.inputs, error_before, error_after = None, error_before + before, error_after + after
         removed = 1 - error_after / error_before if error_before else 0.0
         logger.info(
-            "QERA: corrected %d layers, removing %.0f %% of the squared output error", len(layers), 100 * removed
+            "QERA: corrected %d layers, reducing the squared output error by %.0f %%", len(layers), 100 * removed
         )
 
     def _record_inputs(self, layers: Mapping[str, QERALinear], run_batch: Callable[[], None]) -> None:
@@ -108,22 +108,27 @@ class QERAModel(PeftModel):
 class QERAConfig(SubtractedInitConfig):
     """Options of QERA: LoRA over a quantized base with a frozen correction of its output error.
 
+    >>> QERAConfig(r=8, inputs="independent").batches
+    8
+
     Raises:
         ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "qera"
-    missing_init_reason: ClassVar[str] = "needs initial factors that the file does not contain; train the adapter again"
+    missing_init_reason: ClassVar[str] = (
+        "needs initial factors, which the file does not contain; train the adapter again"
+    )
     model_class: ClassVar[type[TrainableModel] | None] = QERAModel
     needs_quantized_base: ClassVar[bool] = True
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"batches", "inputs"}
 
     batches: int = option(
-        8, help="QERA: micro-batches that the input statistics are measured on", key="qera_batches", minimum=1
+        8, help="QERA: number of micro-batches for the input statistics", key="qera_batches", minimum=1
     )
     inputs: str = option(
         "correlated",
-        help="QERA: full second moments of the inputs (correlated), or their diagonal only (independent, less memory)",
+        help="QERA: full second moments of the inputs (correlated), or only the diagonal (independent: less memory)",
         choices=INPUT_CHOICES,
         key="qera_inputs",
     )
@@ -137,10 +142,10 @@ class QERAConfig(SubtractedInitConfig):
 
 
 class InputCorrelation:
-    """Accumulator of R for the layers that read one tensor: float32 [in, in], or [in] for its diagonal.
+    """Accumulator of the input correlation R for the layers with one input: float32 [in, in], or [in] if diagonal.
 
     Args:
-        correlated: accumulate all of R, not only its diagonal.
+        correlated: accumulate the full R instead of its diagonal.
     """
 
     def __init__(self, correlated: bool) -> None:
@@ -154,21 +159,21 @@ class InputCorrelation:
         x_TI = x_TI.astype("float32")
         if self._correlated:
             part = paddle.matmul(x_TI, x_TI, transpose_x=True)
-        else:  # as a matmul, because Paddle's sum along an axis loses digits on the CPU
+        else:  # a matmul, because Paddle's sum along an axis is less accurate on the CPU
             part = paddle.matmul(paddle.ones([1, x_TI.shape[0]]), x_TI.square())[0]
         self._total = part if self._total is None else self._total.add_(part)
         self._tokens += x_TI.shape[0]
 
     @cached_property
     def root(self) -> CorrelationRoot:
-        """Square root of R, computed once for all layers that share it.
+        """Square root of R, computed once for all layers with this input.
 
         Raises:
             ValueError: an input was not finite.
         """
         assert self._total is not None, "no input was recorded"
         if not bool(paddle.isfinite(self._total).all()):
-            raise ValueError("qera: an input of the first batches is not finite; check the first rows of the data")
+            raise ValueError("qera: an input in the first batches is not finite; check the first rows of the data")
         values, eigenvectors = _eigh(self._total) if self._correlated else (self._total, None)
         self._total = None
         mean = values / self._tokens
@@ -178,7 +183,7 @@ class InputCorrelation:
 
 
 class CorrelationRoot(NamedTuple):
-    """R = Q diag(scale^2) Q^T; `scale` [in], `eigenvectors` Q [in, in], None for a diagonal R."""
+    """Square root of R = Q diag(scale^2) Q^T: `scale` [in] and eigenvectors Q [in, in], None for a diagonal R."""
 
     scale: paddle.Tensor
     eigenvectors: paddle.Tensor | None
@@ -194,7 +199,7 @@ class CorrelationRoot(NamedTuple):
 
 
 class InputRecorder:
-    """Recorder that shares one `InputCorrelation` among the layers that read the same tensor.
+    """Recorder that shares one `InputCorrelation` among layers with the same input.
 
     Args:
         correlated: as in `InputCorrelation`.
@@ -205,7 +210,7 @@ class InputRecorder:
         self._last: tuple[paddle.Tensor, InputCorrelation] | None = None
 
     def record(self, layer: QERALinear, x: paddle.Tensor) -> None:
-        """Add the input x [..., in] of a layer, or this rank's shard of it, once for all layers that read it."""
+        """Add a layer's input x [..., in], or this rank's shard of x, once for all layers with this input."""
         if self._last is None or self._last[0] is not x:
             layer.inputs = layer.inputs or InputCorrelation(self._correlated)
             layer.inputs.add(layer.full_inputs(x.detach().reshape([-1, x.shape[-1]])))
@@ -230,7 +235,7 @@ class QERALinear(LoRALinearWithInit):
         self.is_quantized = isinstance(base, QuantizedLinear)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; without dropout both updates are one product of rank 2r."""
+        """Map x [..., in] to [..., out]; without dropout, update and correction are one product of rank 2r."""
         if self.recorder is not None:
             self.recorder.record(self, x)
         base = self.fusable_base()
@@ -257,7 +262,7 @@ class QERALinear(LoRALinearWithInit):
             name: dotted name of the layer.
 
         Raises:
-            ValueError: the weight in `source` is not the one that was quantized.
+            ValueError: the base was not quantized from the weight in `source`.
         """
         stored = self.base.weight_value()
         if self.shard_group is not None and self.style != "replicated":
@@ -276,7 +281,7 @@ def _open_original_weights(config: Any) -> WeightSource:
     """Open the full-precision weights of the model with this config.
 
     Raises:
-        ValueError: the model has no source, or its source is stored quantized.
+        ValueError: the model was not loaded from a folder, or the folder has quantized weights.
     """
     remedy = "load the original model with weight_quantize_algo, or train with lora only"
     name_or_path = config.name_or_path
@@ -284,17 +289,17 @@ def _open_original_weights(config: Any) -> WeightSource:
         raise ValueError(f"qera: needs the original weights, but this model was not loaded from a directory; {remedy}")
     path = resolve_model(name_or_path)
     if from_quantization_config(read_model_config(path).get("quantization_config")) is not None:
-        raise ValueError(f"{name_or_path}: is stored quantized, but qera needs the original weights; {remedy}")
+        raise ValueError(f"{name_or_path}: has quantized weights, but qera needs the original weights; {remedy}")
     return split_fused(open_weights(path), config.fused_layers)
 
 
 def minimize_output_error(
     error: paddle.Tensor, root: CorrelationRoot, rank: int, name: str
 ) -> tuple[paddle.Tensor, paddle.Tensor, float, float]:
-    """Return the A [r, in] and B [out, r] that correct most of the output error.
+    """Return the factors A [r, in] and B [out, r] that minimize the remaining output error.
 
-    error R^(1/2) has the triplets of error Q diag(scale), with right vectors rotated by Q. A and B each get the square
-    root of the singular values.
+    The SVD of error R^(1/2) follows from the SVD of error Q diag(scale) by rotating the right singular vectors with Q.
+    A and B each get the square roots of the singular values.
 
     Args:
         error: W - Q(W), float32 [out, in].
@@ -303,7 +308,7 @@ def minimize_output_error(
         name: dotted name of the layer, for errors.
 
     Returns:
-        A, B, and the squared output error without and with them.
+        A, B, and the squared output error without and with the correction.
 
     Raises:
         ValueError: the layer has fewer than `rank` triplets.
@@ -318,9 +323,9 @@ def minimize_output_error(
 
 
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
+    """Return the eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
 
-    NumPy is used on the CPU, where Paddle takes fifteen times as long.
+    On the CPU this uses NumPy, because Paddle takes fifteen times as long.
     """
     if not matrix.place.is_cpu_place():
         values, vectors = paddle.linalg.eigh(matrix.astype("float64"))

@@ -2,21 +2,21 @@
 
     LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
-h are the hidden states after a decoder layer, at the first n and last m positions of each prompt. No weight changes, so
-the adapter cannot be merged. `method_internals/reft_interventions.py` implements the variants.
+h is the output of a decoder layer at the first n and last m positions of each prompt. The adapter changes no weights,
+so it cannot be merged. `method_internals/reft_interventions.py` implements the variants.
 
     position "f2+l1"     padding   prompt                answer
     tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
     changed                        ^^  ^^          ^^
 
-Positions count from the first token of the prompt; padding and the other documents of a pack do not shift them. In a
-prompt shorter than n + m every position is changed once.
+Positions count from the first token of the prompt, without padding and the other documents of a pack. In a prompt
+shorter than n + m, every position is changed once.
 
 | pass | prompt |
 | --- | --- |
 | training | everything before the last answer of the document, including earlier turns of a conversation |
 | generation | the prompt; generated tokens are not changed |
-| other | `prompt_lengths` if passed, otherwise the full document |
+| other | `prompt_lengths` if passed, else the full document |
 
 Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
@@ -51,7 +51,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 @dataclass(frozen=True)
 class PositionSpec:
-    """Numbers of positions to change at the beginning (`first`) and at the end (`last`) of a prompt."""
+    """Number of positions to change at the start (`first`) and at the end (`last`) of a prompt."""
 
     first: int
     last: int
@@ -62,8 +62,8 @@ class Document:
     """Location of a document in the flattened batch of a forward pass.
 
     Attributes:
-        origin: index of position 0 in the flattened batch; outside of it if the cache holds that position.
-        begin, end: range of positions that the pass computes, begin <= position < end.
+        origin: index of position 0 in the flattened batch; out of range if position 0 is in the cache.
+        begin, end: the pass computes the positions from begin to end - 1.
         prompt_length: number of positions of the prompt.
     """
 
@@ -74,7 +74,7 @@ class Document:
 
 
 def parse_positions(text: str) -> PositionSpec:
-    """Parse "f7+l7", "f7" or "l3".
+    """Parse the option `position`: "f7+l7", "f7" or "l3".
 
     Raises:
         ValueError: the text has another form, or selects no position.
@@ -103,12 +103,14 @@ def packed_documents(
 
     Args:
         document_lengths: lengths of the documents in each row of the batch.
-        prompt_lengths: prompt length of each document, 0 to change nothing; None: each document is all prompt. It
-            counts the parent's positions, and for a parent also those of the prompt that lie in its branches.
-        document_parents: documents that each document continues.
+        prompt_lengths: prompt length of each document, 0 to change nothing; None: the full document is prompt. The
+            length includes the positions of the parent document; a parent's length includes prompt positions in its
+            branches.
+        document_parents: the document that each document continues, if any.
 
     Raises:
-        ValueError: the prompt lengths do not match the documents, or are missing where documents continue others.
+        ValueError: the prompt lengths do not match the documents, or are missing although documents continue other
+            documents.
     """
     layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
     starts, lengths = (x.tolist() for x in layout.documents())
@@ -188,7 +190,7 @@ class ReftModel(PeftModel):
                 with a cache, the positions before its `prompt_end`.
 
         Raises:
-            ValueError: the prompt lengths do not match the documents, or a cache is passed too.
+            ValueError: the prompt lengths do not match the documents, or both prompt lengths and a cache are passed.
         """
         num_rows, row_length = input_ids.shape
         if cache is None:
@@ -196,7 +198,7 @@ class ReftModel(PeftModel):
             documents = packed_documents(rows, prompt_lengths, document_parents)
         elif prompt_lengths is not None:
             raise ValueError(
-                "prompt_lengths and cache exclude each other; leave out prompt_lengths, which a cache records"
+                "prompt_lengths and cache exclude each other; leave out prompt_lengths, the cache records the prompts"
             )
         else:
             seen = cache.length
@@ -216,7 +218,10 @@ class ReftModel(PeftModel):
 @PEFT_METHODS.register("reft")
 @dataclass(kw_only=True)
 class ReFTConfig(PeftConfig):
-    """Options of ReFT; PaddleNLP's JSON keys, which have no prefix, are accepted too.
+    """Options of ReFT; PaddleNLP's JSON keys without the prefix "reft_" are accepted too.
+
+    >>> ReFTConfig(position="f2+l2", layers="0;3").rank
+    8
 
     Raises:
         ValueError: an option is out of range.
@@ -228,28 +233,42 @@ class ReFTConfig(PeftConfig):
     model_class: ClassVar[type[TrainableModel] | None] = ReftModel
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {
-        "sequence_parallel": "positions are selected from full sequences, and a process has only a part of each"
+        "sequence_parallel": "positions are selected from full sequences, and a process has only a shard of each"
     }
 
-    layers: str = option("all", help='decoder layers whose output h is changed: "all", or "0;1;2"', aliases=("layers",))
+    layers: str = option(
+        "all", help='decoder layers whose output is changed: "all", or numbers as in "0;1;2"', aliases=("layers",)
+    )
     position: str = option(
-        "f7+l7", help="positions of the prompt: f7 the first 7, l7 the last 7, f7+l7 both", aliases=("position",)
+        "f7+l7",
+        help="prompt positions to change: f7 (the first 7), l7 (the last 7), f7+l7 (both)",
+        aliases=("position",),
     )
     intervention_type: str = option(
         "LoreftIntervention",
-        help="type of intervention on h",
+        help="type of intervention on the hidden states",
         choices=INTERVENTION_TYPES,
         synonyms=_INTERVENTION_ALIASES,
         aliases=("intervention_type",),
     )
     rank: int = option(
-        8, help="rank of the subspace in which h is changed", minimum=1, aliases=("rank",), arguments=("r",)
+        8,
+        help="rank of the subspace in which hidden states are changed",
+        minimum=1,
+        aliases=("rank",),
+        arguments=("r",),
     )
-    act_fn: str = option("linear", help="activation f", choices=tuple(ACTIVATIONS), aliases=("act_fn",))
+    act_fn: str = option(
+        "linear", help="activation f of the intervention", choices=tuple(ACTIVATIONS), aliases=("act_fn",)
+    )
     add_bias: bool = option(
-        False, help="add a bias to the projection of NoreftIntervention; b is always used", aliases=("add_bias",)
+        False,
+        help="add the bias c to the projection of NoreftIntervention; the bias b is always used",
+        aliases=("add_bias",),
     )
-    dropout: float = option(0.0, help="dropout on the change during training", minimum=0, below=1, aliases=("dropout",))
+    dropout: float = option(
+        0.0, help="dropout on the changed hidden states during training", minimum=0, below=1, aliases=("dropout",)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,7 +285,7 @@ class ReFTConfig(PeftConfig):
         beyond = [number for number in numbers if number >= len(known)]
         if beyond:
             raise ValueError(
-                f"layers={self.layers!r}: this model has layers 0 to {len(known) - 1}, not {beyond[0]}; use these"
+                f"layers={self.layers!r}: layer {beyond[0]} does not exist; this model has layers 0 to {len(known) - 1}"
             )
         return [known[number] for number in numbers]
 
@@ -297,7 +316,7 @@ class ReFTConfig(PeftConfig):
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """Positions that one forward pass changes: `index`, int64 [P] into the flattened batch, or None for none."""
+    """Positions that one forward pass changes: indices int64 [P] into the flattened batch, or None."""
 
     index: paddle.Tensor | None
 
@@ -317,10 +336,10 @@ class ReftLayer(AdapterLayer):
         self.dropout = dropout
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; positions come with `inputs`, so that recomputation uses the same ones."""
+        """Map x [B, S, D] to [B, S, D]; `inputs` has the positions, so that recompute changes the same ones."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
-        assert isinstance(chosen, SelectedPositions), "layers of ReFT run only in ReftModel.hidden_states"
+        assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftModel.hidden_states"
         if chosen.index is None:
             return h_BSD
         h_TD = h_BSD.flatten(0, 1)

@@ -2,8 +2,9 @@
 
     y = x W^T + b + x S^T        S [out, in] has r (in + out) nonzero elements, 0 at the start
 
-arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, and the rank of S is not limited. The
-positions are random, and stored with the values. Hugging Face PEFT draws others for the same seed; it reads the stored.
+arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, but the rank of S is not limited. The
+positions of the values are random and are stored with the values. For the same seed Hugging Face PEFT draws other
+positions, but it uses the stored positions when it loads an adapter.
 
 Shapes: k = r (in + out) trained values, in/out features of the adapted linear.
 """
@@ -43,11 +44,11 @@ class SHiRAModel(PeftModel):
         for name, layer in adapter_layers_of(self.base_model, SHiRALinear):
             positions = tensors.get(f"{name}.shira_indices")
             if positions is None or positions.ndim != 2 or len(positions) != 2:
-                continue  # an error of the check of shapes
+                continue  # the check of shapes reports it
             if (positions < 0).any() or (positions >= np.array(layer.full_size)[:, None]).any():
                 raise ValueError(
-                    f"{where}: {name}.shira_indices has positions outside of a weight of {list(layer.full_size)}; the "
-                    "file is damaged, or of another model"
+                    f"{where}: {name}.shira_indices has positions outside the weight {list(layer.full_size)}; the "
+                    "file is damaged or belongs to another model; use another file"
                 )
         super().load_tensors(tensors, where)
 
@@ -56,6 +57,9 @@ class SHiRAModel(PeftModel):
 @dataclass(kw_only=True)
 class SHiRAConfig(LinearTargetsConfig):
     """Options of SHiRA.
+
+    >>> SHiRAConfig(r=16, random_seed=1).r
+    16
 
     Raises:
         ValueError: an option is out of range.
@@ -101,7 +105,7 @@ class SHiRAConfig(LinearTargetsConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> SHiRAConfig:
         read = {"r", "random_seed", "target_modules"}
-        refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # how positions and values were initialized
+        refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # used only for initialization
         return cls(
             r=fields.get("r", 32), random_seed=fields.get("random_seed"), target_modules=targets_from_peft(fields)
         )
@@ -119,7 +123,7 @@ class SHiRALinear(LinearAdapter):
         seed, name: determine the positions.
 
     Raises:
-        ValueError: the weight has fewer elements.
+        ValueError: the weight has fewer elements than trained values.
     """
 
     shira_indices: paddle.Tensor
@@ -139,7 +143,7 @@ class SHiRALinear(LinearAdapter):
         self.shira_weight = self.new_parameter(np.zeros(count, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the product with S is dense, which is faster than sparse ones here."""
+        """Map x [..., in] to [..., out]; the product with S is dense, because Paddle's sparse products are slower."""
         return self.base(x) + product_with_update(x, self._update, self.shira_weight)
 
     def delta_weight(self) -> paddle.Tensor:
@@ -147,7 +151,7 @@ class SHiRALinear(LinearAdapter):
         return self._update(self.shira_weight)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate values and positions; each rank reads those inside its shard of the weight."""
+        """Replicate values and positions; each rank uses the positions inside its shard of the weight."""
         return {"shira_weight": None, "shira_indices": None}
 
     def _update(self, values: paddle.Tensor) -> paddle.Tensor:
@@ -156,7 +160,7 @@ class SHiRALinear(LinearAdapter):
         first_output, first_input = first_features(self)
         rows, columns = indices[0] - first_output, indices[1] - first_input
         inside = (rows >= 0) & (rows < self.out_features) & (columns >= 0) & (columns < self.in_features)
-        # Values of other shards go to one more element, so that all shapes are independent of the positions.
+        # Values of other shards go to an extra element, so that no shape depends on the positions.
         flat = paddle.where(inside, rows * self.in_features + columns, paddle.full_like(rows, size))
         elements = paddle.scatter(paddle.zeros([size + 1]), flat, values.astype("float32"))
         return elements[:size].reshape([self.out_features, self.in_features])

@@ -3,14 +3,14 @@
     y = x W^T + s ((dropout(x) A^T) * g) B^T        delta W = s B diag(g) A        s = alpha / r
     A [r, in] ~ Kaiming-uniform, B [out, r] = 0, gate g [r] ~ N(0, 1)
 
-The optimizer updates A, B and g. After each of its steps, with η the learning rate of the gates,
+The optimizer updates A, B and g. After each step, with η the learning rate of the gates,
 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
-This is the proximal step of the loss plus λ |g|_1: gates that do not reduce the loss shrink to zero, which removes
-their rank. `penalty` also adds the mean |g| to the loss, as the published code does, which calls both numbers
-`sparse_lambda` and uses the first as the threshold itself, without η (docs/adapters.md). A finished run saves a plain
-LoRA of the ranks with nonzero gates, with g multiplied into A.
+This is the proximal step for the loss plus λ |g|_1: gates that do not reduce the loss shrink to zero, which removes
+their rank. `penalty` also adds the mean |g| to the loss, as the published code does. That code calls both values
+`sparse_lambda` and uses λ itself as the threshold, without η (docs/adapters.md). A finished run saves the ranks with
+nonzero gates as a plain LoRA, with g multiplied into A.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -63,7 +63,7 @@ class SoRAModel(PeftModel):
         return dict(adapter_layers_of(self.base_model, SoRALinear))
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return this pipeline stage's part of `penalty` times the mean |g|, or None if it is off."""
+        """Return this pipeline stage's share of `penalty` times the mean |g|; None if `penalty` is 0."""
         if self.peft_config.penalty == 0:
             return None
         layers = self.layers().values()
@@ -77,7 +77,7 @@ class SoRAModel(PeftModel):
         """Apply the proximal step to the gates.
 
         Args:
-            step, total_steps: not used.
+            step, total_steps: unused.
             learning_rate: learning rate of the step, before `gate_scale`.
         """
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
@@ -86,7 +86,7 @@ class SoRAModel(PeftModel):
                 layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Save a plain LoRA of the ranks with nonzero gates; layers without any are left out."""
+        """Save a plain LoRA with the ranks whose gates are nonzero; layers with only zero gates are left out."""
         layers, state, lora_tensors = self.layers(), self.full_state(tensors), {}
         nonzero = {name: np.flatnonzero(state[f"{name}.gate"].numpy()) for name in layers}
         ranks = {name: indices.size for name, indices in nonzero.items() if indices.size}
@@ -113,6 +113,9 @@ class SoRAModel(PeftModel):
 class SoRAConfig(LinearTargetsConfig):
     """Options of SoRA.
 
+    >>> SoRAConfig(r=16).alpha
+    32
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -128,11 +131,13 @@ class SoRAConfig(LinearTargetsConfig):
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
-        0.5, help="weight of |gate| in the objective: each step, gates shrink by this times their learning rate",
+        0.5, help="proximal step: after each optimizer step, gates shrink by this times their learning rate",
         minimum=0,
     )  # fmt: skip
     penalty: float = option(0.1, help="weight of the gates' mean absolute value in the loss", minimum=0)
-    gate_scale: float = option(1.0, help="ratio of the gates' learning rate to that of the other parameters", above=0)
+    gate_scale: float = option(
+        1.0, help="learning rate of the gates divided by the learning rate of the other parameters", above=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,7 +153,7 @@ class SoRAConfig(LinearTargetsConfig):
 
     def warm_start(self, stored: PeftConfig) -> SoRAConfig:
         assert isinstance(stored, SoRAConfig)
-        shape = {name: getattr(stored, name) for name in ("rank", "alpha", "target_modules")}
+        shape = {name: getattr(stored, name) for name in ("r", "alpha", "target_modules")}
         return self.replace(**shape)
 
     def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
@@ -158,8 +163,8 @@ class SoRAConfig(LinearTargetsConfig):
         others = {name: rank for name, rank in ranks.items() if rank != common_rank}
         return LoRAConfig(
             r=common_rank,
-            alpha=scaling * common_rank,
-            dropout=self.dropout,
+            lora_alpha=scaling * common_rank,
+            lora_dropout=self.dropout,
             rank_pattern=others,
             alpha_pattern={name: scaling * rank for name, rank in others.items()},
         )
@@ -207,7 +212,7 @@ class SoRALinear(LinearAdapter):
         self.lora_A = Factor(a, self.dtype)
         self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
-        # float32 for any base: shrinking must change the value the optimizer updates, not a rounded copy of it.
+        # Always float32: shrinking must change the value that the optimizer updates, not a rounded copy.
         self.gate = new_parameter(self, gate, "float32")
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -223,7 +228,7 @@ class SoRALinear(LinearAdapter):
         return self.lora_A.weight.astype("float32") * gate, self.lora_B.weight.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard along with the base: B along the outputs, A along the inputs; the gate is replicated."""
+        """Shard B along the base's outputs and A along its inputs; the gate is replicated."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
 
@@ -231,6 +236,6 @@ class SoRALinear(LinearAdapter):
 def gated_to_lora(
     a: paddle.Tensor, b: paddle.Tensor, gate: paddle.Tensor, ranks: np.ndarray
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return A [r', in] with the gate [r] multiplied in, and B [out, r'], of the given ranks, in the dtype of A."""
+    """Return A [r', in], multiplied by the gate [r], and B [out, r'] for the selected ranks, in the dtype of A."""
     gated = a.astype("float32") * gate.unsqueeze(1)
     return take_ranks(gated, ranks, 0).astype(a.dtype), take_ranks(b, ranks, 1)

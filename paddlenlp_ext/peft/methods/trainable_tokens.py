@@ -1,7 +1,8 @@
-"""Trainable tokens: the rows of a few tokens in the embedding, such as chat markers, are trained alone (token_rows.py).
+"""Trainable tokens: train only the embedding rows of a few tokens, such as chat markers (token_rows.py).
 
-The method of Hugging Face PEFT of this name. If lm_head is tied to the embedding, its rows are replaced too. An lm_head
-of its own is adapted only if `target_modules` names it, with rows of its own. Merging writes the rows into the table.
+The method has the same name in Hugging Face PEFT. If lm_head is tied to the embedding, the rows are replaced there too.
+An untied lm_head is adapted only if `target_modules` names it, with separate rows. Merging writes the rows into the
+table.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ _KEY = "trainable_tokens_indices"
 class TrainableTokensConfig(PeftConfig):
     """Options of trainable tokens.
 
+    >>> TrainableTokensConfig(token_indices=[3, 7]).token_indices
+    (3, 7)
+
     Raises:
-        ValueError: a token is listed twice, or negative.
+        ValueError: a token is listed twice, or its id is negative.
     """
 
     peft_type: ClassVar[str] = "TRAINABLE_TOKENS"
@@ -41,12 +45,12 @@ class TrainableTokensConfig(PeftConfig):
 
     token_indices: object | None = option(
         None,
-        help="ids of the tokens to train, such as [3, 7]; required, except with trainable_tokens_path",
+        help="ids of the tokens to train, such as [3, 7]; required unless trainable_tokens_path is set",
         arguments=("indices",),
         key="trainable_tokens_indices",
     )
     target_modules: tuple[str, ...] | None = option(
-        TARGETS, help="tables to adapt: embed_tokens, and lm_head where it is not tied to the embedding"
+        TARGETS, help="tables to adapt: embed_tokens, and lm_head if it is not tied to the embedding"
     )
 
     def __post_init__(self) -> None:
@@ -85,6 +89,6 @@ class TrainableTokensConfig(PeftConfig):
         )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Drop the second copy of the rows that PEFT stores for an lm_head tied to the embedding."""
+        """Drop PEFT's second copy of the rows, which it stores for an lm_head tied to the embedding."""
         is_tied = not any(target.endswith("lm_head") for target in self.target_modules or ())
         return {name: value for name, value in tensors.items() if not (is_tied and name.startswith("lm_head."))}

@@ -9,10 +9,10 @@
 | d | [r] | d_initial | trained, one per layer |
 | b | [out] | 0 | trained, one per layer |
 
-A and B are determined by `projection_prng_key` and their sizes. They are bitwise those of Hugging Face PEFT for the
-same key, so both read an adapter that was saved without them. PEFT draws from
-`torch.Generator().manual_seed(key)`, the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
-Nishimura 1998), which NumPy provides; `Tensor.uniform_` of float32 uses the low 24 bits of each output.
+`projection_prng_key` and the sizes determine A and B. For the same key they are bitwise equal to the matrices of
+Hugging Face PEFT, so both libraries load adapters that were saved without A and B. PEFT draws them with
+`torch.Generator().manual_seed(key)`: the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
+Nishimura 1998), which NumPy has too. `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 
 Shapes: r rank, in/out features of the adapted linear, max in/max out their largest values over all layers.
 """
@@ -42,13 +42,13 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class Projections:
-    """Random matrices shared by all layers: `a` [r, max in] and `b` [max out, r]; they are not parameters.
+    """Frozen random matrices that all layers share: `a` [r, max in] and `b` [max out, r].
 
     Args:
         rank, widest_in, widest_out: r, max in and max out.
         key: seed of the values.
         dtype: dtype of the base.
-        stored: store the matrices in files, not only `key`.
+        stored: save the matrices with the adapter, not only `key`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Projections:
         self.a, self.b = self._draw(rank, widest_in, widest_out)
 
     def redraw(self, key: int) -> None:
-        """Replace the values, in place, by those of another key."""
+        """Replace the values in place by the values of another key."""
         self.key = key
         rank, widest_in = self.a.shape
         for old, new in zip((self.a, self.b), self._draw(rank, widest_in, self.b.shape[0]), strict=True):
@@ -73,17 +73,17 @@ class Projections:
 
 
 class TorchUniform:
-    """Generator of uniform float32 numbers, bitwise equal to PyTorch's CPU generator.
+    """Generator of uniform float32 numbers that are bitwise equal to those of PyTorch on the CPU.
 
     Args:
-        key: seed, of which the low 32 bits are used.
+        key: seed; only the low 32 bits are used.
     """
 
     def __init__(self, key: int) -> None:
         self._bits = np.random.RandomState(key & 0xFFFFFFFF)
 
     def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
-        """Draw the next numbers of U(-bound, bound) in memory order."""
+        """Draw numbers from U(-bound, bound) in memory order."""
         raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
         low, high = np.float32(-bound), np.float32(bound)
         # Computed in float64 and rounded once, as PyTorch's fused multiply-add does.
@@ -91,7 +91,7 @@ class TorchUniform:
 
 
 class VeRAModel(PeftModel):
-    """Model that resumes with the shared matrices of the checkpoint, not with those of the run's key."""
+    """Model that resumes with the shared matrices of the checkpoint instead of the run's key."""
 
     peft_config: VeRAConfig
 
@@ -115,6 +115,9 @@ class VeRAModel(PeftModel):
 class VeRAConfig(LinearTargetsConfig):
     """Options of VeRA: two trained vectors per layer over one pair of random matrices.
 
+    >>> VeRAConfig(r=256, save_projection=False).d_initial
+    0.1
+
     Raises:
         ValueError: an option is out of range.
     """
@@ -130,13 +133,15 @@ class VeRAConfig(LinearTargetsConfig):
 
     r: int = option(
         8,
-        help="rank r of the shared matrices; a layer trains r + out_features numbers",
+        help="rank r of the shared matrices; a layer trains r + out_features values",
         minimum=1,
         maximum=65536,
         arguments=("rank",),
         key="vera_rank",
     )
-    alpha: float | None = option(None, help="PaddleNLP's scale alpha / rank; VeRA has none, so it must equal vera_rank")
+    alpha: float | None = option(
+        None, help="scale alpha / rank of PaddleNLP; VeRA has no scale, so only vera_rank is allowed"
+    )
     vera_dropout: float = option(
         0.0,
         help="dropout on the adapter's input during training",
@@ -147,7 +152,7 @@ class VeRAConfig(LinearTargetsConfig):
     )
     d_initial: float = option(0.1, help="initial value of every element of d", above=0)
     projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
-    save_projection: bool = option(True, help="store the shared matrices too, not only their seed")
+    save_projection: bool = option(True, help="save the shared matrices with the adapter, not only their seed")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +196,7 @@ class VeRAConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
         read |= {"layers_to_transform", "layers_pattern"}
-        if fields.get("init_weights") is True:  # initial values only
+        if fields.get("init_weights") is True:  # describes initial values only
             read.add("init_weights")
         refuse_unread_fields(fields, read)
         return cls(
@@ -206,9 +211,9 @@ class VeRAConfig(LinearTargetsConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
-            "PaddleNLP's VeRA has a separate matrix A in each layer, from the base's weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}) or random, and does not store it, so the adapter cannot be "
-            "rebuilt from this folder; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
+            "PaddleNLP's VeRA has a separate matrix A in each layer, computed from the weights (pissa_init="
+            f"{fields.get('pissa_init', False)!r}) or random, and does not save it, so this folder is not enough to "
+            "rebuild the adapter; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
             "model, or train it again"
         )
 
@@ -234,7 +239,7 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; b scales the rows of B, so the output need not be saved."""
+        """Map x [..., in] to [..., out]; b scales the rows of B, so the backward pass needs no saved output."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
@@ -250,7 +255,7 @@ class VeRALinear(LinearAdapter):
         return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard b along the outputs. A and B are replicated, and a shard reads its part."""
+        """Shard b along the outputs; A and B are replicated, and each rank reads its rows and columns."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
 
     def _input_columns(self) -> paddle.Tensor:

@@ -87,10 +87,10 @@ def test_boft_weight_decay_spares_the_scales():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_size": 1}, "boft_block_size=1 would rotate blocks of 1 of 36 inputs of model.layers.0"),
+        ({"block_size": 1}, "boft_block_size=1 would rotate single features of model.layers.0"),
         ({"block_size": 8, "num_blocks": 2}, "boft_block_size=8 and boft_num_blocks=2"),
         ({"block_size": 5}, "boft_block_size=5 does not divide the 36 inputs of model.layers.0.self_attn.q_proj"),
-        ({"num_blocks": 36}, "boft_num_blocks=36 would rotate blocks of 1 of 36 inputs of model.layers.0"),
+        ({"num_blocks": 36}, "boft_num_blocks=36 would rotate single features of model.layers.0"),
         (
             {"num_blocks": 4, "butterfly_factors": 2},
             r"even block size b with 2 \* b dividing .*=36 .*, but b is 9;",
