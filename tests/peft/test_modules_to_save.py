@@ -93,7 +93,7 @@ def test_lora_bias_without_base_bias_computes_and_does_not_merge():
     model = trained("llama", LoRAConfig(rank=2, target_modules=["q_proj"], lora_bias=True))
     bias = model.adapter_state()["model.layers.0.self_attn.q_proj.lora_B.bias"]
     assert bias.abs().sum() > 0
-    with pytest.raises(ValueError, match="lora_bias: the base has no bias"):
+    with pytest.raises(ValueError, match="lora_bias: the base layer has no bias"):
         model.merge_and_unload()
 
 

@@ -226,6 +226,6 @@ def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
 
 
 def from_rank_2r_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Invert `to_rank_2r_fields`."""
+    """Invert `to_rank_2r_fields`: return LoRA's fields for rank r."""
     options = {name: value for name, value in fields[METADATA_FIELD].items() if name in _OPTIONS}
     return {**{name: value for name, value in fields.items() if name != METADATA_FIELD}, **options}

@@ -233,5 +233,5 @@ def test_loftq_invalid_config_raises(tmp_path: Path):
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
     del fields["paddlenlp_ext"]
     (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "loftq"}))
-    with pytest.raises(ValueError, match="init_lora_weights='loftq' belongs to a base"):
+    with pytest.raises(ValueError, match="init_lora_weights='loftq' depends on a base"):
         read_adapter(tmp_path)

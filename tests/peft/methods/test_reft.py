@@ -266,7 +266,7 @@ def test_reft_invalid_config_raises(fields: dict[str, object], message: str):
 
 
 def test_reft_layer_or_rank_beyond_model_raises():
-    with pytest.raises(ValueError, match="this model has layers 0 to 1, not 2"):
+    with pytest.raises(ValueError, match="layer 2 does not exist; this model has layers 0 to 1"):
         get_peft_model(tiny_model(), ReFTConfig(layers="0;2"))
     with pytest.raises(ValueError, match="rank=37 is out of range; allowed: at most the model's hidden size, 36"):
         get_peft_model(tiny_model(), ReFTConfig(rank=37))

@@ -82,7 +82,7 @@ def test_shira_position_outside_of_the_weight_raises(value: int, tmp_path: Path)
         return tensor
 
     change_tensors(tmp_path, change)
-    with pytest.raises(ValueError, match=r"q_proj.shira_indices has positions outside of a weight of \[36, 36\]"):
+    with pytest.raises(ValueError, match=r"q_proj.shira_indices has positions outside the weight \[36, 36\]"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
