@@ -23,7 +23,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import LinearAdapter
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.inject import linear_names, select_targets
+from paddlenlp_ext.peft.target_modules import linear_names, select_targets
 
 
 @PEFT_METHODS.register("toy_rows")

@@ -83,7 +83,7 @@ class LoRALinear(LinearAdapter):
         bias = self.lora_bias()
         if bias is not None and self.base.bias is None:
             raise ValueError(
-                "lora_bias: the base layer has no bias to merge the adapter's bias into; load the adapter over the "
+                "lora_bias: the base layer has no bias to merge the adapter's bias into; load the adapter with the "
                 "base model instead"
             )
         return None if bias is None else bias.astype("float32")

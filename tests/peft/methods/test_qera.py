@@ -183,7 +183,7 @@ def test_qera_base_without_original_weights_raises(original: Path, tmp_path: Pat
     quantized = AutoModelForCausalLM.from_pretrained(original, quantization_config=NF4)
     quantized.save_pretrained(tmp_path)
     stored = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), QERAConfig(rank=RANK))
-    with pytest.raises(ValueError, match=r"stored quantized, but qera needs .*; load the original"):
+    with pytest.raises(ValueError, match=r"has quantized weights, but qera needs .*; load the original"):
         stored.before_training(lambda: None)
 
 
