@@ -73,9 +73,7 @@ def test_hra_starts_as_base_with_even_rank_only():
 
 
 def test_hra_more_orthogonal_vectors_than_inputs_raises():
-    with pytest.raises(
-        ValueError, match="hra_rank=37 .*: a layer with 36 inputs has at most 36 orthogonal"
-    ):
+    with pytest.raises(ValueError, match=r"hra_rank=37 .*: a layer with 36 inputs has at most 36 orthogonal"):
         get_peft_model(tiny_model(), HRAConfig(rank=37, gram_schmidt=True))
 
 
