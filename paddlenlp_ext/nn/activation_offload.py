@@ -1,6 +1,6 @@
-"""Tensors off the device: in pinned host memory for a GPU, in a temporary file for the CPU.
+"""Offload activations: to pinned host memory from a GPU, to a temporary file from the CPU.
 
-The GPU's path consists of two documented operators, `Tensor.pin_memory` and `Tensor.cuda`; it has not been run.
+The code for GPUs calls `Tensor.pin_memory` and `Tensor.cuda`. It has not been run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class OffloadedTensor(Protocol):
-    """Tensor whose values are not on its device."""
+    """Tensor whose values were moved off the device."""
 
     def load(self) -> paddle.Tensor:
         """Return the tensor on its device, with the same bits and the same `stop_gradient`."""
@@ -29,7 +29,7 @@ class OffloadedTensor(Protocol):
 
 
 def offload(x: paddle.Tensor) -> OffloadedTensor:
-    """Copy a tensor off its device; the copy is freed with the returned object.
+    """Copy a tensor off its device. The copy is freed with the returned object.
 
     Raises:
         ValueError: the temporary folder has no space for the tensor.
@@ -48,7 +48,7 @@ class _PinnedTensor:
 
 
 class _FileTensor:
-    """Tensor in a file without a name, which the system removes when it is closed, also after a crash."""
+    """Tensor in an unnamed temporary file, which the system removes when it is closed, even after a crash."""
 
     def __init__(self, x: paddle.Tensor) -> None:
         _describe_folder()
@@ -56,8 +56,8 @@ class _FileTensor:
         values = x.detach().numpy()
         self._values_dtype = values.dtype
         try:
-            self._file = tempfile.TemporaryFile(prefix="paddlenlp_ext-")  # noqa: SIM115 (open as long as the tensor)
-            # Written, not mapped: a full disk would end a write to a mapping with a bus error.
+            self._file = tempfile.TemporaryFile(prefix="paddlenlp_ext-")  # noqa: SIM115 (open as long as the tensor exists)
+            # Write the file instead of mapping it: on a full disk, a write to a mapping raises a bus error.
             self._file.write(np.ascontiguousarray(values).data)
             self._file.flush()
         except OSError as error:
@@ -80,17 +80,17 @@ def _describe_folder() -> None:
     system = file_system(folder)
     if system in _IN_MEMORY:
         logger.warning(
-            "offload_recompute_inputs saves no memory: %s is a %s, whose files are in main memory; set TMPDIR to a "
-            "folder on a disk",
+            "offload_recompute_inputs saves no memory: the file system of %s is a %s, in main memory; set TMPDIR to "
+            "a folder on a disk",
             folder,
             system,
         )
     else:
-        logger.info("offload_recompute_inputs: files in %s; TMPDIR chooses another folder", folder)
+        logger.info("offload_recompute_inputs: temporary files are in %s; set TMPDIR for another folder", folder)
 
 
 def file_system(folder: str) -> str | None:
-    """Return the type of the file system of a folder from /proc/mounts; None where it is unknown."""
+    """Return the type of a folder's file system from /proc/mounts, or None if it is unknown."""
     mounts, resolved = Path("/proc/mounts"), Path(folder).resolve()
     lines = mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []
     types = {Path(place): kind for _, place, kind, *_ in (line.split() for line in lines)}

@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped heads: projections, optional q/k norms, rotary embedding, attention op.
+"""Causal self-attention with grouped key-value heads: projections, optional QK norms, RoPE, attention op.
 
 Documents packed into one row do not attend to each other, and each counts its positions from 0. With
 `document_lengths` [[3, 2]], x marks the keys that a query attends to:
@@ -12,10 +12,10 @@ Documents packed into one row do not attend to each other, and each counts its p
           b 0             x
           b 1             x x
 
-A learned prefix precedes every document: each query also attends to all P positions of the prefix.
+A trained prefix precedes every document: each query also attends to all P positions of the prefix.
 
-Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, E that of
-values, usually H, R rotated channels of a head, D hidden.
+Shapes: B batch, S sequence, P positions of a prefix, N query heads, K key-value heads, H head dimension, E head
+dimension of values (usually H), R rotated channels of a head, D hidden.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ class AttentionInputs:
     """Inputs that all layers of one forward pass share.
 
     Attributes:
-        rotations: rotation tables of the positions for each layer of the model.
-        layouts: document layout for each window that a layer uses (None: no window); empty when decoding with a cache.
-        cache: keys and values of earlier steps, None outside generation.
-        prefix: learned keys and values of one layer, which precede those of every document. A cache holds its own
-            prefix.
-        num_shared: number of positions at the start of the (only) row that every document attends to. The layouts
+        rotations: cosines and sines of the positions, for each layer of the model.
+        layouts: document layout for each window size, None for no window; empty when decoding with a cache.
+        cache: keys and values of earlier steps; None outside generation.
+        prefix: trained keys and values of one layer, which precede every document. A cache has its own prefix.
+        num_shared: number of positions at the start of the only row that every document attends to. The layouts
             describe the positions after them.
-        adapter_inputs: data of this pass for an adapter around the layers; no other code reads it.
+        adapter_inputs: inputs of an adapter around the layers; no other code reads them.
     """
 
     rotations: Sequence[Rotation]
@@ -68,9 +67,9 @@ class QKNorm:
     """RMS norms of queries and keys.
 
     Attributes:
-        names: names of the two layers in files.
-        per_head: True: over the channels of each head; False: over all heads of the projection together.
-        after_rotation: whether the norms follow the rotation instead of preceding it.
+        names: names of the query norm and the key norm in files.
+        per_head: True to normalize each head separately; False to normalize all heads of a projection together.
+        after_rotation: whether the norms follow RoPE instead of preceding it.
     """
 
     names: tuple[str, str] = ("q_norm", "k_norm")
@@ -87,14 +86,14 @@ class AttentionShape:
 
     Attributes:
         qk_norm: norms of queries and keys; None: no norms.
-        norm_epsilon, norm_offset: options of these norms (nn/rms_norm.py).
+        norm_epsilon, norm_offset: options of the QK norms (nn/rms_norm.py).
         scale: factor of the scores; None: 1 / sqrt(head_dim).
-        rotates: whether queries and keys are rotated.
-        interleaved: whether the rotation turns neighbouring channels (ops/rope.py).
+        rotates: whether RoPE is applied to queries and keys.
+        interleaved: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
         window: sliding window; None: no window.
         softcap: bound of the scores (ops/attention/scores.py); None: no bound.
-        has_sinks: whether each head has a trained sink.
-        has_linear_biases: add ALiBi's biases to the scores.
+        has_sinks: whether each head has a trained attention sink.
+        has_linear_biases: whether ALiBi's biases are added to the scores.
     """
 
     hidden_size: int
@@ -116,17 +115,17 @@ class AttentionShape:
 
 
 class AttentionLayer(nn.Layer):
-    """Base of the causal self-attention of one decoder layer; a subclass has the projections.
+    """Base class of a decoder layer's causal self-attention; subclasses have the projections.
 
     Attributes:
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        prefix_shape: shape of a learned prefix at one position: everything that a cache stores of it.
+        prefix_shape: shape of a trained prefix at one position, with everything that a cache stores.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
-        implementation: backend of the attention op, None for the fastest available one.
+        implementation: backend of the attention op; None: the best available backend.
         softcap: bound of the scores; None: no bound.
-        slopes_N: slopes of the linear biases of this process's heads; None: no biases.
-        sinks: sinks of this process's heads [N]; None: no sinks.
+        slopes_N: ALiBi slopes of the heads in this process; None: no ALiBi.
+        sinks: attention sinks of the heads in this process, [N]; None: no sinks.
     """
 
     input_names: tuple[str, ...]
@@ -151,16 +150,16 @@ class AttentionLayer(nn.Layer):
         raise NotImplementedError
 
     def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
-        """Split a learned prefix [P, *prefix_shape] into the two tensors that a cache stores."""
+        """Split a trained prefix [P, *prefix_shape] into the two tensors that a cache stores."""
         raise NotImplementedError
 
     def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
-        """Return the learned prefix that `split_prefix` splits into this pair."""
+        """Join the two tensors of `split_prefix` to a trained prefix [P, *prefix_shape]."""
         raise NotImplementedError
 
     @property
     def score_options(self) -> ScoreOptions:
-        """Soft-cap, linear biases and sinks of the scores."""
+        """Soft-cap, ALiBi slopes and sinks of the scores."""
         return ScoreOptions(self.softcap, self.slopes_N, self.sinks)
 
     def _create_sinks(self, num_heads: int) -> paddle.Tensor:
@@ -168,12 +167,12 @@ class AttentionLayer(nn.Layer):
         return self.create_parameter([num_heads], dtype=dtype, default_initializer=zeros)
 
     def keep_heads(self, index: int, num_parts: int) -> None:
-        """Keep the slopes of part `index` of the heads; tensor parallelism shards the projections likewise."""
+        """Keep the ALiBi slopes of shard `index` of the heads; tensor parallelism shards the projections likewise."""
         if self.slopes_N is not None:
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
     def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
-        """Rotate queries or keys [B, S, heads, H] by the tables of their positions, if this layer rotates them."""
+        """Apply RoPE to queries or keys [B, S, heads, H], unless this layer does not rotate."""
         return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _attention_over(self, inputs: AttentionInputs) -> Callable[..., paddle.Tensor]:
@@ -189,7 +188,7 @@ class AttentionLayer(nn.Layer):
         layout: AttentionLayout,
         shared: int,
     ) -> paddle.Tensor:
-        """Run the attention op; the first `shared` positions are a document that all others attend to."""
+        """Run the attention op; the first `shared` positions are a document that all other documents attend to."""
         prefix = None
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))
@@ -197,7 +196,7 @@ class AttentionLayer(nn.Layer):
             return attention(
                 q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix, self.score_options
             )
-        assert prefix is None, "shared positions and a learned prefix exclude each other"
+        assert prefix is None, "shared positions and a trained prefix exclude each other"
         q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
         q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
         shared_layout = AttentionLayout.from_documents([[shared]], self.window)
@@ -236,7 +235,7 @@ class Attention(AttentionLayer):
         q_BSE, k_BSE, v_BSE = projected
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._heads(v_BSE)
-        del projected, q_BSE, k_BSE, v_BSE  # no memory of queries and keys before the rotation while attention runs
+        del projected, q_BSE, k_BSE, v_BSE  # free queries and keys before RoPE
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
             out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)
@@ -275,13 +274,13 @@ class Attention(AttentionLayer):
         return q_BSNH, k_BSKH
 
     def _norm_both(self, q: paddle.Tensor, k: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Apply the layers of the norms to queries and keys."""
+        """Apply the QK norms as layers of their own."""
         assert self.qk_norm is not None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)
         return q_norm(q), k_norm(k)
 
     def _fused_norms(self) -> HeadNorms | None:
-        """Return the norms that the rotation can compute: those of single heads, without adapters and hooks."""
+        """Return the QK norms if they can be fused with RoPE: norms per head, without adapters and hooks."""
         if self.qk_norm is None or not self.qk_norm.per_head or not self.rotates:
             return None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)

@@ -2,9 +2,9 @@
 
     input_ids         . .  a b c d  . .        padding on the left and on the right
     attention_mask    0 0  1 1 1 1  0 0
-    document_lengths  [2,  4,       2]         padding becomes a document of its own, so no real token sees it
+    document_lengths  [2,  4,       2]         padding becomes a separate document, so that no token attends to it
     labels            - -  - b c d  - -        -: -100
-    targets           - -  b c d -  - -        shifted by one to the left; a document's first token is never a target
+    targets           - -  b c d -  - -        labels shifted left by one; a document's first token is never a target
 
 Shapes: B batch, S sequence, D hidden, V vocabulary.
 """
@@ -29,11 +29,11 @@ PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
 class CausalLMOutput:
     """Loss and logits of a forward pass with labels.
 
-    Usable as an output of transformers (`output.loss`, `output.logits`), as PaddleNLP's pair (`loss, logits = output`,
-    `output[0]`), and as the loss itself (`output.backward()`, `float(output)`).
+    It can be used like an output of transformers (`output.loss`, `output.logits`), like PaddleNLP's pair
+    (`loss, logits = output`, `output[0]`), and like the loss (`output.backward()`, `float(output)`).
 
     Attributes:
-        loss: mean cross entropy of the target tokens, plus the routers' auxiliary loss if the model has one; an fp32
+        loss: mean cross entropy of the target tokens, plus the auxiliary loss of the routers if there is one; a float32
             scalar.
         logits: [B, S, V], computed on first access: the loss does not need them.
     """
@@ -97,15 +97,15 @@ def causal_lm_forward(
     Args:
         model: the language model.
         input_ids: [B, S]. Token ids, mask and labels may be NumPy arrays, as a tokenizer returns them.
-        attention_mask: [B, S], 1 for tokens and 0 for padding, which lies on the left, on the right, or both.
-        labels: [B, S], -100 for positions without a target; `labels[:, i]` is the label of `input_ids[:, i]`.
+        attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
+        labels: [B, S], label of each input token, -100 for tokens that are not targets. They are shifted here.
         document_lengths: lengths of the documents in each row, instead of a mask.
         prompt_lengths_of: function from targets [B, S] and document lengths to the argument `prompt_lengths` of
-            `hidden_states`, for models that take it.
+            `hidden_states`; None for models without this argument.
         inputs: further arguments of `hidden_states`.
 
     Raises:
-        ValueError: a mask with gaps or together with a cache or document lengths, or a shape that does not match.
+        ValueError: the mask has gaps, a cache or document lengths are given too, or a shape does not match.
     """
     input_ids = _as_tensor(input_ids)
     attention_mask = None if attention_mask is None else _as_tensor(attention_mask)
@@ -134,10 +134,10 @@ def causal_lm_forward(
 
 
 class AdaptedHead:
-    """Interface of a layer that adds low-rank products to the logits: an adapter of lm_head."""
+    """Interface of an lm_head adapter that adds low-rank products to the logits."""
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the pairs (u, B) of `TrainableModel.head_updates`."""
+        """Return the pairs (u, B) of low-rank factors, as `TrainableModel.head_updates` does."""
         raise NotImplementedError
 
 
@@ -150,10 +150,10 @@ def _as_numpy(x: paddle.Tensor | None) -> np.ndarray | None:
 
 
 def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[list[int]] | None:
-    """Return the document lengths of padded rows; None if nothing is padded.
+    """Return the document lengths of padded rows, or None if no row has padding.
 
     Raises:
-        ValueError: the shape differs from `shape`, or a row has padding between tokens.
+        ValueError: the shape of the mask differs from `shape`, or a row has padding between tokens.
     """
     if list(attention_mask.shape) != list(shape):
         raise ValueError(
@@ -175,10 +175,10 @@ def _documents_of(attention_mask: paddle.Tensor, shape: Sequence[int]) -> list[l
 
 
 def _targets(labels: paddle.Tensor, shape: Sequence[int], document_lengths: DocumentLengths | None) -> paddle.Tensor:
-    """Return the target of each position, int64 [B, S].
+    """Return the target of each position, int64 [B, S]: the labels shifted left by one.
 
     Raises:
-        ValueError: the shape differs from `shape`.
+        ValueError: the shape of the labels differs from `shape`.
     """
     if list(labels.shape) != list(shape):
         raise ValueError(f"labels have shape {list(labels.shape)}; they must have the shape of input_ids, {shape}")

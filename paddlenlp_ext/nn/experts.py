@@ -1,14 +1,14 @@
-"""Mixture of experts: a feed-forward block of which each token uses a few parts (arXiv:1701.06538, arXiv:2101.03961).
+"""Mixture of experts: a router sends each token to a few feed-forward blocks (arXiv:1701.06538, arXiv:2101.03961).
 
     x --> router --> experts and weights of each token
     |                    |
     +--> rows sorted by expert --> gate, up --> act(gate) * up * weight --> down --> sum of a token's rows --> + --> y
     +--> shared expert, which every token uses --------------------------------------------------------------- ^
 
-Tokens are never dropped, whatever the load of an expert. The weight of a choice is multiplied before the last product,
-so that the rows after it need not be saved.
+Tokens are never dropped, whatever the load of an expert. Rows are multiplied by their router weights before the down
+projection, so that its output need not be saved.
 
-Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F inner features of an expert.
+Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F intermediate size of an expert.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClampedGate:
     limit: float
 
     def __call__(self, gate: paddle.Tensor, up: paddle.Tensor) -> paddle.Tensor:
-        """Compute the gate of two tensors of the same shape."""
+        """Return the clamped SwiGLU of gate and up projections of the same shape."""
         return clamped_swiglu(gate, up, self.alpha, self.limit)
 
 
@@ -52,15 +52,15 @@ class ExpertShape:
     """Sizes and options of an expert layer.
 
     Attributes:
-        num_experts: E, without shared ones.
+        num_experts: E, without shared experts.
         intermediate_size: F.
         router: options of the router.
         router_name: name of the router in files.
-        shared_size: inner features of the shared expert; 0: none.
+        shared_size: intermediate size of the shared expert; 0: no shared expert.
         shared_name: name of the shared expert in files.
         gates_shared: whether the shared expert's output is multiplied by the sigmoid of a linear layer.
         activation: activation of the gates, as in `FeedForward`.
-        clamp: clamped gate in place of `activation`; None: there is none.
+        clamp: clamped gate instead of `activation`; None: `activation`.
         bias: whether the experts' linear layers have biases.
     """
 
@@ -77,16 +77,16 @@ class ExpertShape:
 
     @property
     def active_size(self) -> int:
-        """Inner features that a token uses: those of its experts and of the shared one."""
+        """Sum of the intermediate sizes of a token's experts and of the shared expert."""
         return self.router.top_k * self.intermediate_size + self.shared_size
 
 
 class Experts(nn.Layer):
     """Gated feed-forward blocks of all experts.
 
-    The weights of all experts are stacked, as in transformers, with the gate's rows before those of up:
-    gate_up_proj.weight [E, 2F, D] and down_proj.weight [E, D, F]. So are their biases, gate_up_proj_bias [E, 2F] and
-    down_proj_bias [E, D], if there are any.
+    As in transformers, the weights of all experts are stacked: gate_up_proj.weight [E, 2F, D], where the rows of gate
+    precede the rows of up, and down_proj.weight [E, D, F]. The optional biases are stacked too: gate_up_proj_bias
+    [E, 2F] and down_proj_bias [E, D].
 
     Attributes:
         first: index of the first expert that this process holds.
@@ -107,7 +107,7 @@ class Experts(nn.Layer):
         return self.create_parameter([self.num_local, size], dtype=dtype, is_bias=True)
 
     def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
-        """Return the weighted sum [T, D] of the outputs of each token's experts that this process holds."""
+        """Return the weighted sum [T, D] of the experts' outputs for each token, over the experts in this process."""
         if is_symbolic(x_TD):
             return self._forward_in_graph(x_TD, weights_TK, experts_TK)
         rows = ExpertRows.sort(experts_TK.numpy(), self.num_local, self.first)
@@ -134,7 +134,7 @@ class Experts(nn.Layer):
     def _forward_in_graph(
         self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
     ) -> paddle.Tensor:
-        """Compute `forward` in a static graph, where an expert's number of rows is known only when the graph runs."""
+        """Trace `forward` for a static graph, where the number of rows of an expert is known only at run time."""
         tokens, results = [], []
         for expert in range(self.num_local):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)
@@ -153,7 +153,7 @@ class Experts(nn.Layer):
 
 
 class MixtureOfExperts(nn.Layer):
-    """Expert layer, in place of a `FeedForward`: router, experts, and shared experts that every token uses.
+    """Expert layer that replaces a `FeedForward`: router, routed experts, and shared experts for every token.
 
     Args:
         hidden_size: D.

@@ -1,4 +1,4 @@
-"""Feed-forward block of a decoder layer (SwiGLU and GeGLU, arXiv:2002.05202)."""
+"""Gated feed-forward block of a decoder layer: SwiGLU or GeGLU (arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FeedForward(nn.Layer):
     """Gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
     Args:
-        hidden_size, intermediate_size: sizes of the block.
+        hidden_size, intermediate_size: features at the ends and in the middle of the block.
         bias: whether the linear layers have biases.
         activation: "silu", or "gelu_tanh" for the tanh approximation of GELU.
     """

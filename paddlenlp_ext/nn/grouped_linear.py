@@ -1,4 +1,4 @@
-"""Linear layers of the experts of a layer, one for each of several groups of rows."""
+"""Linear layers of the experts: one weight matrix per expert, each applied to a group of rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paddlenlp_ext.ops.linear import linear
 
 
 class GroupedLinear(nn.Layer):
-    """Linear layers `x W[g]^T` of G groups of rows, with the weight [G, O, I]: O outputs and I inputs.
+    """Grouped linear layer `x W[g]^T` over G groups of rows, with a weight [G, O, I]: O outputs and I inputs.
 
     Attributes:
-        parts: P, the number of equal parts of the outputs that are separate linear layers, such as gate and up.
+        parts: P, number of projections of equal size that the outputs consist of, such as 2 for gate and up.
     """
 
     def __init__(self, groups: int, inputs: int, outputs: int, parts: int = 1) -> None:
@@ -28,7 +28,7 @@ class GroupedLinear(nn.Layer):
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
-        """(G, O, I)."""
+        """Sizes (G, O, I): groups, outputs and inputs."""
         groups, outputs, inputs = self.weight.shape
         return groups, outputs, inputs
 
@@ -41,15 +41,15 @@ class GroupedLinear(nn.Layer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [G, O, I]; it may be the parameter itself, so the caller must not change it."""
+        """Return the weight as float32 [G, O, I]. The caller must not change it: it may be the parameter."""
         return self.weight.astype("float32")
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
+        """Return the output of each projection, [N, O / P]; see `ops.grouped_linear` for the arguments."""
         return grouped_linear(x_NI, self.weight, starts, self.parts)
 
     def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs of rows that all belong to one group."""
+        """Return the output of each projection, [N, O / P], for rows that all belong to one group."""
         size = self.weight.shape[1] // self.parts
         return tuple(linear(x_NI, self.weight[group, part * size : (part + 1) * size]) for part in range(self.parts))
 

@@ -1,7 +1,6 @@
-"""Multi-head latent attention: keys and values of all heads are computed from one latent per position.
+"""Multi-head latent attention (MLA): keys and values of all heads are computed from one latent per position.
 
-DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. With the hidden state x, the norm of a latent in brackets,
-and RoPE as the rotation:
+DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. x is the hidden state, and [c] is the normalized latent:
 
     c, r     = kv_a_proj_with_mqa(x)             latent, and one key that all heads share
     U_n c, V_n c = kv_b_proj([c])                of head n
@@ -13,8 +12,8 @@ and RoPE as the rotation:
 | grouped heads | 2 K H numbers |
 | latents | L + R numbers: [c] and RoPE(r) |
 
-A new token attends to the latents themselves (ops/attention/latent_decode.py). A learned prefix consists of latents and
-shared keys too.
+During decoding, queries attend to the cached latents directly (ops/attention/latent_decode.py). A trained prefix also
+consists of latents and shared keys.
 
 Shapes: B batch, S sequence, P positions of a prefix, D hidden, N heads, L latent, R rotated channels, U unrotated
 channels, H = U + R, E channels of values.
@@ -36,7 +35,7 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
 from paddlenlp_ext.paddle_compat import axis_sizes
 
-_NORM_EPSILON = 1e-6  # of the norms of latents in the published models, whatever the config's rms_norm_eps
+_NORM_EPSILON = 1e-6  # published models use it for the norms of latents, whatever the config's rms_norm_eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class LatentShape:
     """Sizes of latent attention.
 
     Attributes:
-        query_rank: size of the latent of the queries; None: they are a projection of the hidden states.
+        query_rank: size of the query latent; None: queries are a projection of the hidden states.
         kv_rank: L, size of the latent of keys and values.
         unrotated_dim: U, channels of a query or key without rotation.
         rotated_dim: R, channels of a query or key with rotation.
@@ -111,13 +110,13 @@ class LatentAttention(AttentionLayer):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSD)))
 
     def _compress(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the latents after their norm [B, S, L], and the shared key before its rotation [B, S, R]."""
+        """Return the normalized latents [B, S, L], and the shared key before RoPE [B, S, R]."""
         both = self.kv_a_proj_with_mqa(x_BSD)
         rank = self.latent.kv_rank
         return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]
 
     def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
-        """Return the unrotated channels [B, S, N, U] and the rotated ones [B, S, N, R]."""
+        """Split queries into unrotated channels [B, S, N, U] and channels after RoPE [B, S, N, R]."""
         q_BSNH = queries.reshape([0, 0, queries.shape[-1] // self.head_dim, self.head_dim])
         size = self.latent.unrotated_dim
         return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
@@ -159,10 +158,10 @@ class LatentAttention(AttentionLayer):
 
     @paddle.no_grad()
     def _matrices_by_head(self, dtype: paddle.dtype) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the matrices that map latents to keys [N, U, L] and, transposed, to values [N, L, E].
+        """Return the matrices from latents to keys [N, U, L] and, transposed, from latents to values [N, L, E].
 
-        They are the outputs of `kv_b_proj` for unit vectors, so that they include adapters and quantization. Its
-        `forward` skips the hooks, which would treat the unit vectors as positions of a sequence.
+        The matrices are the outputs of `kv_b_proj` for unit vectors, so that they include adapters and quantization.
+        The direct call of `forward` skips hooks, which would treat the unit vectors as positions of a sequence.
         """
         unit_1LL = paddle.eye(self.latent.kv_rank, dtype=dtype).unsqueeze(0)
         size, value_dim = self.latent.unrotated_dim, self.latent.value_dim
@@ -171,7 +170,7 @@ class LatentAttention(AttentionLayer):
 
 
 def _multiply_heads(x_BSNI: paddle.Tensor, matrices_NIO: paddle.Tensor) -> paddle.Tensor:
-    """Multiply each head's channels I by its matrix: return [B, S, N, O]."""
+    """Multiply the channels [I] of each head by its matrix [I, O]; return [B, S, N, O]."""
     batch, length, heads, _ = axis_sizes(x_BSNI)
     by_head = paddle.matmul(x_BSNI.flatten(0, 1).transpose([1, 0, 2]), matrices_NIO)
     return by_head.transpose([1, 0, 2]).reshape([batch, length, heads, matrices_NIO.shape[-1]])

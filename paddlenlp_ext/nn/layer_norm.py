@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.layer_norm import layer_norm
 
 
 class LayerNorm(nn.Layer):
-    """Normalization of the last axis, of length `size`, to mean 0 and variance 1, times a trained scale."""
+    """Layer normalization of the last axis, of length `size`, with a trained scale."""
 
     def __init__(self, size: int, epsilon: float) -> None:
         super().__init__()
@@ -19,9 +19,9 @@ class LayerNorm(nn.Layer):
         self.weight = self.create_parameter([size], dtype=dtype, default_initializer=ones)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size]; computed in float32."""
+        """Map [..., size] to [..., size]; the computation is in float32."""
         return self.normalize(x, self.weight)
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size] with another weight [size] in place of the layer's."""
+        """Map [..., size] to [..., size] with another weight [size] instead of the layer's weight."""
         return layer_norm(x, weight, self.epsilon)

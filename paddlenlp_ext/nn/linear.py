@@ -13,8 +13,7 @@ from paddlenlp_ext.ops.linear import linear
 class Linear(nn.Layer):
     """Linear layer `x @ weight^T + bias` with weight [out_features, in_features].
 
-    A weight with `stop_gradient` set costs nothing in the backward pass: only the gradient of the input is computed
-    (tests/nn/test_linear.py).
+    If the weight has `stop_gradient` set, the backward pass computes only the gradient of the input.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -33,11 +32,11 @@ class Linear(nn.Layer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [out, in]; it may be the parameter itself, so the caller must not change it."""
+        """Return the weight as float32 [out, in]. The caller must not change it: it may be the parameter."""
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features], in the dtype of the matrix product (half under autocast)."""
+        """Map [..., in_features] to [..., out_features]; the output has half precision under autocast."""
         return linear(x, self.weight, self.bias)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -45,7 +44,7 @@ class Linear(nn.Layer):
         return linear(x, self.weight)
 
     def as_frozen_linear(self) -> FrozenLinear | None:
-        """Return the layer as an operand of a fused adapter op; None if the weight or the bias trains."""
+        """Return the layer as an operand of a fused adapter op, or None if its weight or bias is trained."""
         is_frozen = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if is_frozen else None
 

@@ -1,17 +1,16 @@
-"""Load of the experts: tokens per expert for the log, and the auxiliary loss that evens the load out.
+"""Load balancing of experts: tokens per expert for the log, and the auxiliary loss of the routers.
 
     loss = c E sum_e f_e P_e        f_e: choices of expert e per token        P_e: mean probability of expert e
 
-with means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961, equations 4 to
-6, with the choices and probabilities of the softmax, as in transformers). f has no gradient, so the gradient of a
-layer's probabilities is known as soon as f is, after the forward pass. It is added where the routers compute their
-logits, and the loss itself is one number at the end of the decoder:
+The means are over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961, equations 4
+to 6, with the choices and probabilities of the softmax, as in transformers). f has no gradient, so after the forward
+pass the gradient of each layer's probabilities is known. The backward pass adds it to the gradients of the routers'
+logits. The loss is attached to the hidden states at the end of the decoder:
 
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
 
-The routers' logits need not be saved for it, and layers may be recomputed. Since f and P are means over all layers, the
-stages of a pipeline exchange their sums:
+Layers may be recomputed. Since f and P are means over all layers, the stages of a pipeline exchange their sums:
 
     forward    stage 0 --- sums of f and P over its layers ---> stage 1, adds its own ---> ... ---> last stage, loss
     backward   stage 0 <-------------- f times the gradient of the loss <------------------------- last stage
@@ -36,15 +35,15 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 
 @dataclass
 class RoutedPass:
-    """Record of the routers in a forward pass through all layers, or through those of a pipeline stage.
+    """Router statistics of one forward pass through all layers, or through the layers of a pipeline stage.
 
     Attributes:
         num_experts: E.
-        token_mask: [T], 0 for padding; None: there is none.
+        token_mask: [T], 0 for padding; None: no padding.
         is_counted: whether the tokens count in the load.
         choices, probabilities: index of a layer -> sums over its tokens, [E].
         num_tokens: T without padding; 0 before the first router.
-        earlier_sums: `sums` of the earlier stages; None: there are none.
+        earlier_sums: `sums` of the earlier stages; None on the first stage.
         slopes: f times the gradient of the loss, [E]; None until the backward pass of the loss.
     """
 
@@ -67,26 +66,26 @@ class RoutedPass:
         return paddle.concat([total[:-1] + paddle.concat(own), tokens])
 
     def means(self, num_routers: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return f and P, [E] each: means over the tokens of all layers with routers."""
+        """Return f and P, each [E]: means over the tokens of all layers with routers."""
         sums = self.sums()
         f, p = paddle.split(sums[:-1] / (sums[-1] * num_routers), 2)
         return f, p
 
 
 class LoadBalance:
-    """Load of the experts of all layers of a decoder.
+    """Load balancing of the experts of a decoder.
 
     Args:
         num_experts: E.
         top_k: K.
-        num_layers: layers of the decoder, dense ones included.
-        num_routers: layers with experts.
-        coefficient: factor c of the auxiliary loss; 0: there is none.
+        num_layers: number of layers of the decoder, dense layers included.
+        num_routers: number of layers with experts.
+        coefficient: coefficient c of the auxiliary loss; 0: no loss.
 
     Attributes:
-        loss: auxiliary loss of the last forward pass, a scalar with a gradient; None without one.
-        share: factor of the gradients of the loss; 1 / R if R processes compute all of them, and they are summed.
-        current: the last forward pass.
+        loss: auxiliary loss of the last forward pass, a scalar with a gradient; None without an auxiliary loss.
+        share: factor of the loss's gradients: 1 / R if R processes compute the same gradients and sum them.
+        current: statistics of the last forward pass.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class LoadBalance:
         """Ignore padding in the forward passes of a `with` block.
 
         Args:
-            token_mask: [B, S], 0 for padding; None: there is none.
+            token_mask: [B, S], 0 for padding; None: no padding.
             is_counted: whether the tokens count in the load.
         """
         self._token_mask = None if token_mask is None or token_mask.all() else token_mask
@@ -116,15 +115,15 @@ class LoadBalance:
             self._token_mask, self._is_counted = None, True
 
     def begin(self) -> None:
-        """Begin a forward pass."""
+        """Reset the statistics for a new forward pass."""
         mask = None if self._token_mask is None else paddle.to_tensor(self._token_mask.reshape(-1).astype(np.float32))
         self.current, self.loss = RoutedPass(self.num_experts, mask, self._is_counted), None
 
     def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
-        """Record the logits of a layer's router and return them, with the gradient of the auxiliary loss.
+        """Record the logits of a layer's router, and return them with the gradient of the auxiliary loss attached.
 
         Raises:
-            ValueError: the token mask has another number of tokens.
+            ValueError: the number of tokens differs from the token mask.
         """
         if is_symbolic(logits_TE):
             return logits_TE
@@ -135,7 +134,7 @@ class LoadBalance:
             if current.token_mask is not None:
                 if current.token_mask.shape[0] != logits_TE.shape[0]:
                     raise ValueError(
-                        f"{logits_TE.shape[0]} tokens in an expert layer, but the mask of padding has "
+                        f"an expert layer has {logits_TE.shape[0]} tokens, but the attention mask has "
                         f"{current.token_mask.shape[0]}; an adapter with virtual tokens needs "
                         "batches without padding here (pad_to_multiple_of: null)"
                     )
@@ -152,26 +151,26 @@ class LoadBalance:
         return _Observe.apply(logits_TE, self, current)
 
     def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return the hidden states of the last layer, and set `loss`; the loss has its gradient through them."""
+        """Set `loss`, and return the hidden states of the last layer, through which the loss gets its gradient."""
         if not self.coefficient or is_symbolic(hidden_BSD):
             return hidden_BSD
         hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self.current)
         return hidden_BSD
 
     def pop_counts(self) -> np.ndarray:
-        """Return the tokens per layer and expert since the last call, in passes with gradients, float64 [L, E]."""
+        """Return the tokens per layer and expert of training passes since the last call, float64 [L, E]."""
         counts, self._counts = self._counts, np.zeros_like(self._counts)
         return counts
 
 
 def imbalance(counts_LE: np.ndarray) -> float:
-    """Return the load of the busiest expert over the mean load, averaged over the layers with experts; 1: even."""
+    """Return the load of the busiest expert divided by the mean load, averaged over expert layers; 1 is balanced."""
     used_LE = counts_LE[counts_LE.sum(axis=1) > 0]
     return float((used_LE.max(axis=1) / used_LE.mean(axis=1)).mean()) if len(used_LE) else 0.0
 
 
 class _Observe(PyLayer):
-    """Identity of a router's logits; the backward pass adds the gradient of the auxiliary loss."""
+    """Identity of a router's logits whose backward pass adds the gradient of the auxiliary loss."""
 
     @staticmethod
     def forward(ctx, logits_TE, balance, current):
@@ -193,7 +192,7 @@ class _Observe(PyLayer):
 
 
 class _AttachLoss(PyLayer):
-    """Identity of the hidden states, and the auxiliary loss; its backward pass runs before that of every layer."""
+    """Identity of the hidden states that also returns the auxiliary loss; its backward pass runs before all layers."""
 
     @staticmethod
     def forward(ctx, hidden_BSD, balance, current):

@@ -1,4 +1,4 @@
-"""Create a parameter of a layer from a NumPy array."""
+"""Parameters that are created from NumPy arrays."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from paddle import nn
 
 
 def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str) -> paddle.Tensor:
-    """Create a parameter of `layer` with the values `value`, rounded to the floating-point format `dtype`."""
+    """Create a parameter of `layer` with the values of an array, rounded to `dtype`."""
     return layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=_FromArray(value))
 
 
 class _FromArray(nn.initializer.Initializer):
     """Initializer that copies an array in one call.
 
-    Paddle's `Assign` passes every number as a Python object, which takes a second per ten million numbers.
+    Paddle's `Assign` passes every number as a Python object, which takes one second per ten million numbers.
     """
 
     def __init__(self, value: np.ndarray) -> None:

@@ -1,11 +1,11 @@
-"""Activation recomputation: choose which activations are saved and which are computed again in the backward pass.
+"""Activation recomputation (gradient checkpointing): which activations are saved, and which are recomputed.
 
 Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
-`RecomputePlan` decides what happens in each region. All plans compute the same numbers, random numbers included.
+`RecomputePlan` decides which regions are recomputed. All plans give the same results, dropout included.
 
 | granularity | recomputed | saved |
 |---|---|---|
-| full | the layer | its input |
+| full | the layer | the input of the layer |
 | full_attn | attention with its projections | the input of attention |
 | core_attn | attention between the projections | queries, keys and values |
 """
@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.cpp.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
-"""Granularity at which a region is recomputed as a block of its own."""
+"""Region -> granularity at which it is recomputed as a block."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class RecomputePlan:
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: layers that save all activations.
-        saved_regions: region -> the number of layers, from the first, in which the region's result is saved although
-            the layer is recomputed; -1 for all layers. This saves the region's computation and, under tensor
-            parallelism, its communication. Only with "full".
-        offloads_inputs: whether the inputs of recomputed layers are saved off the device
+        saved_regions: region -> number of layers, from the first, that save the region's result although the layer is
+            recomputed; -1 for all layers. The region is then not computed again and, under tensor parallelism, not
+            communicated again. Only with "full".
+        offloads_inputs: whether the inputs of recomputed layers are offloaded from the device
             (nn/activation_offload.py). Only with "full".
     """
 
@@ -53,7 +53,7 @@ class RecomputePlan:
 
     @classmethod
     def from_config(cls, options: TrainConfig) -> RecomputePlan | None:
-        """Build the plan that `config.train` describes; None if nothing is recomputed."""
+        """Build the plan of `config.train`; return None if nothing is recomputed."""
         if not options.recompute:
             return None
         layers = frozenset(parse_layers(options.no_recompute_layers))
@@ -64,14 +64,14 @@ class RecomputePlan:
         """Check that the excluded layers exist in a model of `num_layers` layers.
 
         Raises:
-            ValueError: one or more do not exist; the message lists them.
+            ValueError: an excluded layer does not exist.
         """
         missing = sorted(layer for layer in self.excluded_layers if not 0 <= layer < num_layers)
         if missing:
-            raise ValueError(f"no_recompute_layers names {missing}; the model's layers are 0 to {num_layers - 1}")
+            raise ValueError(f"no_recompute_layers: the model has no layers {missing}; use 0 to {num_layers - 1}")
 
     def saves(self, region: str, layer: int) -> bool:
-        """Return True if the region's result is saved in `layer`, which is recomputed."""
+        """Return whether the recomputed layer saves the region's result."""
         number = self.saved_regions.get(region, 0)
         return number == -1 or layer < number
 
@@ -91,11 +91,11 @@ class RecomputePlan:
 
 
 def recompute_region(region: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`, whose result a plan may save or compute again.
+    """Return `function(*arguments)`, and save or recompute its activations as the current plan says.
 
     Args:
         region: name of the region.
-        function: function of the tensors and of parameters; other values that it reads must not require gradients.
+        function: function of the arguments and of parameters; it must not read other tensors that require gradients.
         arguments: tensors; for "full_attn" also other objects.
     """
     state = _current[-1]
@@ -110,21 +110,21 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 
 
 def value_of_first_run(key: str, value: Any) -> Any:
-    """Return `value`, or in the second run of a recomputed layer the value under `key` of its first run.
+    """Return `value`; when a layer is recomputed, return the value that its first run had under `key`.
 
-    Other forward passes may lie between the two runs, as in a pipeline.
+    Other forward passes may run in between, for example under pipeline parallelism.
     """
     state = _current[-1]
     return value if state is None else state.first_values.setdefault(key, value)
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its first run: bf16 matmuls may be disabled by then."""
+    """Recompute a block with the matmul precision of its first run, because bf16 matmuls may be disabled by then."""
     return recompute(capture_precision(function), *arguments)
 
 
 def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-    """Recompute a layer whose input `x` is off the device between the forward and the backward pass."""
+    """Recompute a layer, and offload its input `x` between the forward and the backward pass."""
     offloaded = offload(x)  # here, because an error in a hook would lose its type
     is_running = False
 
@@ -137,7 +137,7 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
             is_running = False
 
     def pack(tensor: paddle.Tensor) -> paddle.Tensor | OffloadedTensor:
-        return tensor if is_running else offloaded  # saved regions save tensors during the run, Paddle saves x after it
+        return tensor if is_running else offloaded  # Paddle saves x after the run, and saved regions save tensors in it
 
     def unpack(saved: paddle.Tensor | OffloadedTensor) -> paddle.Tensor:
         return saved if isinstance(saved, paddle.Tensor) else saved.load()
@@ -148,7 +148,7 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
 
 @dataclass(frozen=True)
 class _RegionRecord:
-    """Saved computation of a region: its own graph from copies of the inputs, and the random state after it."""
+    """Saved computation of a region: autograd graph from copies of the inputs, and the random state afterwards."""
 
     inputs: tuple[paddle.Tensor, ...]
     outputs: tuple[paddle.Tensor, ...]
@@ -157,7 +157,7 @@ class _RegionRecord:
 
 
 class _LayerRecompute:
-    """State of one recomputed layer: its forward pass, and the same pass again before its backward pass."""
+    """State of one recomputed layer, shared by its forward pass and its recomputation."""
 
     def __init__(self, plan: RecomputePlan, layer: int) -> None:
         self.plan, self.layer = plan, layer
@@ -165,7 +165,7 @@ class _LayerRecompute:
         self._records: deque[_RegionRecord] = deque()
 
     def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:
-        """Compute and save the region the first time; return the saved result the second time."""
+        """Compute and save the region in the forward pass; return the saved result in the recomputation."""
         if paddle.is_grad_enabled():
             record = self._records.popleft()
             paddle.set_rng_state(record.random_state)
@@ -183,7 +183,7 @@ class _LayerRecompute:
 
 
 class _SavedRegion(PyLayer):
-    """Autograd node that joins a saved region to the recomputed tensors around it."""
+    """Autograd node that connects a saved region to the recomputed tensors around it."""
 
     @staticmethod
     def forward(ctx, record, *tensors):
@@ -204,7 +204,7 @@ _current: list[_LayerRecompute | None] = [None]
 
 @contextmanager
 def _recomputing(state: _LayerRecompute) -> Iterator[None]:
-    """Make `state` the current layer of `recompute_region` within the block."""
+    """Make `state` the state that `recompute_region` uses within the block."""
     _current.append(state)
     try:
         yield

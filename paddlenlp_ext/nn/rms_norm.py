@@ -13,25 +13,25 @@ from paddlenlp_ext.ops.rms_norm.reference import scale_of
 
 
 class FeatureShards(Protocol):
-    """Interface of the ranks that hold equal shards of the normalized axis (parallel/tensor_parallel.py)."""
+    """Interface of the ranks that hold shards of the normalized axis (parallel/tensor_parallel.py)."""
 
     size: int
 
     def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum of `x` over the ranks; differentiable."""
+        """Return the sum of `x` over the ranks; the sum is differentiable."""
         ...
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        """Return `x`, which all ranks have; the backward pass all-reduces its gradient."""
         ...
 
 
 class RMSNorm(nn.Layer):
-    """Normalization of the last axis, of length `size`, followed by a trained scale that is initialized to one.
+    """RMS normalization of the last axis, of length `size`, with a trained scale that is initialized to 1.
 
     Attributes:
         offset: number that is added to the weight to obtain the scale: 0, or 1 in the Gemma models.
-        shards: ranks that hold the shards of the last axis; None if it is not sharded.
+        shards: ranks that hold the shards of the last axis; None if the axis is not sharded.
     """
 
     shards: FeatureShards | None = None
@@ -51,7 +51,7 @@ class RMSNorm(nn.Layer):
         return self.normalize_sum(x, addend, self.weight)
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size] with another weight [size] in place of the layer's."""
+        """Map [..., size] to [..., size] with another weight [size] instead of the layer's weight."""
         if self.shards is not None:
             return self._norm_sharded(x, weight, self.shards)
         return rms_norm(x, weight, self.epsilon, self.offset)
@@ -59,11 +59,11 @@ class RMSNorm(nn.Layer):
     def normalize_sum(
         self, x: paddle.Tensor, addend: paddle.Tensor, weight: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the result of `forward_add` with another weight [size] in place of the layer's."""
+        """Return the result of `forward_add` with another weight [size] instead of the layer's weight."""
         return add_rms_norm(x, addend, weight, self.epsilon, self.offset)
 
     def _norm_sharded(self, x: paddle.Tensor, weight: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
-        """Normalize by the mean square over all shards, in float32."""
+        """Normalize in float32 by the mean square over all shards."""
         x_fp32 = x.astype("float32")
         squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))
         inverse = (squares / (x.shape[-1] * shards.size) + self.epsilon).rsqrt()

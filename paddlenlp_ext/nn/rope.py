@@ -1,8 +1,9 @@
-"""Rotary position embedding: inverse frequencies from a config's settings, rotation tables from positions.
+"""Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, tables from positions.
 
-Sources: rotary angles arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN arXiv:2309.00071; dynamic
-NTK-aware scaling as published with YaRN; LongRoPE arXiv:2402.13753; the smoothed scaling of Llama 3.1 as its model
-card's config describes it. With ALiBi (arXiv:2108.12409) nothing is rotated: positions are biases of the attention.
+Sources: RoPE arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN and dynamic NTK-aware scaling
+arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling as in its config.json. Models with ALiBi
+(arXiv:2108.12409) have no rotation: attention adds biases by distance.
+
 Shapes: B batch, S sequence, R rotated channels of a head.
 """
 
@@ -19,17 +20,17 @@ import paddle
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 ALIBI = "alibi"
-"""Rope type of models without rotation. transformers has no such type, so it refuses the model by this name."""
+"""Rope type of models with ALiBi. transformers does not know the name, and refuses to load such a model."""
 FULL_ATTENTION = "full_attention"
 _NON_SCALING_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Rotary settings of a model.
+    """Rope settings of a layer.
 
     Attributes:
-        rotary_dim: R, even; the head dimension, or the share of it that `partial_rotary_factor` names.
+        rotary_dim: R, an even number: the head dimension times `partial_rotary_factor`.
         theta: base of the frequencies.
         rope_type: "default" or the name of a scaling.
         max_position_embeddings: maximum context in the config.
@@ -46,12 +47,11 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
 
-        Contradictions are resolved as in transformers: `rope_scaling` takes precedence over `rope_parameters`, and a
-        top-level `original_max_position_embeddings` over the one inside them. Settings by layer type are for
-        `rope_by_layer`.
+        Precedence is the same as in transformers: `rope_scaling` over `rope_parameters`, and a top-level
+        `original_max_position_embeddings` over the nested one. `rope_by_layer` reads settings by layer type.
 
         Raises:
-            ValueError: an unknown rope type, or an odd number of rotated channels.
+            ValueError: the rope type is unknown, or the number of rotated channels is odd.
         """
         settings = stored_settings(config)
         rope_type = settings.get("rope_type") or settings.get("type") or "default"
@@ -68,7 +68,7 @@ class RopeSettings:
         return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def constant_until(self, length: int) -> float:
-        """Return the length up to which a row of `length` tokens grows with the same frequencies; it may be inf."""
+        """Return the length up to which a row of `length` tokens can grow without a change of frequencies, or inf."""
         if self.rope_type not in _LENGTH_DEPENDENT:
             return math.inf
         trained = _short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
@@ -77,10 +77,10 @@ class RopeSettings:
         return math.inf if self.rope_type == "longrope" else length
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of the scaling's parameters.
+        """Return a numeric parameter of the scaling.
 
         Raises:
-            ValueError: the number is missing and has no default.
+            ValueError: the parameter is missing and has no default, or it is not a number.
         """
         value = self.scaling.get(key)
         if value is None:
@@ -92,7 +92,7 @@ class RopeSettings:
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        """Return the numbers of the scaling's parameter `key`, one per frequency, fp32 [R / 2].
+        """Return the scaling parameter `key` that has one number per frequency, fp32 [R / 2].
 
         Raises:
             ValueError: the list is missing or has another length.
@@ -108,7 +108,7 @@ class RopeSettings:
 
     @property
     def max_context(self) -> int:
-        """Maximum number of positions that the frequencies cover, scaling included."""
+        """Length of the context that the frequencies cover, scaling included."""
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
         trained = self.number("original_max_position_embeddings", self.max_position_embeddings)
@@ -116,10 +116,10 @@ class RopeSettings:
 
 
 def _rotary_dim(share: Any, head_dim: int) -> int:
-    """Return the number of rotated channels of a head, of which `share` is rotated (None: all).
+    """Return the number of rotated channels of a head; `share` is `partial_rotary_factor`, None rotates all channels.
 
     Raises:
-        ValueError: the share is not a number above 0 and at most 1, or leaves an odd number of channels.
+        ValueError: the share is not a number above 0 and at most 1, or the number of rotated channels is odd.
     """
     if share is None:
         share = 1.0
@@ -129,27 +129,27 @@ def _rotary_dim(share: Any, head_dim: int) -> int:
     if rotary_dim % 2 or not rotary_dim:
         of_share = "" if share == 1 else f" with partial_rotary_factor {share}"
         raise ValueError(
-            f"head_dim {head_dim}{of_share} in config.json must leave an even number of channels: rotary embedding "
+            f"head_dim {head_dim}{of_share} in config.json must give an even number of rotated channels, because RoPE "
             "rotates pairs of channels"
         )
     return rotary_dim
 
 
 def stored_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope settings of a config.json dict as they are stored; empty if it has only `rope_theta`, or none."""
+    """Return `rope_scaling` or `rope_parameters` of a config.json dict; {} if it has neither."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 
 def is_by_layer_type(settings: Mapping[str, Any]) -> bool:
-    """Return whether stored settings are a dict for each layer type."""
+    """Return whether stored rope settings have a dict for each layer type."""
     return any(isinstance(value, Mapping) for value in settings.values())
 
 
 def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[RopeSettings, ...]:
-    """Return the rotary settings of each layer; `layer_types` decides if `rope_parameters` is keyed by layer type.
+    """Return the rope settings of each layer, by `layer_types` if `rope_parameters` has settings per layer type.
 
     Raises:
-        ValueError: invalid settings, or a layer type without settings.
+        ValueError: the settings are invalid, or a layer type has no settings.
     """
     stored = stored_settings(config)
     if not is_by_layer_type(stored):
@@ -173,18 +173,18 @@ def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> 
 
 
 def _power(base: float, exponent: Any) -> Any:
-    """Return a power in float32, correctly rounded: at position 10,000 the last bit of a frequency changes 1e-3."""
+    """Return a correctly rounded float32 power; an error in the last bit shifts angles at position 10,000 by 1e-3."""
     return np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)).astype(np.float32)
 
 
 def _wavelengths(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
-    """Return the positions per radian of each frequency without scaling, fp32 [R / 2]."""
+    """Return the unscaled wavelengths in positions per radian, fp32 [R / 2]."""
     exponents = np.arange(0, settings.rotary_dim, 2, dtype=np.float32) / np.float32(settings.rotary_dim)
     return _power(settings.theta if theta is None else theta, exponents)
 
 
 def _unscaled(settings: RopeSettings, theta: float | None = None) -> np.ndarray:
-    """Return the inverse frequencies without scaling, fp32 [R / 2]."""
+    """Return the unscaled inverse frequencies, fp32 [R / 2]."""
     return np.float32(1) / _wavelengths(settings, theta)
 
 
@@ -197,7 +197,7 @@ def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Increase the base for lengths beyond the trained context, so that the slowest frequency covers the length."""
+    """Return dynamic NTK frequencies: beyond the trained context, the base grows until they cover the length."""
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     stretch = np.float32(factor * max(length, trained)) / np.float32(trained) - np.float32(factor - 1)
     if dim == 2:
@@ -206,7 +206,7 @@ def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.Tensor:
-    """Compute `_dynamic` for a length that is known only when a static graph runs."""
+    """Return the frequencies of `_dynamic` in a static graph, where the length is known only at run time."""
     _dynamic(settings, 0)  # raise for a missing number
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     length = paddle.clip(length.astype("float64"), min=float(trained))
@@ -217,7 +217,7 @@ def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.T
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Stretch long wavelengths by `factor`, keep short ones, and interpolate in between by the number of turns."""
+    """Return Llama 3.1 frequencies: long wavelengths are stretched, short ones are not, and others are interpolated."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     if not low < high:
         raise ValueError(
@@ -231,7 +231,7 @@ def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Interpolate slow frequencies, keep fast ones, ramp between; scale the tables by YaRN's temperature."""
+    """Return YaRN frequencies: slow ones are divided by the factor, fast ones are not, with a ramp in between."""
     longest, dim = settings.max_position_embeddings, settings.rotary_dim
     trained = settings.number("original_max_position_embeddings", longest)
     factor = settings.number("factor", longest / trained)
@@ -250,7 +250,7 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Divide each frequency by a searched factor: one set within the trained context, another beyond it."""
+    """Return LongRoPE frequencies: each is divided by its `short_factor`, or by `long_factor` in a long context."""
     longest = settings.max_position_embeddings
     trained = _short_context(settings)
     short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
@@ -261,22 +261,22 @@ def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _short_context(settings: RopeSettings) -> float:
-    """Return the length up to which LongRoPE uses the short factors."""
+    """Return the length up to which LongRoPE uses `short_factor`."""
     return settings.number("original_max_position_embeddings", settings.max_position_embeddings)
 
 
 def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return frequencies of 0, which rotate nothing."""
+    """Return frequencies of 0, with which RoPE is the identity."""
     return np.zeros(settings.rotary_dim // 2, np.float32), 1.0
 
 
 def yarn_temperature(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's factor of queries and keys for a context that is longer by `factor` (arXiv:2309.00071, eq. 22)."""
+    """Return YaRN's scale of queries and keys for a context extended by `factor` (arXiv:2309.00071, eq. 22)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _table_factor(settings: RopeSettings, factor: float) -> float:
-    """Return the factor of the cosine and sine tables."""
+    """Return YaRN's factor of the cosine and sine tables."""
     if settings.scaling.get("attention_factor") is not None:
         return settings.number("attention_factor")
     if settings.scaling.get("mscale") and settings.scaling.get("mscale_all_dim"):
@@ -298,12 +298,12 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class RotaryEmbedding:
-    """Cosine and sine tables of positions for one layer; has no parameters."""
+    """Cosines and sines of positions for one rope setting. The class has no parameters."""
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
         self._depends_on_length = settings.rope_type in _LENGTH_DEPENDENT
-        self._fixed = self._inverse_frequencies(0)  # raises for a missing number now, not at the first batch
+        self._fixed = self._inverse_frequencies(0)  # raises an error for missing parameters before the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, R]."""
@@ -319,14 +319,14 @@ class RotaryEmbedding:
         return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
     def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the inverse frequencies for rows of `length` tokens, fp32 [R / 2], and the factor of the tables."""
+        """Return the inverse frequencies [R / 2] for rows of `length` tokens, fp32, and the factor of the tables."""
         return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
         return ROPE_TYPES[self.settings.rope_type](self.settings, length)
 
     def _inverse_frequencies_in_graph(self, length: paddle.Tensor) -> tuple[paddle.Tensor, float]:
-        """Return the same for a length that is known only when a static graph runs."""
+        """Return `inverse_frequencies` in a static graph, where the length is known only at run time."""
         settings = self.settings
         if settings.rope_type == "dynamic":
             return _dynamic_in_graph(settings, length), 1.0
@@ -340,11 +340,11 @@ Rotation = tuple[paddle.Tensor, paddle.Tensor]
 
 
 class RotaryEmbeddings:
-    """Rotation tables of all layers; layers with equal settings share them.
+    """Cosines and sines of all layers. Layers with equal settings share them.
 
     Attributes:
         distinct: the distinct settings.
-        index_by_layer: index of each layer's settings among these.
+        index_by_layer: index of each layer's settings in `distinct`.
 
     Args:
         by_layer: settings of each layer.
@@ -360,24 +360,24 @@ class RotaryEmbeddings:
         self.index_by_layer = [self.distinct.index(settings) for settings in by_layer]
 
     def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
-        """Return whether the positions [B, S] need the long factors, for each embedding with LongRoPE.
+        """Return whether the positions [B, S] need `long_factor`, for each distinct setting with LongRoPE.
 
-        Keys that were rotated with the other factors do not fit queries at these positions. The positions of a static
-        graph are not known; the program that runs it compares them.
+        Cached keys that were rotated with the other factors do not fit queries at these positions. In a static graph
+        the positions are not known, and the program that runs the graph compares them.
         """
         if is_symbolic(position_ids_BS):
             return ()
         return self.frequency_sets_at(int(position_ids_BS.max()) + 1 if self._long_ropes else 0)
 
     def frequency_sets_at(self, length: int) -> tuple[bool, ...]:
-        """Return the same for positions of which the last one is `length - 1`."""
+        """Return `frequency_sets` for rows of `length` tokens."""
         return tuple(length > _short_context(settings) for settings in self._long_ropes)
 
     def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
-        """Return the inverse frequencies and the factor of the tables of each distinct embedding."""
+        """Return the inverse frequencies and the factor of the tables for each distinct setting."""
         return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
-        """Return the tables of each layer."""
+        """Return the cosines and sines of each layer."""
         tables = [embedding(position_ids_BS) for embedding in self._embeddings]
         return tuple(tables[index] for index in self.index_by_layer)

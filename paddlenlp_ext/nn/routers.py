@@ -1,16 +1,15 @@
-"""Routers: the function from a token's logits to its experts and their weights.
+"""Routers of expert layers: choose the top-k experts of each token, and compute their weights.
 
-    logits --> scores --> choice: the k experts with the highest scores --> weights of the chosen ones
+    logits --> scores --> the k experts with the highest scores --> weights of the chosen experts
 
 | router | scores | chosen by | weights | families |
 | --- | --- | --- | --- | --- |
-| softmax | softmax(logits) | scores, plus a correction | scores, normalised or not | Mixtral, Qwen, ERNIE |
-| sigmoid | sigmoid(logits) | scores, plus a correction | scores, normalised or not | DeepSeek V3, GLM-4.5 |
-| softmax_of_chosen | logits | scores | softmax over the logits of the chosen | gpt-oss |
+| softmax | softmax(logits) | scores + correction bias | scores, optionally normalized | Mixtral, Qwen, ERNIE |
+| sigmoid | sigmoid(logits) | scores + correction bias | scores, optionally normalized | DeepSeek V3, GLM-4.5 |
+| softmax_of_chosen | logits | scores | softmax over the chosen logits | gpt-oss |
 
-The choice may be limited to the best groups of experts (DeepSeek V2, arXiv:2405.04434, and V3, arXiv:2412.19437). Of
-experts with equal scores the one with the lowest index is chosen; PyTorch leaves the order open. All routers compute in
-float32.
+The choice may be limited to the best groups of experts (DeepSeek V2, arXiv:2405.04434, and V3, arXiv:2412.19437). Ties
+go to the expert with the lowest index; PyTorch leaves the order open. All routers compute in float32.
 
 Shapes: T tokens, E experts, K chosen experts, D hidden.
 """
@@ -38,12 +37,12 @@ class RouterOptions:
         normalizes: whether the weights of a token's experts are divided by their sum.
         smallest_sum: smallest divisor of the weights.
         scale: factor of the weights.
-        num_groups: groups of experts, of equal size and in order; 1: the choice is not limited.
-        chosen_groups: groups to which a token's choice is limited.
-        group_score: score of a group: its highest score ("max"), or the sum of its two highest ("top2").
+        num_groups: number of groups of consecutive experts, of equal size; 1: the choice is not limited.
+        chosen_groups: number of groups that a token's experts may come from.
+        group_score: score of a group: its highest score ("max"), or the sum of its two highest scores ("top2").
         bias: whether the logits have a bias.
-        correction_dims: dimensions in which a bias is stored that is added to the scores for the choice only, and that
-            has no gradient: 1 for [E], 2 for [1, E]; 0: there is none.
+        correction_dims: number of dimensions of the stored correction bias, 1 for [E] or 2 for [1, E]; 0: no such bias.
+            The bias is added to the scores for the choice only, and has no gradient.
     """
 
     kind: str
@@ -59,27 +58,27 @@ class RouterOptions:
 
 
 Route = Callable[[paddle.Tensor, RouterOptions, "paddle.Tensor | None"], tuple[paddle.Tensor, paddle.Tensor]]
-"""Function from logits [T, E], the options and the correction to weights [T, K] and experts [T, K]."""
+"""Function from logits [T, E], options and correction bias to weights [T, K] and experts [T, K]."""
 
 
 def softmax(
     logits_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Weigh by the softmax over all experts (Mixtral, arXiv:2401.04088)."""
+    """Choose and weight experts by the softmax over all experts (Mixtral, arXiv:2401.04088)."""
     return _weigh_chosen(F.softmax(logits_TE, axis=-1), options, correction)
 
 
 def sigmoid(
     logits_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Weigh by the sigmoid of each expert (DeepSeek V3, arXiv:2412.19437)."""
+    """Choose and weight experts by the sigmoid of each logit (DeepSeek V3, arXiv:2412.19437)."""
     return _weigh_chosen(F.sigmoid(logits_TE), options, correction)
 
 
 def softmax_of_chosen(
     logits_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Weigh by the softmax over the chosen experts only (gpt-oss)."""
+    """Choose experts by their logits, and weight them by the softmax over the chosen experts (gpt-oss)."""
     experts_TK = choose(logits_TE, options, correction)
     return F.softmax(paddle.take_along_axis(logits_TE, experts_TK, 1), axis=-1), experts_TK
 
@@ -103,14 +102,14 @@ def choose(scores_TE: paddle.Tensor, options: RouterOptions, correction: paddle.
 
 
 def _highest(scores: paddle.Tensor, count: int) -> paddle.Tensor:
-    """Return the indices of the highest scores of each row, the lowest index first among equal ones."""
+    """Return the indices of the highest scores of each row; ties go to the lowest index."""
     return paddle.argsort(scores, axis=-1, descending=True, stable=True)[:, :count]
 
 
 def _weigh_chosen(
     scores_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Choose experts, and return their scores as weights, normalised and scaled as the options say."""
+    """Choose experts, and return their normalized and scaled scores as weights."""
     experts_TK = choose(scores_TE, options, correction)
     weights_TK = paddle.take_along_axis(scores_TE, experts_TK, 1)
     if options.normalizes:
@@ -119,9 +118,9 @@ def _weigh_chosen(
 
 
 class Router(nn.Layer):
-    """Router of an expert layer: a matrix from hidden states to logits, and a function of `ROUTERS`.
+    """Router of an expert layer: a linear layer from hidden states to logits, and a function of `ROUTERS`.
 
-    Its parameters keep the dtype of activations: a matrix product in lower precision would choose other experts.
+    The parameters have the dtype of activations, because a product in lower precision would choose other experts.
 
     Args:
         hidden_size: D.
@@ -129,7 +128,7 @@ class Router(nn.Layer):
         options: kind and options.
 
     Attributes:
-        observe: function of the logits that returns them (nn/load_balancing_loss.py); None: nobody observes the router.
+        observe: function that records the logits and returns them (nn/load_balancing_loss.py); None: not recorded.
     """
 
     def __init__(self, hidden_size: int, num_experts: int, options: RouterOptions) -> None:

@@ -161,7 +161,7 @@ def test_recompute_saves_fewer_activations():
 
 
 def test_check_layers_unknown_layers_are_named():
-    with pytest.raises(ValueError, match=r"names \[2, 7\]; the model's layers are 0 to 1"):
+    with pytest.raises(ValueError, match=r"has no layers \[2, 7\]; use 0 to 1"):
         make_model("none").enable_recompute(RecomputePlan(excluded_layers=frozenset({0, 2, 7})))
 
 
