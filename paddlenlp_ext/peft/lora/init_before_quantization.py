@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -28,6 +28,9 @@ from paddlenlp_ext.peft.target_modules import ALL_LINEAR
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.layer_name_patterns import matches
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 SVD_CHOICES = ("fast", "exact")
 """SVD algorithms for the leading singular triplets: random projection (fast) or full SVD (exact)."""
@@ -65,6 +68,12 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
     def initial_factors(self) -> dict[str, InitialFactors]:
         """Layer name -> factors that `before_quantizing` computed for `wrap`."""
         return {}
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other options, which shares `initial_factors`."""
+        changed = super().replace(**changes)
+        changed.__dict__["initial_factors"] = self.initial_factors
+        return changed
 
     def with_source(self, factors_source: str, over_residual: bool = False) -> InitBeforeQuantizationConfig:
         """Return a copy with these two attributes, for a stored adapter."""
