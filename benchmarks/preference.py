@@ -27,7 +27,7 @@ from benchmarks.measure import num_pair_tokens, random_pairs, report, tokens_per
 from benchmarks.ours import run_config
 from benchmarks.train_rows import StepTimes
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.objectives import dpo_objective
@@ -45,7 +45,7 @@ KEYS = {
 
 
 class Pairs:
-    """Pairs in memory, with the interface of a PreferenceDataset."""
+    """Pairs in memory, with the interface of a PairDataset."""
 
     def __init__(self, pairs: list[dict[str, list[int]]], share_prompt: bool, cache_folder: Path) -> None:
         self.cache_folder = cache_folder
@@ -54,13 +54,13 @@ class Pairs:
             prompt, chosen, rejected = (np.array(ids, np.int32) for ids in pair.values())
             tokens, starts = np.concatenate([prompt, chosen, rejected]), (len(prompt), len(prompt) + len(chosen))
             loss_mask = np.arange(len(tokens)) >= len(prompt)
-            self._rows.append(EncodedPreference(tokens, loss_mask, index, starts, (True, False), share_prompt))
+            self._rows.append(TokenizedPair(tokens, loss_mask, index, starts, (True, False), share_prompt))
         self.lengths = np.array([row.length for row in self._rows])
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> EncodedPreference:
+    def __getitem__(self, index: int) -> TokenizedPair:
         return self._rows[index]
 
     def source(self, index: int) -> tuple[str, int]:

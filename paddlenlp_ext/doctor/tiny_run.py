@@ -17,8 +17,7 @@ import numpy as np
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.doctor.targets import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -61,14 +60,14 @@ def answer_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> Encoded
     return EncodedRow(tokens, loss_mask, index)
 
 
-def pair_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> EncodedPreference:
+def pair_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> TokenizedPair:
     """Return a pair whose rejected answer has the last three tokens."""
-    return EncodedPreference(tokens, loss_mask, index, (_PROMPT, len(tokens) - 3), (True, False))
+    return TokenizedPair(tokens, loss_mask, index, (_PROMPT, len(tokens) - 3), (True, False))
 
 
-def scored_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> ScoredPair:
+def scored_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> TokenizedPair:
     """Return a pair for a reward model, with a margin."""
-    return ScoredPair(**vars(pair_row(tokens, loss_mask, index)), margin=0.25)
+    return replace(pair_row(tokens, loss_mask, index), scores_last_tokens=True, margin=0.25)
 
 
 class Kind(NamedTuple):

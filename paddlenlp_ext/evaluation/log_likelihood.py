@@ -16,8 +16,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.data.collate import PackedBatch, collate
-from paddlenlp_ext.data.preference.collate_pairs import PreferenceBatch, collate_preferences
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.collate_pairs import PreferenceBatch, collate_pairs
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import hidden_states
@@ -149,14 +149,14 @@ class _Group:
     def num_tokens(self) -> int:
         return len(self.prompt) + sum(map(len, self.continuations))
 
-    def row(self, number: int) -> EncodedPreference:
+    def row(self, number: int) -> TokenizedPair:
         """Return a preference row with the continuations as answers."""
         parts = [self.prompt, *self.continuations]
         starts = np.cumsum([len(part) for part in parts])[:-1]
         tokens = np.concatenate([np.array(part, np.int32) for part in parts])
         count = len(self.continuations)
         mask = np.arange(len(tokens)) >= len(self.prompt)
-        return EncodedPreference(tokens, mask, number, tuple(starts.tolist()), (False,) * count)
+        return TokenizedPair(tokens, mask, number, tuple(starts.tolist()), (False,) * count)
 
 
 def _groups(continuations: Sequence[Continuation]) -> list[_Group]:
@@ -172,9 +172,9 @@ def _groups(continuations: Sequence[Continuation]) -> list[_Group]:
     return groups
 
 
-def _scores(model: Any, rows: list[EncodedPreference], with_greedy: bool) -> Iterator[Likelihood]:
+def _scores(model: Any, rows: list[TokenizedPair], with_greedy: bool) -> Iterator[Likelihood]:
     """Yield the log-likelihood of each answer in the rows."""
-    batch: PreferenceBatch = collate_preferences([rows])
+    batch: PreferenceBatch = collate_pairs([rows])
     logprobs_T, hidden_TD = _token_logprobs(model, batch)
     answers_T = batch.answer_index.ravel()
     targets_R = np.flatnonzero(answers_T >= 0)

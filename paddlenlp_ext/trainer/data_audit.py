@@ -14,8 +14,9 @@ from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_spl
 from paddlenlp_ext.data.audit.html_page import render_page
 from paddlenlp_ext.data.audit.lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
-from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardDataset
+from paddlenlp_ext.data.preference.pair_dataset import open_pairs
+from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardEncoder
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
 from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
@@ -87,8 +88,8 @@ def _open_split(config: RunConfig, section: DataConfig, split: str, name: str, d
         return AuditedSplit(name, readers, encoder, STREAM_ROWS if is_stream else None)
     assert isinstance(section, PreferenceDataConfig), "a run on preference data has this section"
     if config.reward is not None:
-        opened = open_pairs(RewardDataset, section, config.reward.share_prompt, split, data.template)
+        opened = open_pairs(RewardEncoder, section, config.reward.share_prompt, split, data.template)
     else:
         assert config.preference is not None, "one of the two sections is set"
-        opened = open_pairs(PreferenceDataset, section, config.preference.share_prompt, split, data.template)
+        opened = open_pairs(PreferenceEncoder, section, config.preference.share_prompt, split, data.template)
     return AuditedSplit(name, *opened)

@@ -16,8 +16,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import load_reward_dataset
+from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_configured_template

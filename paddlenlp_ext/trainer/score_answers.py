@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.preference.collate_reward_pairs import collate_scored_pairs
+from paddlenlp_ext.data.preference.collate_reward_pairs import collate_reward_pairs
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoringEncoder
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
@@ -60,7 +60,7 @@ def score_rows(
     plan = PackingPlan([row.length for row in encoded], batch_size=batch_size, shuffle=False)
     for micro_batch in plan.epoch(0):
         packs = [[encoded[index] for index in pack] for pack in micro_batch]
-        batch = collate_scored_pairs(packs, unscored_token_id=model.config.source.get("pad_token_id"))
+        batch = collate_reward_pairs(packs, unscored_token_id=model.config.source.get("pad_token_id"))
         with evaluation_mode(model):
             scores = iter(answer_scores(model, hidden_states(model, batch), batch).numpy().tolist())
         for index in batch.row_indices:

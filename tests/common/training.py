@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -51,7 +50,7 @@ class Rows:
 
 
 class PreferenceRows(Rows):
-    """Pairs of answers in memory, or rated answers, with the interface of a PreferenceDataset."""
+    """Pairs of answers in memory, or rated answers, with the interface of a PairDataset."""
 
     def __init__(
         self, num_rows: int, cache_folder: Path, seed: int = 0, share_prompt: bool = True, in_pairs: bool = True
@@ -66,16 +65,19 @@ class PreferenceRows(Rows):
             if not in_pairs:
                 tokens, starts, is_desirable = tokens[: prompt + first], starts[:1], (index % 2 == 0,)
             loss_mask = np.arange(len(tokens)) >= prompt
-            self.rows.append(EncodedPreference(tokens, loss_mask, index, starts, is_desirable, share_prompt))
+            self.rows.append(TokenizedPair(tokens, loss_mask, index, starts, is_desirable, share_prompt))
         self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
 
 
 class RewardRows(PreferenceRows):
-    """Pairs of answers in memory with margins, with the interface of a RewardDataset."""
+    """Pairs of answers in memory with margins, with the interface of a PairDataset."""
 
     def __init__(self, num_rows: int, cache_folder: Path, seed: int = 0, share_prompt: bool = True) -> None:
         super().__init__(num_rows, cache_folder, seed, share_prompt)
-        self.rows = [ScoredPair(**vars(row), margin=0.25 * (index % 3)) for index, row in enumerate(self.rows)]
+        self.rows = [
+            dataclasses.replace(row, margin=0.25 * (index % 3), scores_last_tokens=True)
+            for index, row in enumerate(self.rows)
+        ]
         self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
 
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
-from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.pair_dataset import PairDataset
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
@@ -62,8 +62,8 @@ class PreferenceBatch(PackedBatch):
         return np.bincount(self.answer_index[self.answer_index >= 0], minlength=self.num_answers)
 
 
-def collate_preferences(
-    packs: Sequence[Sequence[EncodedPreference]],
+def collate_pairs(
+    packs: Sequence[Sequence[TokenizedPair]],
     *,
     pad_to_multiple_of: int | None = None,
     pad_to_length: int | None = None,
@@ -93,7 +93,7 @@ def collate_preferences(
         known = np.concatenate(answers).astype(np.float32)
     mismatched = None
     if with_mismatched:
-        mismatched = collate_preferences(
+        mismatched = collate_pairs(
             [mismatched_rows(rows)], pad_to_multiple_of=pad_to_multiple_of, pad_token_id=pad_token_id
         )
     return PreferenceBatch(
@@ -105,7 +105,7 @@ def collate_preferences(
     )
 
 
-def _answer_index(batch_rows: Sequence[Sequence[EncodedPreference]], batch: PackedBatch) -> np.ndarray:
+def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBatch) -> np.ndarray:
     """Return `PreferenceBatch.answer_index` for the rows of each batch row."""
     index = np.full(batch.labels.shape, -1, dtype=np.int64)
     first = 0
@@ -122,7 +122,7 @@ def _answer_index(batch_rows: Sequence[Sequence[EncodedPreference]], batch: Pack
     return index
 
 
-def mismatched_rows(rows: Sequence[EncodedPreference]) -> list[EncodedPreference]:
+def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """Return a row for each answer of `rows`: its prompt, and an answer of the row before it.
 
     The answers of a single row keep their own prompt: the estimate of the KL divergence is then their mean reward.
@@ -131,7 +131,7 @@ def mismatched_rows(rows: Sequence[EncodedPreference]) -> list[EncodedPreference
     answers = [answer for row in rows for answer in row.answers]
     shift = max(len(row.answer_starts) for row in rows)
     return [
-        EncodedPreference(
+        TokenizedPair(
             tokens=np.concatenate([prompt, tokens]),
             loss_mask=np.concatenate([np.zeros(len(prompt), bool), loss_mask]),
             row_index=-1,
@@ -143,7 +143,7 @@ def mismatched_rows(rows: Sequence[EncodedPreference]) -> list[EncodedPreference
 
 
 def build_preference_collate(
-    rows: PreferenceDataset,
+    rows: PairDataset,
     data: DataConfig,
     pad_token_id: int,
     vocab_size: int,
@@ -166,7 +166,7 @@ def build_preference_collate(
     def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PreferenceBatch:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
-        return collate_preferences(
+        return collate_pairs(
             packs,
             pad_to_multiple_of=data.pad_to_multiple_of,
             pad_to_length=pad_to_length,

@@ -13,7 +13,8 @@ import numpy as np
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardDataset, ScoredPair
+from paddlenlp_ext.data.preference.pair_dataset import PairDataset
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +30,8 @@ class RewardBatch(PackedBatch):
     margins: np.ndarray
 
 
-def collate_scored_pairs(
-    packs: Sequence[Sequence[ScoredPair]],
+def collate_reward_pairs(
+    packs: Sequence[Sequence[TokenizedPair]],
     *,
     pad_to_multiple_of: int | None = None,
     pad_to_length: int | None = None,
@@ -69,7 +70,7 @@ def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
 
 
 def build_reward_collate(
-    rows: RewardDataset, data: DataConfig, pad_token_id: int, vocab_size: int, unscored_token_id: int | None
+    rows: PairDataset, data: DataConfig, pad_token_id: int, vocab_size: int, unscored_token_id: int | None
 ) -> Collate:
     """Return a function that collates packs of row indices, with the padding that `config.data` requests.
 
@@ -78,14 +79,14 @@ def build_reward_collate(
         data: `config.data` of a run.
         pad_token_id: token at padding positions.
         vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
-        unscored_token_id: as for `collate_scored_pairs`.
+        unscored_token_id: as for `collate_reward_pairs`.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
     def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> RewardBatch:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
-        return collate_scored_pairs(
+        return collate_reward_pairs(
             packs,
             pad_to_multiple_of=data.pad_to_multiple_of,
             pad_to_length=pad_to_length,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardEncoder
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
@@ -23,22 +25,18 @@ from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.data.tokenization.workers import tokenize
 
 
-class PreferenceDataset(TokenizedDataset):
-    """Tokenized rows of preference data, mapped from disk; an item is an `EncodedPreference`.
+class PairDataset(TokenizedDataset):
+    """Tokenized rows of preference data, mapped from disk; an item is a `TokenizedPair`.
 
-    Class attributes:
-        kind: kind of rows, a part of the cache key.
-        encoder_class: encoder of the rows.
+    Args:
+        arrays, stats, readers, template: as for `TokenizedDataset`.
+        encoder: encoder of the rows.
+        cache_folder: folder of the cached tokens; its name is a hash of everything that determines them.
 
     Attributes:
         lengths: int64 [rows], number of positions of each row in a batch.
         num_answers: int64 [rows], 2 for a pair and 1 for a rated answer.
-        stats: numbers of rows and tokens.
-        cache_folder: folder of the cached tokens; its name is a hash of everything that determines them.
     """
-
-    kind: ClassVar[str] = "preference"
-    encoder_class: ClassVar[type[PreferenceEncoder]] = PreferenceEncoder
 
     def __init__(
         self,
@@ -46,29 +44,33 @@ class PreferenceDataset(TokenizedDataset):
         stats: DataStats,
         readers: Sequence[Reader],
         template: ChatTemplate,
-        share_prompt: bool,
+        encoder: PreferenceEncoder,
         cache_folder: Path,
     ) -> None:
         super().__init__(arrays, stats, readers, template, autoregressive=False)
         self.cache_folder = cache_folder
-        self._share_prompt = share_prompt
+        self._encoder = encoder
         num_tokens = self.lengths + 1
         prompt_lengths = arrays.answers[:, 0]
         self.num_answers = 1 + (arrays.answers[:, 1] < num_tokens)
-        copies = 1 if share_prompt else self.num_answers
+        copies = 1 if encoder.share_prompt else self.num_answers
         self.lengths = num_tokens - prompt_lengths + copies * (prompt_lengths - 1)
+        if encoder.scores_last_tokens:
+            self.lengths = self.lengths + self.num_answers
 
-    def __getitem__(self, index: int) -> EncodedPreference:
-        row = super().__getitem__(index)
-        first, second, is_desirable, *_ = self._arrays.answers[index].tolist()
+    def __getitem__(self, index: int) -> TokenizedPair:
+        row, values = super().__getitem__(index), self._arrays.values
+        first, second, is_desirable = self._arrays.answers[index].tolist()
         is_pair = second < len(row.tokens)
-        return EncodedPreference(
+        return TokenizedPair(
             row.tokens,
             row.loss_mask,
             row.row_index,
             answer_starts=(first, second) if is_pair else (first,),
             is_desirable=(True, False) if is_pair else (bool(is_desirable),),
-            share_prompt=self._share_prompt,
+            share_prompt=self._encoder.share_prompt,
+            scores_last_tokens=self._encoder.scores_last_tokens,
+            margin=0.0 if values is None else float(values[index, 0]),
         )
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
@@ -84,7 +86,7 @@ def load_preference_dataset(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
     rows: Rows | None = None,
-) -> PreferenceDataset:
+) -> PairDataset:
     """Tokenize a split, or map its tokens from the cache.
 
     Args:
@@ -103,7 +105,7 @@ def load_preference_dataset(
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
     shared = (tokenizer, template, fingerprint, rows)
-    dataset = load_pairs(PreferenceDataset, config, preference.share_prompt, split, *shared)
+    dataset = load_pairs(PreferenceEncoder, config, preference.share_prompt, split, *shared)
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(
@@ -113,11 +115,21 @@ def load_preference_dataset(
     return dataset
 
 
-DatasetT = TypeVar("DatasetT", bound=PreferenceDataset)
+def load_reward_dataset(
+    config: PreferenceDataConfig,
+    reward: RewardConfig,
+    split: str,
+    tokenizer: Any,
+    template: ChatTemplate | None = None,
+    fingerprint: str | None = None,
+    rows: Rows | None = None,
+) -> PairDataset:
+    """Tokenize a split for a reward model, or map its tokens from the cache; see `load_preference_dataset`."""
+    return load_pairs(RewardEncoder, config, reward.share_prompt, split, tokenizer, template, fingerprint, rows)
 
 
 def load_pairs(
-    dataset_class: type[DatasetT],
+    encoder_class: type[PreferenceEncoder],
     config: PreferenceDataConfig,
     share_prompt: bool,
     split: str,
@@ -125,19 +137,24 @@ def load_pairs(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
     rows: Rows | None = None,
-) -> DatasetT:
+) -> PairDataset:
     """Tokenize a split for one of the programs that read preference data, or map its tokens from the cache.
 
     Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
     """
     template = template or load_configured_template(config, tokenizer)
-    readers, encoder = open_pairs(dataset_class, config, share_prompt, split, template, rows)
+    readers, encoder = open_pairs(encoder_class, config, share_prompt, split, template, rows)
     limits = encoder.limits
     key = cache_key(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
-        options={**vars(limits), "bad_rows": config.bad_rows, "rows": dataset_class.kind, "share_prompt": share_prompt},
+        options={
+            **vars(limits),
+            "bad_rows": config.bad_rows,
+            "rows": encoder_class.rows_key,
+            "share_prompt": share_prompt,
+        },
     )
 
     def build(folder: Path) -> DataStats:
@@ -146,11 +163,11 @@ def load_pairs(
     folder = cache_dir(config) / f"{split}-{key[:32]}"
     arrays, stats = load_or_build(folder, build)
     stats.log(f"{split} rows of {', '.join(encoder.files)}")
-    return dataset_class(arrays, stats, readers, template, share_prompt, folder)
+    return PairDataset(arrays, stats, readers, template, encoder, folder)
 
 
 def open_pairs(
-    dataset_class: type[PreferenceDataset],
+    encoder_class: type[PreferenceEncoder],
     config: PreferenceDataConfig,
     share_prompt: bool,
     split: str,
@@ -165,7 +182,7 @@ def open_pairs(
     readers = _readers(config, split) if rows is None else [InMemoryReader(rows)]
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     names = tuple(reader.name for reader in readers)
-    return readers, dataset_class.encoder_class(template, limits, False, names, share_prompt)
+    return readers, encoder_class(template, limits, False, names, share_prompt)
 
 
 def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:

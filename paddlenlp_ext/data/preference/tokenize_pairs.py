@@ -25,6 +25,7 @@ import numpy as np
 
 from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt
 from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, unknown_preference_fields
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.conversation import REFUSED
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import NO_TARGET
@@ -38,32 +39,26 @@ from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizedPreference(TokenizedRow):
-    """Tokenized row of preference data: the prompt, then the tokens of every answer.
+class PairRow(TokenizedRow):
+    """Tokenized pair with its location and the counts of its row, ready to be stored."""
 
-    Attributes:
-        answer_start: index of the first token of the first answer.
-        second_start: index of the first token of the second answer; the number of tokens if there is one answer.
-        is_desirable: True if the first answer is chosen or rated as good.
-    """
-
-    second_start: int
-    is_desirable: bool
+    pair: TokenizedPair
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
         """Name, tokens and loss mask of the prompt and of each answer."""
-        is_pair = self.second_start < len(self.tokens)
-        names = ("chosen", "rejected") if is_pair else ("good" if self.is_desirable else "bad",)
-        starts = (0, self.answer_start, self.second_start)[: 2 + is_pair]
-        spans = [slice(start, end) for start, end in zip(starts, (*starts[1:], len(self.tokens)), strict=True)]
-        named = zip(("prompt", *names), spans, strict=True)
-        return [(name, self.tokens[span], self.loss_mask[span]) for name, span in named]
+        return self.pair.parts
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """Numbers that are stored about the answers of the row."""
-        return self.answer_start, self.second_start, int(self.is_desirable)
+        """Stored integers: start of the first and of the second answer, and whether the first one is desirable."""
+        starts = (*self.pair.answer_starts, len(self.tokens))
+        return starts[0], starts[1], int(self.pair.is_desirable[0])
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Stored numbers of a reward model's pair: its margin."""
+        return (self.pair.margin,) if self.pair.scores_last_tokens else ()
 
 
 @dataclass(frozen=True)
@@ -92,8 +87,12 @@ class PreferenceEncoder(RowEncoder):
 
     share_prompt: bool = True
     num_answers: ClassVar[int] = 3
+    rows_key: ClassVar[str] = "preference"
+    """Kind of rows, a part of the cache key."""
+    scores_last_tokens: ClassVar[bool] = False
+    """`TokenizedPair.scores_last_tokens` of the rows."""
 
-    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedPreference | InvalidRow]:
+    def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
         """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails."""
         iterator = iter(rows)
         while chunk := list(islice(iterator, CHUNK_ROWS)):
@@ -129,9 +128,13 @@ class PreferenceEncoder(RowEncoder):
         """Return the positions that a row takes in addition to its tokens."""
         return 0
 
-    def finished(self, row: SourceRow, tokenized: TokenizedPreference) -> TokenizedPreference:
-        """Return the row with everything that is stored of it."""
-        return tokenized
+    def margin(self, value: Any) -> float:
+        """Return the margin of a row.
+
+        Raises:
+            InvalidRowError: the margin is not a number.
+        """
+        return 0.0
 
     # -- one row ------------------------------------------------------------------------------------------------------
     def _render(
@@ -146,15 +149,47 @@ class PreferenceEncoder(RowEncoder):
 
     def _finish(
         self, row: SourceRow, answers: Sequence[Answer], sequences: Sequence[tuple[list[int], list[bool]]]
-    ) -> TokenizedPreference | InvalidRow:
+    ) -> PairRow | InvalidRow:
         try:
             complete = _split(sequences)
             encoded = self._shorten(complete, answers)
-            tokenized = _tokenized(row, encoded, answers, complete.num_tokens - encoded.num_tokens)
-            num_lost = complete.num_targets - encoded.num_targets
-            return self.finished(row, replace(tokenized, num_truncated_target_tokens=num_lost))
+            return self._pair_row(row, encoded, complete, answers)
         except InvalidRowError as error:
             return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
+
+    def _pair_row(self, row: SourceRow, encoded: _Encoded, complete: _Encoded, answers: Sequence[Answer]) -> PairRow:
+        """Return a row whose prompt and answers may have been shortened; `complete` has them in full."""
+        tokens, loss_mask, starts = list(encoded.prompt), [False] * len(encoded.prompt), []
+        for ids, mask in encoded.answers:
+            if not any(mask):
+                message = "truncation leaves an answer without a target token; raise max_length or remove the row"
+                raise InvalidRowError(NO_TARGET, message)
+            starts.append(len(tokens))
+            tokens += ids
+            loss_mask += mask
+        pair = TokenizedPair(
+            np.array(tokens, dtype=np.int32),
+            np.array(loss_mask, dtype=bool),
+            row_index=-1,
+            answer_starts=tuple(starts),
+            is_desirable=tuple(answer.is_desirable for answer in answers),
+            share_prompt=self.share_prompt,
+            scores_last_tokens=self.scores_last_tokens,
+            margin=self.margin(row.value),
+        )
+        targets = [message for answer in answers for message in answer.conversation.messages if message.is_target]
+        return PairRow(
+            location=row.location,
+            tokens=pair.tokens,
+            loss_mask=pair.loss_mask,
+            answer_start=starts[0],
+            last_turn=0,
+            num_truncated_tokens=complete.num_tokens - encoded.num_tokens,
+            num_truncated_target_tokens=complete.num_targets - encoded.num_targets,
+            num_thoughts=sum(message.reasoning is not None for message in targets),
+            num_tool_calls=sum(len(message.tool_calls) for message in targets),
+            pair=pair,
+        )
 
     def _shorten(self, encoded: _Encoded, answers: Sequence[Answer]) -> _Encoded:
         """Shorten a row to the limits.
@@ -235,33 +270,6 @@ def _caps(lengths: Sequence[int], room: int) -> list[int]:
         caps[index] = min(lengths[index], room // (len(by_length) - place))
         room -= caps[index]
     return [caps[index] for index in range(len(lengths))]
-
-
-def _tokenized(
-    row: SourceRow, encoded: _Encoded, answers: Sequence[Answer], num_truncated_tokens: int
-) -> TokenizedPreference:
-    tokens, loss_mask = list(encoded.prompt), [False] * len(encoded.prompt)
-    starts = []
-    for ids, mask in encoded.answers:
-        if not any(mask):
-            message = "truncation leaves an answer without a target token; raise max_length or remove the row"
-            raise InvalidRowError(NO_TARGET, message)
-        starts.append(len(tokens))
-        tokens += ids
-        loss_mask += mask
-    targets = [message for answer in answers for message in answer.conversation.messages if message.is_target]
-    return TokenizedPreference(
-        location=row.location,
-        tokens=np.array(tokens, dtype=np.int32),
-        loss_mask=np.array(loss_mask, dtype=bool),
-        answer_start=starts[0],
-        last_turn=0,
-        num_truncated_tokens=num_truncated_tokens,
-        num_thoughts=sum(message.reasoning is not None for message in targets),
-        num_tool_calls=sum(len(message.tool_calls) for message in targets),
-        second_start=starts[1] if len(starts) > 1 else len(tokens),
-        is_desirable=answers[0].is_desirable,
-    )
 
 
 def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:

@@ -1,6 +1,6 @@
-"""Tokenized row of preference data: a prompt and one or two answers.
+"""Tokenized row of preference data: a prompt and one or two answers, and the positions that it takes in a batch.
 
-Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these positions:
+Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these positions for DPO:
 
     sharing the prompt                     as separate rows
 
@@ -11,8 +11,15 @@ Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these position
     position_ids       0 1 | 2 3 4 | 2 3   0 1 2 3 4     | 0 1 2 3
     answer             - - | 0 0 0 | 1 1   - - 0 0 0     | - - 1 1
 
-The last token of the prompt predicts the first token of both answers, and a position has one label. So it belongs to
-the answers, and the document that they share ends before it.
+The last token of the prompt predicts the first token of both answers, and a position has one label. So each answer
+has a copy of this token, and the shared document ends before it.
+
+A reward model scores the last token of each answer, which therefore needs a position too (`scores_last_tokens`):
+
+    document           0   | 1       | 2
+    input_ids          p q | s c d e | s r t
+    labels             - - | c d e - | r t -
+    scored                 |       * |     *
 """
 
 from __future__ import annotations
@@ -26,8 +33,8 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 
 @dataclass(frozen=True)
-class EncodedPreference(EncodedRow):
-    """Tokenized row of preference data.
+class TokenizedPair(EncodedRow):
+    """Tokenized prompt with a pair of answers, or with one rated answer.
 
     Attributes:
         tokens: int32 [L], the prompt, then the tokens of every answer.
@@ -35,11 +42,15 @@ class EncodedPreference(EncodedRow):
         answer_starts: index of the first token of each answer; at least 1.
         is_desirable: for each answer, True if it is chosen or rated as good. A pair is (True, False).
         share_prompt: compute the prompt of a pair once; False: once for each answer.
+        scores_last_tokens: whether the last token of each answer takes a position, at which a reward model scores it.
+        margin: least difference between the rewards of a pair, for a reward model.
     """
 
     answer_starts: tuple[int, ...]
     is_desirable: tuple[bool, ...]
     share_prompt: bool = True
+    scores_last_tokens: bool = False
+    margin: float = 0.0
 
     @property
     def prompt(self) -> np.ndarray:
@@ -56,14 +67,16 @@ class EncodedPreference(EncodedRow):
     @property
     def length(self) -> int:
         """Number of positions that the row takes in a batch."""
-        return num_positions(self.answer_starts[0], len(self.tokens), len(self.answer_starts), self.share_prompt)
+        num_answers = len(self.answer_starts)
+        length = num_positions(self.answer_starts[0], len(self.tokens), num_answers, self.share_prompt)
+        return length + num_answers if self.scores_last_tokens else length
 
     @property
     def documents(self) -> tuple[Document, ...]:
         """Documents of the row, in the order of their positions."""
         if self.share_prompt and len(self.answer_starts) > 1:
             return self._branches()
-        return tuple(self.answer_document(self.prompt, number) for number in range(len(self.answer_starts)))
+        return tuple(self._answer_document(self.prompt, number) for number in range(len(self.answer_starts)))
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
@@ -72,15 +85,17 @@ class EncodedPreference(EncodedRow):
         answers = [(name, *answer) for name, answer in zip(names, self.answers, strict=True)]
         return [("prompt", self.prompt, np.zeros(len(self.prompt), bool)), *answers]
 
-    def answer_document(self, prompt: np.ndarray, number: int) -> Document:
+    def _answer_document(self, prompt: np.ndarray, number: int) -> Document:
         """Return the document of an answer after `prompt`, the end of the row's prompt, which has at least one token.
 
-        The last token of the answer has no position, because nothing follows that it could predict.
+        The last token of the answer predicts nothing, so it has no label, and no position unless it is scored.
         """
         tokens, loss_mask = self.answers[number]
-        labels = np.full(len(prompt) + len(tokens) - 1, IGNORED_LABEL, np.int64)
-        labels[len(prompt) - 1 :] = np.where(loss_mask, tokens, IGNORED_LABEL)
-        return Document(np.concatenate([prompt, tokens[:-1]]), labels, answer=number)
+        labels = np.full(len(prompt) + len(tokens), IGNORED_LABEL, np.int64)
+        labels[len(prompt) - 1 : -1] = np.where(loss_mask, tokens, IGNORED_LABEL)
+        input_ids = np.concatenate([prompt, tokens])
+        end = len(input_ids) if self.scores_last_tokens else -1
+        return Document(input_ids[:end], labels[:end], answer=number)
 
     def _branches(self) -> tuple[Document, ...]:
         shared = self.prompt[:-1]
@@ -88,20 +103,20 @@ class EncodedPreference(EncodedRow):
         if len(shared):
             documents.append(Document(shared, np.full(len(shared), IGNORED_LABEL, np.int64)))
         for number in range(len(self.answer_starts)):
-            branch = self.answer_document(self.prompt[-1:], number)
+            branch = self._answer_document(self.prompt[-1:], number)
             parent = 0 if len(shared) else None
             documents.append(Document(branch.input_ids, branch.labels, len(shared), parent, number))
         return tuple(documents)
 
 
 def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_prompt: bool) -> int:
-    """Return the positions of a row in a batch.
+    """Return the positions of a row in a batch, without positions for the last tokens of answers.
 
     Args:
         prompt_length: tokens of the prompt.
         num_tokens: tokens of the prompt and of all answers.
         num_answers: number of answers.
-        share_prompt: the prompt is computed once.
+        share_prompt: whether the prompt is computed once.
     """
     num_prompts = 1 if share_prompt else num_answers
     return num_tokens - prompt_length + num_prompts * (prompt_length - 1)

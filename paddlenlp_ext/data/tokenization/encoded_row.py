@@ -100,3 +100,8 @@ class TokenizedRow:
     def answers(self) -> tuple[int, ...]:
         """Numbers that are stored about the answers of the example."""
         return self.answer_start, self.last_turn
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Floating-point numbers that are stored about the example."""
+        return ()

@@ -218,6 +218,8 @@ class RowEncoder:
     files: tuple[str, ...]
     num_answers: ClassVar[int] = 2
     """Second dimension of `TokenArrays.answers`."""
+    num_values: ClassVar[int] = 0
+    """Second dimension of `TokenArrays.values`."""
 
     @classmethod
     def from_config(cls, config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
@@ -237,7 +239,7 @@ class RowEncoder:
         """Encode the rows of a block, and count them."""
         results, stats = self.encode_and_count(block.rows())
         valid = [row for row in results if not isinstance(row, InvalidRow)]
-        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers)
+        arrays = TokenArrays.from_rows(valid, self.files, self.num_answers, self.num_values)
         invalid = tuple(row for row in results if isinstance(row, InvalidRow) and not row.by_policy)
         return EncodedBlock(arrays, stats, invalid, block.end, block.fraction)
 

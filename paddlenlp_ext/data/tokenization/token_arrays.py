@@ -14,6 +14,8 @@ from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow, TokenizedRow
 
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
 """File names of the arrays that are not named after their attribute."""
+VALUES, VALUES_FILE = "values", "values.npy"
+"""Array that only some kinds of rows have, and its file."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class TokenArrays:
         locations: int64 [rows, 3]: index of the file, line, column.
         answers: int64 [rows, k], `answers` of each row; in fine-tuning k is 2: index of the last target answer's first
             token within the row, and index of its turn.
+        values: float64 [rows, v], `values` of each row (margins of pairs for a reward model); None: v is 0.
     """
 
     tokens: np.ndarray
@@ -34,10 +37,16 @@ class TokenArrays:
     offsets: np.ndarray
     locations: np.ndarray
     answers: np.ndarray
+    values: np.ndarray | None = None
 
     @classmethod
-    def from_rows(cls, rows: Sequence[TokenizedRow], files: Sequence[str], num_answers: int = 2) -> TokenArrays:
-        """Concatenate rows; a location stores the index of its file in `files`, and `answers` has k = `num_answers`."""
+    def from_rows(
+        cls, rows: Sequence[TokenizedRow], files: Sequence[str], num_answers: int = 2, num_values: int = 0
+    ) -> TokenArrays:
+        """Concatenate rows; a location stores the index of its file in `files`.
+
+        `num_answers` and `num_values` are the second dimensions of `answers` and `values`; 0 values: no array.
+        """
         file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
         locations = [(file_index[row.location.file], row.location.line, row.location.column) for row in rows]
@@ -47,11 +56,13 @@ class TokenArrays:
             offsets=np.cumsum([0, *lengths], dtype=np.int64),
             locations=np.array(locations, dtype=np.int64).reshape(len(rows), 3),
             answers=np.array([row.answers for row in rows], dtype=np.int64).reshape(len(rows), num_answers),
+            values=np.array([row.values for row in rows], np.float64).reshape(-1, num_values) if num_values else None,
         )
 
     @classmethod
     def gather(cls, rows: Sequence[tuple[TokenArrays, int]]) -> TokenArrays:
         """Concatenate single rows, each given by arrays and its index in them."""
+        values = [arrays.values[index] for arrays, index in rows if arrays.values is not None]
         spans = [(arrays, *arrays.offsets[index : index + 2].tolist()) for arrays, index in rows]
         return cls(
             tokens=np.concatenate([arrays.tokens[start:end] for arrays, start, end in spans]),
@@ -59,6 +70,7 @@ class TokenArrays:
             offsets=np.cumsum([0, *(end - start for _, start, end in spans)], dtype=np.int64),
             locations=np.stack([arrays.locations[index] for arrays, index in rows]),
             answers=np.stack([arrays.answers[index] for arrays, index in rows]),
+            values=np.stack(values) if values else None,
         )
 
     @classmethod
@@ -69,7 +81,7 @@ class TokenArrays:
             ValueError: a file is missing or damaged.
         """
         try:
-            names = list(cls.__dataclass_fields__)
+            names = [name for name in cls.__dataclass_fields__ if name != VALUES or (folder / VALUES_FILE).is_file()]
             mapped = [np.load(folder / file_name_of(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{folder}: {error}; delete this directory") from error
@@ -120,6 +132,8 @@ class TokenWriter:
         offsets = arrays.offsets[bool(self._files) :] + self.num_tokens
         self.num_tokens += len(arrays.tokens)
         for name, array in {**vars(arrays), "offsets": offsets}.items():
+            if array is None:
+                continue
             if name not in self._files:
                 self._files[name] = _GrowingArray(self._folder / file_name_of(name), array)
             self._files[name].append(array)

@@ -15,7 +15,7 @@ from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays, file_name_of
+from paddlenlp_ext.data.tokenization.token_arrays import VALUES_FILE, TokenArrays, file_name_of
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, sibling, write_json
 from paddlenlp_ext.utils.locks import waiting_lock
 from paddlenlp_ext.utils.logging import get_logger
@@ -81,6 +81,8 @@ def find_damage(folder: Path) -> str | None:
     except ValueError:
         return f"the cached tokens are damaged ({SUMS_FILE})"
     names = {STATS_FILE, *map(file_name_of, TokenArrays.__dataclass_fields__)}
+    if VALUES_FILE not in sums:
+        names.remove(VALUES_FILE)
     for name in sorted(names):
         if not (folder / name).is_file() or _sum_of(folder / name) != sums.get(name):
             return f"the cached tokens are damaged ({name})"

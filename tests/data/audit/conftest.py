@@ -8,7 +8,8 @@ import pytest
 
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
-from paddlenlp_ext.data.preference.pair_dataset import PreferenceDataset, open_pairs
+from paddlenlp_ext.data.preference.pair_dataset import open_pairs
+from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.readers.dataset_files import open_splits
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
@@ -50,7 +51,7 @@ def audit_pairs(options, tokenizer, tmp_path):
         config = PreferenceDataConfig(train_dataset_path=str(path), **common, **changed)
         template = choose_template(config, tokenizer)
         return audit_splits(
-            [AuditedSplit("train", *open_pairs(PreferenceDataset, config, True, "train", template))], ""
+            [AuditedSplit("train", *open_pairs(PreferenceEncoder, config, True, "train", template))], ""
         )
 
     return run

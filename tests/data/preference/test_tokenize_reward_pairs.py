@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
-from paddlenlp_ext.data.preference.collate_reward_pairs import build_reward_collate, collate_scored_pairs
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair, ScoringEncoder, load_reward_dataset
+from paddlenlp_ext.data.preference.collate_reward_pairs import build_reward_collate, collate_reward_pairs
+from paddlenlp_ext.data.preference.pair_dataset import load_reward_dataset
+from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoringEncoder
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.data.templates.load import load_template
@@ -23,10 +26,11 @@ PAIR = {"prompt": "2 + 2?", "chosen": "vier", "rejected": "the answer is five"}
 RANKED = {"src": ["a", "2 + 2?"], "tgt": ["b"], "response": ["five", "vier"], "sort": [0, 1], "margin": -1.5}
 
 
-def make_row(prompt, chosen, rejected, **options) -> ScoredPair:
+def make_row(prompt, chosen, rejected, **options) -> TokenizedPair:
     tokens = np.array([*prompt, *chosen, *rejected], np.int32)
     starts = (len(prompt), len(prompt) + len(chosen))
-    return ScoredPair(tokens, np.arange(len(tokens)) >= len(prompt), 0, starts, (True, False), **options)
+    loss_mask = np.arange(len(tokens)) >= len(prompt)
+    return TokenizedPair(tokens, loss_mask, 0, starts, (True, False), scores_last_tokens=True, **options)
 
 
 @pytest.fixture
@@ -47,9 +51,9 @@ def load(tmp_path, tokenizer, template_file):
 
 
 # -- positions --------------------------------------------------------------------------------------------------------
-def test_collate_scored_pairs_has_the_last_token_of_each_answer():
+def test_collate_reward_pairs_has_the_last_token_of_each_answer():
     row, short = make_row([1, 2, 3], [10, 11], [20], margin=0.5), make_row([7], [30], [40, 41])
-    batch = collate_scored_pairs([[row], [short]])
+    batch = collate_reward_pairs([[row], [short]])
     assert batch.input_ids.tolist() == [[1, 2, 3, 10, 11, 3, 20, 7, 30, 7, 40, 41]]
     assert batch.labels.tolist() == [[NO, NO, 10, 11, NO, 20, NO, 30, NO, 40, 41, NO]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3, 0, 1, 0, 1, 2]]
@@ -58,12 +62,12 @@ def test_collate_scored_pairs_has_the_last_token_of_each_answer():
     assert batch.input_ids.size == row.length + short.length == batch.num_tokens
 
 
-def test_collate_scored_pairs_counts_positions_over_batch_rows_and_skips_padding():
+def test_collate_reward_pairs_counts_positions_over_batch_rows_and_skips_padding():
     separate = make_row([1, 2], [10, 99], [20, 99, 99], share_prompt=False)
-    batch = collate_scored_pairs([[separate], [separate]], pad_to_length=11, pad_token_id=99, unscored_token_id=99)
+    batch = collate_reward_pairs([[separate], [separate]], pad_to_length=11, pad_token_id=99, unscored_token_id=99)
     assert batch.input_ids[0].tolist() == [1, 2, 10, 99, 1, 2, 20, 99, 99, 99, 99]
     assert batch.scored.tolist() == [2, 6, 13, 17] and batch.document_parents is None
-    assert collate_scored_pairs([[separate]]).scored.tolist() == [3, 8]
+    assert collate_reward_pairs([[separate]]).scored.tolist() == [3, 8]
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])
@@ -78,6 +82,14 @@ def test_load_reward_dataset_stores_rows_as_they_are_batched(load, tokenizer, sh
     batch = build_reward_collate(rows, PreferenceDataConfig(), 0, 400, None)([[0], [1]])
     ends = batch.input_ids.ravel()[batch.scored]
     assert len(ends) == 4 and {tokenizer.decode([token]) for token in ends} == {"\n"}
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?")])
+def test_load_reward_dataset_with_damaged_margins_tokenizes_again(load, damage):
+    rows = load(PAIR, RANKED)
+    damage(rows.cache_folder / "values.npy")
+    assert [row.margin for row in load(PAIR, RANKED).head(2)] == [0.0, -1.5]
+    assert np.load(rows.cache_folder / "values.npy").tolist() == [[0.0], [-1.5]]
 
 
 # -- limits and errors ------------------------------------------------------------------------------------------------

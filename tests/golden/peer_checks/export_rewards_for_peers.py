@@ -19,8 +19,8 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
-from paddlenlp_ext.data.preference.collate_reward_pairs import collate_scored_pairs
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
+from paddlenlp_ext.data.preference.collate_reward_pairs import collate_reward_pairs
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -62,10 +62,10 @@ def write_scores(folder: Path, model: Any) -> None:
     """Write rows of token ids, padded on the right, and their scores."""
     texts = [np.concatenate([prompt, answer]) for prompt, *answers in make_pairs() for answer in answers]
     rows = [
-        ScoredPair(text.astype(np.int32), np.arange(len(text)) >= 1, index, (1,), (True,))
+        TokenizedPair(text.astype(np.int32), np.arange(len(text)) >= 1, index, (1,), (True,), scores_last_tokens=True)
         for index, text in enumerate(texts)
     ]
-    batch = collate_scored_pairs([rows], unscored_token_id=PAD_TOKEN_ID)
+    batch = collate_reward_pairs([rows], unscored_token_id=PAD_TOKEN_ID)
     with paddle.no_grad():
         scores = answer_scores(model, hidden_states(model, batch), batch).numpy()
     input_ids = np.full((len(texts), max(map(len, texts))), PAD_TOKEN_ID)

@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
-from paddlenlp_ext.data.preference.collate_pairs import collate_preferences, mismatched_rows
-from paddlenlp_ext.data.preference.tokenized_pair import EncodedPreference
+from paddlenlp_ext.data.preference.collate_pairs import collate_pairs, mismatched_rows
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.trainer.forward_backward import SequentialSchedule, hidden_states
@@ -42,13 +42,13 @@ def golden_model() -> CausalLM:
     return model
 
 
-def golden_rows(share_prompt: bool) -> list[EncodedPreference]:
+def golden_rows(share_prompt: bool) -> list[TokenizedPair]:
     rows = []
     for index, (prompt, chosen, rejected) in enumerate(make_pairs()):
         tokens = np.concatenate([prompt, chosen, rejected]).astype(np.int32)
         starts = (len(prompt), len(prompt) + len(chosen))
         loss_mask = np.arange(len(tokens)) >= len(prompt)
-        rows.append(EncodedPreference(tokens, loss_mask, index, starts, (True, False), share_prompt))
+        rows.append(TokenizedPair(tokens, loss_mask, index, starts, (True, False), share_prompt))
     return rows
 
 
@@ -67,7 +67,7 @@ def make_trainer(folder, rows, model_options=LORA, callbacks=(), dev=None, **key
     )
 
 
-def logps_of(model, row: EncodedPreference) -> np.ndarray:
+def logps_of(model, row: TokenizedPair) -> np.ndarray:
     """Compute the answers' log-probabilities of a row from the logits of separate sequences, in double precision."""
     found = []
     model.eval()
@@ -87,7 +87,7 @@ def logps_of(model, row: EncodedPreference) -> np.ndarray:
 def test_preference_loss_and_gradients_match_trl(loss_type, share_prompt, tmp_path):
     golden, model = np.load(DATA / "preference_training.npz"), golden_model()
     objective = make_objective(model, tmp_path, loss_type=loss_type, **LOSSES[loss_type])
-    batch = collate_preferences([golden_rows(share_prompt)], reference_logps=make_reference())
+    batch = collate_pairs([golden_rows(share_prompt)], reference_logps=make_reference())
     loss, sums = objective.measure(model, hidden_states(model, batch), batch)
     loss = loss / objective.num_units(batch)
     loss.backward()

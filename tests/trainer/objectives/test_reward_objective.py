@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config.sections.reward import RewardConfig
-from paddlenlp_ext.data.preference.collate_reward_pairs import collate_scored_pairs
-from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoredPair
+from paddlenlp_ext.data.preference.collate_reward_pairs import collate_reward_pairs
+from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier, classifier_config
@@ -40,23 +40,23 @@ def golden_model(case: str = MODEL) -> SequenceClassifier:
     return model
 
 
-def golden_rows(share_prompt: bool = True, margins: tuple[float, ...] = (0.0, 0.0, 0.0)) -> list[ScoredPair]:
+def golden_rows(share_prompt: bool = True, margins: tuple[float, ...] = (0.0, 0.0, 0.0)) -> list[TokenizedPair]:
     rows = []
     for index, (prompt, chosen, rejected) in enumerate(make_pairs()):
         tokens = np.concatenate([prompt, chosen, rejected]).astype(np.int32)
         starts, mask = (len(prompt), len(prompt) + len(chosen)), np.arange(len(tokens)) >= len(prompt)
-        pair = ScoredPair(tokens, mask, index, starts, (True, False), share_prompt, margin=margins[index])
+        pair = TokenizedPair(tokens, mask, index, starts, (True, False), share_prompt, True, margins[index])
         rows.append(pair)
     return rows
 
 
 def scores_of(model, rows, **options) -> np.ndarray:
-    batch = collate_scored_pairs([rows], **options)
+    batch = collate_reward_pairs([rows], **options)
     return answer_scores(model, hidden_states(model, batch), batch).numpy()
 
 
 def loss_and_gradients(model, rows, **options) -> tuple[float, dict[str, np.ndarray], dict[str, float]]:
-    batch = collate_scored_pairs([rows], unscored_token_id=PAD_TOKEN_ID)
+    batch = collate_reward_pairs([rows], unscored_token_id=PAD_TOKEN_ID)
     objective = RewardObjective(make_config("unused", **{**PLAIN, **options}), model)
     loss, sums = objective.measure(model, hidden_states(model, batch), batch)
     loss = loss / objective.num_units(batch)
@@ -118,7 +118,7 @@ def test_score_keeps_its_bits_if_the_other_answer_changes():
     prompt, chosen, rejected = make_pairs()[0]
     other = np.concatenate([prompt, chosen, (rejected + 1) % 5, [3, 1, 4]]).astype(np.int32)
     mask = np.arange(len(other)) >= len(prompt)
-    changed = ScoredPair(other, mask, 0, rows[0].answer_starts, (True, False))
+    changed = TokenizedPair(other, mask, 0, rows[0].answer_starts, (True, False), scores_last_tokens=True)
     before, after = (scores_of(model, [row, *rows[1:]]) for row in (rows[0], changed))
     assert before[1] != after[1]
     assert np.array_equal(np.delete(before, 1), np.delete(after, 1))
