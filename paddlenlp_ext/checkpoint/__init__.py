@@ -1,1 +1,1 @@
-"""Files and directories of models: weights, configs, tokenizers, training state. Independent of the model classes."""
+"""Read and write model folders: weights, configs, tokenizers and training state, independent of the model classes."""

@@ -1,10 +1,10 @@
-"""Manifest of a checkpoint folder: size and SHA-256 sum of every file, which find damaged, missing and mixed files.
+"""Checksum manifest of a checkpoint folder: size and SHA-256 sum of every file, to detect damaged or missing files.
 
 manifest.json:
     {"version": 1, "step": 100, "files": {"model.safetensors": {"bytes": 538090408, "sha256": "..."}, ...},
      "sha256": sum of the JSON of all other keys}
 
-The sums find accidents. They do not prove who wrote the files: whoever changes a file can change the manifest.
+The sums detect accidental damage only: whoever tampers with a file can also change the manifest.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def write_manifest(folder: Path, step: int) -> None:
-    """Hash all files of a folder, which are in the page cache after a save, and write the manifest.
+    """Hash all files of a folder and write the manifest.
+
+    Just after a save, the files are still in the page cache.
 
     Args:
-        folder: folder of the checkpoint, with all its other files.
+        folder: folder of the checkpoint; all other files are already written.
         step: number of completed optimizer steps.
     """
     manifest = folder / MANIFEST_FILE
@@ -47,14 +49,14 @@ def find_damage(folder: Path) -> list[str]:
     """Compare a folder with its manifest.
 
     Returns:
-        Descriptions of all problems, each with the file's name; empty if every file has its size and sum.
+        Descriptions of all problems, each with the file name; empty if all sizes and sums match.
     """
     try:
         content = read_json_object(folder / MANIFEST_FILE)
     except ValueError as error:
         return [str(error).removeprefix(f"{folder}/")]
     if content.pop("sha256", None) != _digest_of(content):
-        return [f"{MANIFEST_FILE}: damaged, its sum differs"]
+        return [f"{MANIFEST_FILE}: damaged: its SHA-256 sum differs"]
     if content.get("version") != _VERSION:
         return [f"{MANIFEST_FILE}: version {content.get('version')!r} is unknown to this release"]
     problems = _wrong_sizes(folder, content["files"])
@@ -65,11 +67,11 @@ def find_damage(folder: Path) -> list[str]:
         if isinstance(found, OSError):
             problems[name] = f"{name}: cannot be read ({found.strerror})"
         elif found != intact[name]["sha256"]:
-            problems[name] = f"{name}: damaged or of another checkpoint, its SHA-256 sum differs"
+            problems[name] = f"{name}: damaged or from another checkpoint: its SHA-256 sum differs"
     for pattern in _WEIGHT_FILES:
         for path in folder.glob(pattern):
             if path.name not in content["files"]:
-                problems[path.name] = f"{path.name}: not in {MANIFEST_FILE}, so it is of another checkpoint"
+                problems[path.name] = f"{path.name}: not in {MANIFEST_FILE}, so it is from another checkpoint"
     named = _STEP_FOLDER.fullmatch(folder.name)
     if named and int(named[1]) != content["step"]:
         problems[""] = f"the folder's name says step {named[1]}, {MANIFEST_FILE} says step {content['step']}"
@@ -96,7 +98,7 @@ def _digest(path: Path) -> str:
 
 
 def _digest_or_error(path: Path) -> str | OSError:
-    """Return a file's sum, or the error of a bad sector; a missing permission is not damage."""
+    """Return a file's SHA-256 sum, or the error if it cannot be read; a missing permission is raised, not returned."""
     try:
         return _digest(path)
     except PermissionError:

@@ -15,14 +15,14 @@ from paddlenlp_ext.utils.json_schema import check_values
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the config of a model as the dict of a Hugging Face config.json.
+    """Return the config.json dict of a model.
 
     Args:
         path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
 
     Raises:
-        ValueError: no config.json, a damaged one, one without `model_type` or with a value that is not allowed, or an
-            unknown GGUF architecture.
+        ValueError: config.json is missing or damaged, has no `model_type` or has an invalid value; or the GGUF
+            architecture is unknown.
     """
     path = Path(path)
     if path.suffix == ".gguf" and path.is_file():
@@ -39,7 +39,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     check_links(path)
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
-        raise ValueError(f'{path / "config.json"}: no "model_type", so the architecture is unknown; add it')
+        raise ValueError(f'{path / "config.json"}: "model_type" is missing, so the architecture is unknown; add it')
     check_config_values(config, str(path))
     return config
 
@@ -50,8 +50,8 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
     Args:
         folder: created if absent.
         config: contents of the file.
-        dtype: format of the weights, if it may differ from `config`. It is written once, under the key that `config`
-            uses: transformers 5 writes `dtype` and prefers it to the older `torch_dtype`.
+        dtype: dtype of the weights, if it may differ from `config`. It is written under the key that `config` uses:
+            `dtype` of transformers 5, or the older `torch_dtype`.
     """
     if dtype is not None:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -61,16 +61,16 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # transformers reads the first entry of a list; null means no end token
+    if config.get("eos_token_id") == []:  # transformers reads the first entry of the list; null means no end token
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the end tokens and the sampling options of a model.
+    """Return the end tokens and sampling options of a model.
 
-    As in transformers, generation_config.json takes precedence over config.json, even with a null. For a GGUF file, its
-    metadata replaces both.
+    As in transformers, generation_config.json takes precedence over config.json, even if its value is null. For a GGUF
+    file, the metadata replace both files.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
@@ -80,7 +80,7 @@ def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:
-        ValueError: a damaged file, or a value that is not allowed.
+        ValueError: a file is damaged, or has an invalid value.
     """
     path = Path(path)
     generation_file = path / "generation_config.json"

@@ -144,10 +144,10 @@ def check_config_values(config: Mapping[str, Any], origin: str | None = None) ->
 
     Args:
         config: contents of the file.
-        origin: path of the model, for the message; None if there is none.
+        origin: path of the model, for the message; None: the config is not from a file.
 
     Raises:
-        ValueError: a value is not allowed; the message names the file, the key, the value and what is allowed.
+        ValueError: a value is invalid; the message has the file, the key, the value and the allowed values.
     """
     try:
         check_values(config, KEYS, "config.json")

@@ -1,9 +1,9 @@
-"""Number formats of stored tensors, in NumPy only.
+"""Dtypes of stored tensors, and conversions between them in NumPy.
 
-NumPy has no bfloat16. A bfloat16 tensor is passed as its bits in a `uint16` array, which is also how Paddle exports and
-imports one (`Tensor.numpy()`, `Tensor.set_value`). The name of the format is therefore always passed with the array.
-FP8 is passed as its bits in a `uint8` array; it is read, never written (Open Compute Project, OCP 8-bit Floating Point
-and Microscaling Formats 1.0).
+NumPy has no bfloat16. A bfloat16 tensor is passed as its bits in a `uint16` array, as in Paddle (`Tensor.numpy()`,
+`Tensor.set_value`), so the name of the dtype is always passed along with the array. FP8 is passed as its bits in a
+`uint8` array; it can be read but not written (Open Compute Project, OCP 8-bit Floating Point and Microscaling Formats
+1.0).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
         values: float32 array of any shape.
 
     Returns:
-        The bits, uint16, same shape. NaN stays NaN; values beyond the largest bfloat16 become infinite, as in hardware.
+        The bits, uint16, same shape. NaN stays NaN; values beyond the largest bfloat16 become infinite.
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
     rounded = np.empty(bits.size, dtype="<u2")
@@ -52,12 +52,12 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
-    """Widen bfloat16 bits (uint16) to float32; exact."""
+    """Convert bfloat16 bits (uint16) to float32, exactly."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).reshape(bits.shape)
 
 
 def _float8_e4m3fn() -> np.ndarray:
-    """Return the values of all codes: a sign, 4 bits of exponent and 3 of mantissa, without infinity."""
+    """Return the values of all E4M3 codes: a sign, 4 exponent bits and 3 mantissa bits, without infinity."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     sizes = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
@@ -66,7 +66,7 @@ def _float8_e4m3fn() -> np.ndarray:
 
 
 def _float8_e8m0fnu() -> np.ndarray:
-    """Return the values of all codes: 2^(code - 127), the last one not a number."""
+    """Return the values of all E8M0 codes: 2^(code - 127), and NaN for the last code."""
     return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.nan).astype(np.float32)
 
 
@@ -74,15 +74,15 @@ _FLOAT8 = {"float8_e4m3fn": _float8_e4m3fn(), "float8_e8m0fnu": _float8_e8m0fnu(
 
 
 def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
-    """Convert an array from the format named `stored` to the format `target`; no copy if the two are equal.
+    """Convert an array from the dtype `stored` to the dtype `target`; equal dtypes return the array itself.
 
     Raises:
-        ValueError: one of the two is a floating format and the other is not.
+        ValueError: only one of the two is a floating-point dtype.
     """
     if stored == target:
         return values
     if (stored in FLOATING) != (target in FLOATING):
-        raise ValueError(f"a {stored} tensor cannot be read as {target}; only floating formats convert into each other")
+        raise ValueError(f"a {stored} tensor cannot be read as {target}; only floating-point dtypes can be converted")
     assert target not in _FLOAT8, "FP8 is not written"
     if stored in _FLOAT8:
         values = _FLOAT8[stored][values]

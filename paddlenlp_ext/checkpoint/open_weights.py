@@ -18,12 +18,12 @@ from paddlenlp_ext.utils.files import read_json_object
 def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
-    Folders in FP8 are read in full precision, and those of GPTQ, AWQ and compressed-tensors in this package's layout of
-    integer weights.
+    FP8 weights are dequantized. GPTQ, AWQ and compressed-tensors weights are converted to this package's integer
+    format.
 
     Raises:
-        ValueError: no readable weights, a damaged file, an index that contradicts its shards, a link out of the folder,
-            only pickles, or an unsupported variant of a quantized layout.
+        ValueError: there are no weights or only pickles, a file is damaged, the index contradicts the shards, a symlink
+            leads out of the folder, or a quantization format is not supported.
     """
     path = Path(path)
     if path.is_file():
@@ -31,7 +31,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
             return open_gguf_weights(path)
         if path.suffix == ".safetensors":
             return SafetensorsFile(path)
-        raise ValueError(f"{path}: weights are read from folders, .safetensors and .gguf files")
+        raise ValueError(f"{path}: unknown file type; use a folder, a .safetensors file or a .gguf file")
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     check_links(path)
@@ -50,16 +50,16 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
 
 
 def _nothing_readable(folder: Path) -> str:
-    """Return an error message that explains why a folder without model.safetensors cannot be opened."""
+    """Return the error message for a folder without model.safetensors."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     pickles = [name for name in found if name.endswith((".bin", ".pt", ".pth", ".pdparams", ".ckpt"))]
     ggufs = [name for name in found if name.endswith(".gguf")]
     if pickles:
         return (
-            f"{folder}: holds only pickled weights ({', '.join(pickles[:3])}). Reading a pickle can run any code "
-            "in it, so pickles are not read; save the model as safetensors in the library it came from "
+            f"{folder}: contains only pickled weights ({', '.join(pickles[:3])}). Loading a pickle can run arbitrary "
+            "code, so pickles are not read; save the model as safetensors in the library it came from "
             "(model.save_pretrained(folder) in transformers)"
         )
     if ggufs:
-        return f"{folder}: holds GGUF files ({', '.join(ggufs[:3])}); use the path of one of them"
+        return f"{folder}: contains GGUF files ({', '.join(ggufs[:3])}); use the path of one of them"
     return f"{folder}: neither model.safetensors nor model.safetensors.index.json exists; use the model's folder"

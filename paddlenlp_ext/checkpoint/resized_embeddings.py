@@ -1,11 +1,12 @@
-"""Weights of a model whose vocabulary is resized while they are read.
+"""Resize the embedding and lm_head while they are read, for another vocabulary size.
 
     stored rows     E[0] ... E[V-1]
     larger          E[0] ... E[V-1] m ... m        m: mean of the stored rows, rounded to their format
     smaller         E[0] ... E[V'-1]
 
-transformers draws new rows from a normal distribution around the same mean (`mean_resizing`). With the mean itself they
-are equal in every process and every time that the base is loaded, so that an adapter needs no copy of the table.
+transformers draws new rows from a normal distribution around the same mean (`mean_resizing`). Here new rows equal the
+mean, so they are the same in every process and every time the base model is loaded. An adapter therefore does not need
+to store the table.
 
 Shapes: V stored rows, D hidden.
 """
@@ -25,13 +26,13 @@ _CHUNK = 4096
 
 
 def with_vocab_size(source: WeightSource, vocab_size: int | None) -> WeightSource:
-    """Return the tensors of `source` with `vocab_size` rows in embedding and lm_head; None keeps the stored rows."""
+    """Return the tensors of `source` with `vocab_size` rows in embedding and lm_head; None: keep the stored size."""
     stored = {source.shape(name)[0] for name in source.names() if name in TABLES}
     return source if vocab_size is None or stored <= {vocab_size} else ResizedVocabulary(source, vocab_size)
 
 
 class ResizedVocabulary(WeightSource):
-    """Tensors of another source, with another number of rows in embedding and lm_head.
+    """Stored tensors, with embedding and lm_head resized to another number of rows.
 
     Args:
         source: the stored tensors.
@@ -63,10 +64,10 @@ class ResizedVocabulary(WeightSource):
         return np.concatenate([stored, np.broadcast_to(self._mean_of(name, dtype), (num_new, stored.shape[1]))])
 
     def _mean(self, name: str, dtype: str) -> np.ndarray:
-        """Return the mean of the stored rows, [1, D], added up in double precision."""
+        """Return the mean of the stored rows, [1, D], computed in double precision."""
         table_VD, stored = self._source.read(name), self.dtype(name)
         total_D = np.zeros(table_VD.shape[1])
-        for start in range(0, len(table_VD), _CHUNK):  # widened in parts, not as a second table
+        for start in range(0, len(table_VD), _CHUNK):  # widened in chunks: no second table in memory
             total_D += cast(table_VD[start : start + _CHUNK], stored, "float32").sum(axis=0, dtype=np.float64)
         mean = (total_D / len(table_VD)).astype(np.float32)[None]
         return cast(cast(mean, "float32", stored), stored, dtype)

@@ -1,10 +1,10 @@
 """Read and write safetensors (https://github.com/huggingface/safetensors#format), one tensor in memory at a time.
 
-Reading: the library checks the header. This module reads the bytes, because without PyTorch the library cannot return
-bfloat16 to NumPy.
+Reading: the library checks the header. This module reads the bytes, because the library cannot return bfloat16 without
+PyTorch.
 
-Writing: the library's `serialize_file` needs all tensors of a file at once. A file consists of a length, a JSON header
-that needs only the shapes, and the bytes, so this module writes the bytes one tensor at a time.
+Writing: the library's `serialize_file` needs all tensors of a file in memory. A file consists of a length, a JSON
+header that depends only on dtypes and shapes, and the bytes, so this module writes the bytes one tensor at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORMAT_OF_CODE = {
 
 @dataclass(frozen=True)
 class _Entry:
-    """Entry of one tensor: its format code, shape and offset of the first byte from the start of the file."""
+    """Header entry of a tensor: dtype code, shape, and offset of the first byte in the file."""
 
     code: str
     shape: tuple[int, ...]
@@ -84,8 +84,8 @@ class SafetensorsFile(WeightSource):
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
-            # Map instead of read: nothing is copied, and a shard loads only its own pages into memory. Mode "c"
-            # (copy on write) lets the caller write into the array without changing the file.
+            # Mapping copies nothing, and a shard loads only its pages into memory. Mode "c" (copy on write) lets the
+            # caller write into the array without changing the file.
             full = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
@@ -95,7 +95,7 @@ class SafetensorsFile(WeightSource):
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:
-        """Return all tensors in their stored formats, read-only and memory-mapped: only accessed pages are read."""
+        """Return all tensors in their stored dtypes, as read-only views of the memory-mapped file."""
         if not self._entries:
             return {}
         content = np.memmap(self.path, np.uint8, "r")
@@ -114,8 +114,8 @@ class ShardedSafetensors(WeightSource):
         index: the index file.
 
     Raises:
-        ValueError: the index is damaged, names a missing file, a file out of its folder or a tensor that the file
-            lacks, or omits a tensor of its files.
+        ValueError: the index is damaged, names a missing file or a file outside its folder, or does not match the
+            tensors of its files.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -166,15 +166,15 @@ class ShardedSafetensors(WeightSource):
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Let the library check the header against the file's size, then read where each tensor starts."""
+    """Check the header against the file size with the library, then return the entry of each tensor."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    with open(path, "rb") as file:  # before the library, which reports a missing permission as a missing file
+    with open(path, "rb") as file:  # opened before the library, which reports a missing permission as a missing file
         try:
             with safe_open(path, framework="np"):
                 pass
         except SafetensorError as error:
-            raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); fetch it again") from error
+            raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); download it again") from error
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
     header.pop("__metadata__", None)
@@ -196,7 +196,7 @@ _OWN_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensor
 class LazyTensor:
     """Tensor whose values are computed when it is written, such as a merged weight.
 
-    `read()` returns a NumPy array of `shape` in the format `dtype` (`bfloat16`: its bits as uint16).
+    `read()` returns a NumPy array with this shape and dtype (`bfloat16`: its bits as uint16).
     """
 
     shape: tuple[int, ...]
@@ -218,11 +218,11 @@ def write_safetensors(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one file atomically: it appears under its name only when it is complete.
+    """Write one file atomically: it gets its name when it is complete.
 
     Args:
         path: the file to write.
-        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format.
+        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each is written in its dtype.
         metadata: text entries for the header.
     """
     _write_file(Path(path), _prepare(named_tensors, None), metadata)
@@ -236,15 +236,15 @@ def save_sharded(
 ) -> list[Path]:
     """Write `model.safetensors`, or shards and `model.safetensors.index.json`, in the layout of transformers.
 
-    Weights of an earlier save in the folder are removed once the new ones are complete, so that no reader mixes the
-    two. If new shards have the names of earlier ones, the old index is removed first: after an interruption the folder
-    then does not load.
+    Weights of an earlier save in the folder are removed once the new files are complete, so that a reader never
+    mixes two saves. If new shards have the same names as earlier shards, the old index is removed first, and a folder
+    whose save was interrupted does not load.
 
     Args:
         folder: created if absent.
         named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name.
-        max_shard_bytes: size at which the next shard begins; a larger single tensor gets a file of its own.
-        dtype: format in which floating tensors are written; None keeps the format of each.
+        max_shard_bytes: maximum size of a shard; a tensor larger than this gets its own file.
+        dtype: dtype to write floating-point tensors in; None: the dtype of each tensor.
 
     Returns:
         The files written.
@@ -277,9 +277,9 @@ def save_sharded(
 def _prepare(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
 ) -> list[tuple[str, LazyTensor]]:
-    """Wrap all tensors, convert the floating ones, and sort by name.
+    """Wrap all tensors, convert floating-point tensors to `dtype`, and sort by name.
 
-    The order does not depend on how a run produces its tensors, so equal tensors produce equal files.
+    The order does not depend on the order of the input, so equal tensors produce equal files.
     """
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
@@ -288,7 +288,7 @@ def _prepare(
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Sort key in which numeric parts of a dotted name compare as numbers: layer 10 comes after layer 9."""
+    """Return a sort key that compares numeric parts of a dotted name as numbers: layer 10 comes after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
@@ -305,7 +305,7 @@ def _num_bytes(tensor: LazyTensor) -> int:
 def _split_into_shards(
     tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int
 ) -> list[list[tuple[str, LazyTensor]]]:
-    """Fill shards in order; a new shard begins when the next tensor would exceed the limit."""
+    """Split tensors into shards, in order; start a new shard when the next tensor would exceed the limit."""
     shards: list[list[tuple[str, LazyTensor]]] = [[]]
     filled = 0
     for name, tensor in tensors:
@@ -318,7 +318,7 @@ def _split_into_shards(
 
 
 def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata: Mapping[str, str] | None) -> None:
-    # Wide formats first: every tensor then starts at a multiple of its item size, as memory-mapping readers require.
+    # Widest dtypes first: every tensor then starts at a multiple of its item size, as memory-mapping readers require.
     ordered = sorted(tensors, key=lambda pair: -NUMPY_DTYPE[pair[1].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0

@@ -1,4 +1,4 @@
-"""Stored tensors of a language model or a sequence classifier, read as those of a classifier with one label."""
+"""Score head of reward models: read a language model's weights as a sequence classifier with one label."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paddlenlp_ext.sharding_spec import Shard
 
 SCORE_WEIGHT = "score.weight"
 TASK_KEYS = ("architectures", "id2label", "label2id")
-"""Keys of config.json in which a classifier differs from its language model."""
+"""Keys of config.json that differ between a classifier and its language model."""
 _LM_HEAD = "lm_head.weight"
 
 
 class ClassifierWeights(WeightSource):
-    """Tensors of a classifier: those of `source` without lm_head, and a new score head if it has none.
+    """Tensors of `source` without lm_head, and with a new score head if `source` has none.
 
     Args:
         source: the stored tensors.
@@ -36,7 +36,7 @@ class ClassifierWeights(WeightSource):
         return self._new[name].shape if name in self._new else self._source.shape(name)
 
     def dtype(self, name: str) -> str:
-        """Return the stored format; of a new score head, float32."""
+        """Return the stored dtype; float32 for a new score head."""
         return "float32" if name in self._new else self._source.dtype(name)
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Links in the folders of models and adapters, which must not lead out of them: merges copy and publish the files."""
+"""Reject symlinks that lead out of a model or adapter folder: a merge would copy their targets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _READ_OR_COPIED = (
 
 
 def check_links(folder: Path) -> None:
-    """Check that no file of a model or adapter is a link out of its folder.
+    """Check that no file of a model or adapter is a symlink to a place outside its folder.
 
-    Links to the blobs of the hub's cache are followed: `models--OWNER--NAME/snapshots/REVISION/FILE`, and folders that
-    earlier versions of `huggingface_hub` filled, link to `models--OWNER--NAME/blobs/SUM`.
+    Symlinks into the blobs of the Hugging Face cache are allowed: files in `models--OWNER--NAME/snapshots/REVISION`,
+    and in folders written by earlier versions of `huggingface_hub`, link to `models--OWNER--NAME/blobs/SUM`.
 
     Raises:
-        ValueError: a file is such a link.
+        ValueError: a file is a symlink to a place outside the folder.
     """
     for path in (*folder.glob("*"), *folder.glob(f"{_TEMPLATES}/*")):
         is_used = (

@@ -1,4 +1,4 @@
-"""Training state of a checkpoint, for resuming: tensors in safetensors, all other values in JSON, no pickles."""
+"""Save and load the training state for resuming: tensors in safetensors, all other values in JSON, no pickles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, write_safetens
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 TENSORS_FILE = "training_state.safetensors"
-STATE_FILE = "training_state.json"  # written last: a folder that has it is complete
+STATE_FILE = "training_state.json"  # written last: a folder with this file is complete
 
 
 def save_training_state(
@@ -22,9 +22,9 @@ def save_training_state(
 
     Args:
         folder: folder of the checkpoint, created if absent.
-        tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each keeps its format, so nothing is rounded.
-        state: JSON-serializable values. Floats are restored bit for bit.
-        part: suffix of the file names if each rank writes its own part, such as `rank1`; empty if there is one part.
+        tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each is saved in its dtype, so nothing is rounded.
+        state: JSON-serializable values. Floats are restored exactly.
+        part: suffix of the file names, such as `rank1`, if each rank writes a part; empty if there is one part.
 
     Raises:
         ValueError: `state` is not JSON-serializable.
@@ -43,7 +43,7 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
     """Open the files that `save_training_state` wrote.
 
     Returns:
-        The tensors, to be read one at a time with `.read(name)` (bfloat16 as its bits, see dtypes.py), and the state.
+        The tensors, which `.read(name)` reads one at a time (bfloat16 as its bits, see dtypes.py), and the state.
 
     Raises:
         ValueError: a file is missing, damaged or from a different save; the message names the file.
@@ -54,7 +54,7 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
     tensors = SafetensorsFile(folder / _named(TENSORS_FILE, part))
     if not isinstance(content.get("state"), dict) or content.get("num_tensors") != len(tensors.names()):
         raise ValueError(
-            f"{file}: does not match {tensors.path.name}, which holds {len(tensors.names())} tensors; "
+            f"{file}: does not match {tensors.path.name}, which has {len(tensors.names())} tensors; "
             "resume from another checkpoint"
         )
     return tensors, content["state"]

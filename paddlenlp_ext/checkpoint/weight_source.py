@@ -1,4 +1,4 @@
-"""Interface of a set of named tensors on disk, for all file formats."""
+"""Interface for reading named tensors, common to all file formats."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class WeightSource(ABC):
-    """Named tensors on disk, with Hugging Face names, read one at a time."""
+    """Stored tensors under their Hugging Face names, read one at a time."""
 
     path: Path
-    """File or folder, for messages."""
+    """File or folder, for error messages."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all tensors in the order of the file."""
+        """Return the names of all tensors in file order."""
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
@@ -26,7 +26,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """Return the stored format, a NumPy name or `bfloat16`; for a quantized tensor, the format it is read in."""
+        """Return the stored dtype, a NumPy name or `bfloat16`; for a quantized tensor, the dequantized dtype."""
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
@@ -34,13 +34,12 @@ class WeightSource(ABC):
 
         Args:
             name: one of `names()`.
-            dtype: format to return; None: the stored format. `bfloat16` is returned as its bits in uint16 (see
-                dtypes.py).
+            dtype: dtype to return; None: the stored dtype. `bfloat16` is returned as its bits in uint16 (dtypes.py).
             shard: the shard to read; None for the full tensor.
 
         Returns:
             A writable array. It may be a view of the file: copy it if the file can change.
 
         Raises:
-            ValueError: the file ends early, or the stored format cannot be converted to `dtype`.
+            ValueError: the file ends early, or the stored dtype cannot be converted to `dtype`.
         """

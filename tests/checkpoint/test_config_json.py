@@ -66,7 +66,7 @@ def test_read_model_config_errors_name_the_file(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json is missing"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text('{"hidden_size": 3}')
-    with pytest.raises(ValueError, match=r'config\.json: no "model_type"'):
+    with pytest.raises(ValueError, match=r'config\.json: "model_type" is missing'):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{hidden_size")
     with pytest.raises(ValueError, match=r"config\.json:\d+:\d+: damaged, not JSON"):

@@ -217,7 +217,7 @@ def test_sharded_safetensors_damaged_index_is_named(tmp_path, text):
 
 def test_open_weights_pickles_raise_with_reason(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin\)\. Reading a pickle can run any code"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin\)\. Loading a pickle can run arbitrary code"):
         open_weights(tmp_path)
 
 
@@ -225,7 +225,7 @@ def test_open_weights_other_paths_say_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match=r"neither model\.safetensors nor"):
         open_weights(tmp_path)
     (tmp_path / "a.gguf").touch()
-    with pytest.raises(ValueError, match=r"holds GGUF files \(a\.gguf\)"):
+    with pytest.raises(ValueError, match=r"contains GGUF files \(a\.gguf\)"):
         open_weights(tmp_path)
     with pytest.raises(ValueError, match="no such file or folder"):
         open_weights(tmp_path / "nowhere")

@@ -1,10 +1,10 @@
-"""Fused layers: linear layers of the decoder that the files of a family store as one, stacked along the outputs.
+"""Fused projections: linear layers of the decoder that files store as one layer, stacked along the outputs.
 
     file       qkv_proj.weight [q + k + v, in]        gate_up_proj.weight [gate + up, in]
     decoder    q_proj, k_proj, v_proj                 gate_proj, up_proj
 
-Adapters, quantization and sharding see only the parts. Weights are split while they are read and joined while they are
-written, one tensor at a time.
+Adapters, quantization and sharding see only the separate projections. Weights are split while they are read and joined
+while they are written, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 FusedLayers = Mapping[str, Mapping[str, int]]
-"""Last component of a fused layer's name -> that of each part, in the order of the file -> its number of outputs."""
+"""Last component of a fused layer's name -> last component of each projection's name, in file order -> its outputs."""
 _STACKED = ("weight", "bias")
 _INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
-"""Tensors of an integer weight (quantization/integer_tensors.py) that are joined like the weight, or summed."""
+"""Tensors of an integer weight (quantization/integer_tensors.py) that are joined along with the weight."""
 
 
 class FusedName(NamedTuple):
-    """Name of a tensor of a fused layer or of a part: `module`, then `leaf`."""
+    """Name of a tensor of a fused layer, or of one of its projections."""
 
     fused: str
     """Dotted name of the fused layer."""
     part: str | None
-    """Last component of the part's name; None for a tensor of the fused layer itself."""
+    """Last component of the projection's name; None for a tensor of the fused layer itself."""
     leaf: str
     """Name within the layer, such as "weight" or "lora_A.weight"."""
 
 
 def locate(name: str, layers: FusedLayers) -> FusedName | None:
-    """Return the fused layer to which the tensor `name` belongs, as a whole or by a part; None if there is none."""
+    """Return the fused layer that the tensor `name` belongs to; None if it belongs to no fused layer."""
     fused_of = {part: fused for fused, parts in layers.items() for part in parts}
     components = name.split(".")
     for index, component in enumerate(components):
@@ -48,12 +48,12 @@ def locate(name: str, layers: FusedLayers) -> FusedName | None:
 
 
 def part_name(fused: str, part: str) -> str:
-    """Return the dotted name of a part of the layer `fused`."""
+    """Return the dotted name of the projection `part` of the fused layer `fused`."""
     return f"{fused.rpartition('.')[0]}.{part}".lstrip(".")
 
 
 def part_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
-    """Return the rows of each part in the stacked tensors of the layer `fused`."""
+    """Return the rows of each projection in the stacked tensors of the layer `fused`."""
     rows, start = {}, 0
     for part, size in layers[fused.rpartition(".")[2]].items():
         rows[part], start = slice(start, start + size), start + size
@@ -61,9 +61,9 @@ def part_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
 
 
 class SplitWeights(WeightSource):
-    """Weights of a file with fused layers, under the names of their parts.
+    """Weights of a file with fused layers, under the names of the separate projections.
 
-    The tensors of a quantized weight keep their names; quantization/quantized_weight_source.py splits them.
+    Quantized weights are left as they are; quantization/quantized_weight_source.py splits them.
 
     Args:
         source: the stored tensors.
@@ -73,7 +73,7 @@ class SplitWeights(WeightSource):
         layers: the family's fused layers.
 
     Raises:
-        ValueError: a fused layer has another size than its parts.
+        ValueError: the size of a fused layer differs from the sum of its projections.
     """
 
     def __init__(self, source: WeightSource, layers: FusedLayers) -> None:
@@ -91,8 +91,8 @@ class SplitWeights(WeightSource):
             size = list(rows.values())[-1].stop
             if source.shape(stored)[0] != size:
                 raise ValueError(
-                    f"{self.path}: {stored} has {source.shape(stored)[0]} rows, but its parts ({', '.join(rows)}) have "
-                    f"{size} by config.json; download the model again"
+                    f"{self.path}: {stored} has {source.shape(stored)[0]} rows, but by config.json its projections "
+                    f"({', '.join(rows)}) have {size}; download the model again"
                 )
             parts = {f"{part_name(found.fused, part)}.{found.leaf}": (stored, own) for part, own in rows.items()}
             self._parts |= parts
@@ -131,14 +131,15 @@ def split_fused(source: WeightSource, layers: FusedLayers) -> WeightSource:
 
 
 def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any]:
-    """Return the tensors of a file: the parts of fused layers are joined when they are written.
+    """Return the tensors to write, with the projections of fused layers joined when they are written.
 
     Args:
         tensors: Paddle tensors, NumPy arrays or LazyTensors by the names of the decoder's layers.
         layers: the family's fused layers.
 
     Raises:
-        ValueError: a part is quantized in another format than integers, or the parts are in several formats.
+        ValueError: a projection is quantized in a format that cannot be joined, or the projections have different
+            formats.
     """
     written: dict[str, Any] = {}
     groups: dict[str, dict[str, LazyTensor]] = {}
@@ -149,8 +150,8 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
             continue
         if found.leaf not in (*_STACKED, *_INTEGERS):
             raise ValueError(
-                f"{name}: the files of this model have {found.fused} instead, and layers in this format cannot be "
-                "joined; save the adapter, or merge it, instead of the quantized model"
+                f"{name}: in files this layer is part of {found.fused}, and layers in this format cannot be joined; "
+                "save the adapter, or merge it, instead of the quantized model"
             )
         assert found.part is not None, f"{name} is already fused"
         groups.setdefault(f"{found.fused}.{found.leaf}", {})[found.part] = as_lazy(tensor)
@@ -158,7 +159,7 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
 
 
 def _stacked(name: str, parts: Mapping[str, LazyTensor], layers: FusedLayers) -> LazyTensor:
-    """Return the tensor `name` of a fused layer, made from its parts when it is read."""
+    """Return the tensor `name` of a fused layer, which is joined from its projections when it is read."""
     expected = layers[name.split(".")[-2]]
     if parts.keys() != expected.keys():
         raise ValueError(
@@ -168,7 +169,9 @@ def _stacked(name: str, parts: Mapping[str, LazyTensor], layers: FusedLayers) ->
     first = tensors[0]
     sizes = {tensor.shape[1:] for tensor in tensors}
     if len(sizes) > 1 or any(tensor.dtype != first.dtype for tensor in tensors):
-        raise ValueError(f"{name}: its parts ({', '.join(expected)}) are quantized in several formats; use one format")
+        raise ValueError(
+            f"{name}: its projections ({', '.join(expected)}) are quantized in several formats; use one format"
+        )
     if name.endswith(".weight_shape"):
         return LazyTensor((2,), first.dtype, lambda: _joined_shape([tensor.read() for tensor in tensors]))
     shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])

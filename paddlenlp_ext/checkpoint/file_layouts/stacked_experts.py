@@ -30,14 +30,14 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class StackedExperts(FileLayout):
-    """Tensors of experts, which files store one by one and which are stacked in memory.
+    """Layout of files that store each expert's tensors separately.
 
     Args:
-        stacks: name of a tensor in memory, [E, ...] -> names of the parts of an expert's slice in files, which are
-            concatenated along their first axis; `{}` is the expert's index. Names are those after "model.layers.N.".
-        renamed: name in memory -> name in files of tensors that differ in nothing else.
-        unused: regular expression of full names in files that the model does not have, such as those of layers that
-            predict several tokens; they are not read.
+        stacks: name of a parameter [E, ...] -> names in files of the tensors that form an expert's slice when they are
+            concatenated along the first axis. `{}` stands for the expert's index. Names start after "model.layers.N.".
+        renamed: name in memory -> name in files, for tensors for which only the name differs.
+        unused: regular expression for the full names of stored tensors to ignore, such as multi-token-prediction (MTP)
+            layers.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class StackedExperts(FileLayout):
         self.stacks, self.renamed, self.unused = dict(stacks), dict(renamed or {}), re.compile(unused)
 
     def open(self, source: WeightSource) -> WeightSource:
-        """Return the tensors of a file, stacked."""
+        """Return the stored tensors with the experts stacked."""
         return _StackedWeights(source, self)
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tensors with those of each expert as tensors of their own."""
+        """Return a model's tensors with the stacked experts split into separate tensors."""
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
             prefix, own = split_layer(name)
@@ -69,7 +69,7 @@ class StackedExperts(FileLayout):
         return written
 
     def _name_of_matrix(self, own: str) -> str | None:
-        """Return the name in files of a tensor of a quantized matrix; None for another tensor."""
+        """Return the name in files of a tensor of a quantized expert; None for other tensors."""
         layer, weight, rest = own.partition(".weight")
         found = locate_matrix(layer)
         if not weight or found is None or f"{found[0]}.weight" not in self.stacks:
@@ -78,7 +78,7 @@ class StackedExperts(FileLayout):
         return self.stacks[f"{stack}.weight"][part].format(expert) + rest
 
     def locate(self, name: str) -> ExpertPart | None:
-        """Return the place in memory of a tensor of a single expert in a file; None for a tensor of no stack."""
+        """Return where a stored tensor of a single expert belongs in memory; None for other tensors."""
         prefix, own = split_layer(name)
         for stacked, files in self.stacks.items():
             for part, file in enumerate(files):
@@ -88,7 +88,10 @@ class StackedExperts(FileLayout):
         return None
 
     def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a tensor of no stack, which may belong to a quantized weight."""
+        """Return the name in memory of a stored tensor that does not belong to a single expert.
+
+        The tensor may also be an auxiliary tensor of a quantized weight, such as its scales.
+        """
         prefix, own = split_layer(name)
         for memory, file in self.renamed.items():
             if own == file or own.startswith((f"{file}.", f"{file}_")):
@@ -97,14 +100,14 @@ class StackedExperts(FileLayout):
 
 
 class _SharedRead:
-    """Tensor that is read once for all its parts, and freed after the last one."""
+    """Stacked tensor that is read once for all its slices, and freed after the last slice."""
 
     def __init__(self, read: Callable[[], np.ndarray], num_parts: int) -> None:
         self._read, self._left, self._num_parts = read, 0, num_parts
         self._value: np.ndarray | None = None
 
     def read(self, index: Any) -> np.ndarray:
-        """Return a part of the tensor."""
+        """Return the slice at `index`."""
         if self._value is None:
             self._value, self._left = self._read(), self._num_parts
         part = np.ascontiguousarray(self._value[index])
@@ -115,10 +118,10 @@ class _SharedRead:
 
 
 class _StackedWeights(WeightSource):
-    """Tensors of a file with those of experts stacked.
+    """Stored tensors with the experts stacked.
 
     Raises:
-        ValueError: a part of a stack is missing, or only some of them are quantized.
+        ValueError: an expert's tensor is missing, or only some experts are quantized.
     """
 
     def __init__(self, source: WeightSource, layout: StackedExperts) -> None:
@@ -184,7 +187,7 @@ class _StackedWeights(WeightSource):
         return 1 + max(expert for expert, _ in self._parts[name])
 
     def _stacked(self, name: str, dtype: str, experts: Iterable[int]) -> np.ndarray:
-        """Return the slices of some experts, written one by one into the result."""
+        """Stack the slices of some experts; each tensor is read directly into the result."""
         experts, parts = list(experts), self._parts[name]
         num_parts = len(parts) // self._num_experts(name)
         result: np.ndarray | None = None
@@ -196,8 +199,8 @@ class _StackedWeights(WeightSource):
                     result = np.empty((len(experts), *self.shape(name)[1:]), values.dtype)
                 if values.shape[1:] != result.shape[2:] or row + len(values) > result.shape[1]:
                     raise ValueError(
-                        f"{self.path}: {parts[expert, part]} has the shape {list(values.shape)}, which differs from "
-                        "those of the other experts; copy or download the model again"
+                        f"{self.path}: {parts[expert, part]} has the shape {list(values.shape)}, unlike the "
+                        "tensors of other experts; copy or download the model again"
                     )
                 result[index, row : row + len(values)] = values
                 row += len(values)

@@ -21,7 +21,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class AWQLayout(PackedLayout):
-    """Layout of AutoAWQ, version `gemm`."""
+    """Format of AutoAWQ, version `gemm`."""
 
     method, marker, parts = "awq", ".qweight", (".qzeros", ".scales")
 

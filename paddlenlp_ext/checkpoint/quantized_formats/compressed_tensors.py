@@ -18,7 +18,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 
 class CompressedTensorsLayout(PackedLayout):
-    """Layout `pack-quantized` of compressed-tensors, which transformers and vLLM read."""
+    """Format `pack-quantized` of compressed-tensors, which transformers and vLLM read."""
 
     method, marker = "compressed-tensors", ".weight_packed"
     parts = (".weight_scale", ".weight_shape", ".weight_zero_point")

@@ -1,11 +1,11 @@
-"""Weights in FP8 with a scale per block, in which DeepSeek-V3 is published, dequantized while they are read.
+"""FP8 weights with block scales, as in DeepSeek-V3, dequantized while they are read.
 
     in files                                                as read
     q_a_proj.weight [O, I], float8_e4m3fn                   q_a_proj.weight [O, I]
     q_a_proj.weight_scale_inv [ceil(O / R), ceil(I / C)]
 
 Each value is multiplied by the scale of its block of R rows and C columns (DeepSeek-AI 2024, arXiv:2412.19437, section
-3.3). A scale with a single number is that of the full matrix. Saved models have plain weights.
+3.3). A scale tensor with one element applies to the whole matrix. Saved models have unquantized weights.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ROWS, _COLUMNS = 128, 128
 
 
 def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSource:
-    """Return the tensors of a folder in full precision.
+    """Return the stored tensors, with FP8 weights dequantized.
 
     Args:
         source: the stored tensors.
         options: `quantization_config` of config.json.
 
     Raises:
-        ValueError: an invalid `weight_block_size`, or scales that are missing or do not fit their weights.
+        ValueError: `weight_block_size` is invalid, or scales are missing or do not fit their weights.
     """
     block = options.get("weight_block_size")
     if block is not None and (
@@ -49,7 +49,7 @@ def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSourc
 
 
 class _Float8Weights(WeightSource):
-    """Tensors of a folder, with matrices in FP8 multiplied by their scales."""
+    """Stored tensors, with FP8 matrices multiplied by their scales."""
 
     def __init__(self, source: WeightSource, block: tuple[int, int] | None) -> None:
         self.path, self._source = source.path, source
@@ -59,7 +59,9 @@ class _Float8Weights(WeightSource):
         for name in (name for name, dtype in stored.items() if dtype == _WEIGHTS):
             scale = next((name + ending for ending in _SCALES if name + ending in stored), None)
             if scale is None:
-                raise ValueError(f"{self.path}: {name} is stored in FP8, but {name}_scale_inv is missing")
+                raise ValueError(
+                    f"{self.path}: {name} is stored in FP8, but {name}_scale_inv is missing; download the model again"
+                )
             self._scales[name] = scale
             self._check(name, block is not None)
         scales = set(self._scales.values())
@@ -69,7 +71,7 @@ class _Float8Weights(WeightSource):
         shape, scale = self._source.shape(name), self._source.shape(self._scales[name])
         grid = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=False))
         if len(shape) != 2 or (scale not in ((), (1,)) and not (has_blocks and scale == grid)):
-            expected = f"{list(grid)} for blocks of {self._block[0]} x {self._block[1]}" if has_blocks else "one number"
+            expected = f"{list(grid)} for blocks of {self._block[0]} x {self._block[1]}" if has_blocks else "1 element"
             raise ValueError(
                 f"{self.path}: {self._scales[name]} has the shape {list(scale)} for a weight of {list(shape)}; "
                 f"expected: {expected}"
@@ -99,7 +101,7 @@ class _Float8Weights(WeightSource):
         if scales.size == 1:
             scales = np.broadcast_to(scales.reshape(1, 1), (rows[-1] + 1, columns[-1] + 1))
         values = np.empty(codes.shape, NUMPY_DTYPE[dtype])
-        for row in np.unique(rows):  # by blocks of rows: no second matrix in float32
+        for row in np.unique(rows):  # one block of rows at a time: no second matrix in float32
             chosen = slice(*np.searchsorted(rows, (row, row + 1)))
             values[chosen] = cast(cast(codes[chosen], _WEIGHTS, "float32") * scales[row, columns], "float32", dtype)
         return values

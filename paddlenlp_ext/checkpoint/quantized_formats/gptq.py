@@ -19,7 +19,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 
 class GPTQLayout(PackedLayout):
-    """Layout of AutoGPTQ and GPTQModel. Zero points are stored minus 1, except in the version `gptq_v2`."""
+    """Format of AutoGPTQ and GPTQModel, which stores zero points minus 1."""
 
     method, marker, parts = "gptq", ".qweight", (".qzeros", ".scales", ".g_idx")
     stored_minus: ClassVar[int] = 1
@@ -81,6 +81,6 @@ class GPTQLayout(PackedLayout):
 
 
 class GPTQv2Layout(GPTQLayout):
-    """GPTQModel's layout `gptq_v2`, which stores zero points as they are; it is only read."""
+    """GPTQModel's format `gptq_v2`, which stores zero points unchanged; it can only be read."""
 
     stored_minus = 0

@@ -1,4 +1,4 @@
-"""Codes of a few bits in 32-bit words, as GPTQ, AWQ and compressed-tensors store them.
+"""Pack 4-bit and 8-bit codes into int32 words, as in GPTQ, AWQ and compressed-tensors.
 
 word j = sum over i of code[j * n + order[i]] << (bits * i),   n = 32 / bits
 """
@@ -11,9 +11,12 @@ import numpy as np
 
 
 def pack_words(codes_RC: np.ndarray, bits: int, order: Sequence[int] | None = None) -> np.ndarray:
-    """Pack codes, uint8 [R, C], along their rows into int32 [R, ceil(C * bits / 32)]; missing codes are 0.
+    """Pack codes, uint8 [R, C], along their rows into int32 [R, ceil(C * bits / 32)]; the last word is padded with 0.
 
-    `order` gives the position in the matrix of each code of a word; None: ascending.
+    Args:
+        codes_RC: codes.
+        bits: bits per code.
+        order: column, within a word's columns, of each code from the lowest bits on; None: ascending.
     """
     per_word = 32 // bits
     padded = np.pad(codes_RC, ((0, 0), (0, -codes_RC.shape[1] % per_word)))
@@ -25,7 +28,7 @@ def pack_words(codes_RC: np.ndarray, bits: int, order: Sequence[int] | None = No
 
 
 def unpack_words(words_RW: np.ndarray, bits: int, count: int, order: Sequence[int] | None = None) -> np.ndarray:
-    """Return the first `count` codes of each row, uint8 [R, count]; the inverse of `pack_words`."""
+    """Unpack the first `count` codes of each row, uint8 [R, count]; the inverse of `pack_words`."""
     per_word = 32 // bits
     words_RW = np.ascontiguousarray(words_RW).view(np.uint32)
     codes_RWn = np.empty((*words_RW.shape, per_word), np.uint8)

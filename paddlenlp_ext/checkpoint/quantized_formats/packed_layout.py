@@ -31,9 +31,9 @@ class IntegerMatrix:
     """Codes, scales and zero points of a linear layer.
 
     Attributes:
-        codes: uint8 [out, in], from 0.
+        codes: uint8 [out, in], unsigned.
         scales: [out, groups].
-        zeros: uint8 or int16 [out, groups], the code that stands for 0.
+        zeros: uint8 or int16 [out, groups]; the code of the value 0.
     """
 
     codes: np.ndarray
@@ -43,15 +43,15 @@ class IntegerMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedLayout:
-    """Base of the layouts.
+    """Base class of the packed integer formats.
 
     Attributes:
         method: `quant_method` in config.json.
-        marker: end of the name of the tensor that holds the codes.
-        parts: ends of the names of the other tensors.
+        marker: name suffix of the tensor with the codes.
+        parts: name suffixes of the other tensors.
         bits: 4 or 8.
-        group_size: inputs that share a scale; None: all inputs of a row.
-        symmetric: whether 0 is the middle code of every group; files that are read may say so and have others.
+        group_size: number of inputs that share a scale; None: all inputs of a row.
+        symmetric: whether new weights have the middle code as zero point; stored zero points are always read.
     """
 
     method: ClassVar[str]
@@ -72,11 +72,11 @@ class PackedLayout:
 
     @property
     def middle(self) -> int:
-        """Code that stands for 0 in symmetric formats."""
+        """Zero point of symmetric weights."""
         return 1 << (self.bits - 1)
 
     def shape(self, source: WeightSource, layer: str) -> tuple[int, int]:
-        """Return (out, in) of a layer."""
+        """Return the shape (out, in) of a layer."""
         raise NotImplementedError
 
     def codes(self, source: WeightSource, layer: str) -> np.ndarray:
@@ -92,23 +92,27 @@ class PackedLayout:
         return f"{layer}.scales"
 
     def zeros(self, source: WeightSource, layer: str) -> np.ndarray:
-        """Return the codes of a layer that stand for 0, int16 [out, groups]."""
+        """Return the zero points of a layer, int16 [out, groups]."""
         raise NotImplementedError
 
     def groups(self, source: WeightSource, layer: str) -> np.ndarray | None:
-        """Return the group of each input of a layer, int [in]; None if the inputs are grouped in their order."""
+        """Return the group of each input of a layer, int [in]; None if groups are runs of consecutive inputs."""
         return None
 
     def tensors(self, layer: str, matrix: IntegerMatrix) -> dict[str, np.ndarray]:
-        """Return the tensors of a layer as they are written.
+        """Return the tensors to store for a layer.
 
         Raises:
-            ValueError: the layout cannot hold a matrix of this shape.
+            ValueError: the format cannot store a matrix of this shape.
         """
         raise NotImplementedError
 
     def options(self, skipped: Sequence[str]) -> dict[str, Any]:
-        """Return `quantization_config` of config.json; `skipped` are linear layers in full precision."""
+        """Return `quantization_config` of config.json.
+
+        Args:
+            skipped: names of the linear layers in full precision.
+        """
         raise NotImplementedError
 
 
@@ -120,8 +124,7 @@ def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> No
     """
     if size % of:
         raise ValueError(
-            f"{layer} has {size} {what}, and the layout {layout} packs them by {of}; choose the layout "
-            "compressed-tensors"
+            f"{layer} has {size} {what}, but {layout} needs a multiple of {of}; choose weight_layout compressed-tensors"
         )
 
 
@@ -133,7 +136,7 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
     """
     value = options.get(key)
     if type(value) is not int:
-        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, which is not a whole number")
+        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an integer; correct it")
     return value
 
 

@@ -1,11 +1,11 @@
-"""Files of other programs with linear layers in 4 or 8 bits, under the names and in the layout of this package.
+"""Convert GPTQ, AWQ and compressed-tensors weights to and from this package's integer format.
 
-    in a file of GPTQ                        as read (quantization/integer_tensors.py)
+    in a GPTQ checkpoint                     as read (quantization/integer_tensors.py)
     q_proj.qweight int32 [in / 8, out]       q_proj.weight uint8 [out * in / 2], two codes per byte
     q_proj.scales float16 [groups, out]      q_proj.weight_scale [out, groups]
     q_proj.qzeros, q_proj.g_idx              q_proj.weight_zero, q_proj.weight_order
 
-Codes keep their values; only their places change, one tensor at a time.
+The conversion moves codes without changing them, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 
 class PackedWeights(WeightSource):
-    """Tensors of a file in a layout of another program.
+    """Stored tensors, with packed weights in this package's integer format.
 
     Args:
         source: the stored tensors.
-        layout: layout of the quantized layers.
+        layout: format of the quantized layers.
 
     Raises:
         ValueError: a tensor of a quantized layer is missing.
@@ -60,7 +60,7 @@ class PackedWeights(WeightSource):
         return {_SHAPE: (2,), _ORDER: (inputs,)}.get(part, (outputs, self._num_groups(layer)))
 
     def _num_groups(self, layer: str) -> int:
-        """Return the number of groups of a layer; scales are [groups, out] or [out, groups]."""
+        """Return the number of groups of a layer; its scales are stored as [groups, out] or [out, groups]."""
         outputs, _ = self._layout.shape(self._source, layer)
         return int(np.prod(self._source.shape(self._layout.scale_name(layer)))) // outputs
 
@@ -104,10 +104,10 @@ class PackedWeights(WeightSource):
         return (flat[::2] << 4) | flat[1::2]
 
     def _order(self, layer: str) -> np.ndarray:
-        """Return the inputs in the order of their groups, int32 [in].
+        """Return the indices of the inputs sorted by group, int32 [in].
 
         Raises:
-            ValueError: groups of different sizes.
+            ValueError: the groups have different sizes.
         """
         _, inputs = self._layout.shape(self._source, layer)
         groups, count = self._layout.groups(self._source, layer), self._num_groups(layer)
@@ -123,21 +123,21 @@ class PackedWeights(WeightSource):
 
 
 def pack_tensors(tensors: Mapping[str, Any], layout: PackedLayout, scale_dtype: str) -> dict[str, Any]:
-    """Return the tensors of a model with its integer weights in the layout of another program.
+    """Return the tensors of a model with its integer weights in another format.
 
     Args:
-        tensors: tensors by their names in files, integer weights as quantization/integer_tensors.py stores them.
-        layout: layout to write.
-        scale_dtype: format of the scales in the file, which holds them without rounding.
+        tensors: tensors by their names in files; integer weights have the format of quantization/integer_tensors.py.
+        layout: format to write.
+        scale_dtype: dtype of the stored scales, which represents them exactly.
 
     Raises:
-        ValueError: the layout cannot hold a matrix of this shape.
+        ValueError: the format cannot store a matrix of this shape.
     """
     layers = [name.removesuffix(_SCALE) for name in tensors if name.endswith(_SCALE)]
     parts = {layer + part for layer in layers for part in (_WEIGHT, *INTEGER_PARTS)}
     written = {name: tensor for name, tensor in tensors.items() if name not in parts}
     for layer in layers:
-        assert layer + _ORDER not in tensors, "groups of inputs are neighbours in models that are quantized here"
+        assert layer + _ORDER not in tensors, "models quantized by this package have groups of consecutive inputs"
         matrix = _integer_matrix(tensors, layer, layout)
         for name, values in layout.tensors(layer, matrix).items():
             is_scale = name == layout.scale_name(layer)
@@ -150,7 +150,7 @@ def _in_dtype(values: np.ndarray, dtype: str) -> LazyTensor:
 
 
 def _integer_matrix(tensors: Mapping[str, Any], layer: str, layout: PackedLayout) -> IntegerMatrix:
-    """Return codes, scales and zero points of a layer."""
+    """Return the codes, scales and zero points of a layer."""
     scales = as_lazy(tensors[layer + _SCALE]).read()
     codes = as_lazy(tensors[layer + _WEIGHT]).read()
     zeros = np.full(scales.shape, layout.middle, np.int16)

@@ -73,7 +73,8 @@ def test_save_pretrained_writes_fused_layers_that_from_pretrained_splits(tmp_pat
 
 def test_split_weights_of_another_size_raise():
     with pytest.raises(
-        ValueError, match=r"a.qkv_proj.weight has 9 rows, but its parts \(q_proj, k_proj, v_proj\) have 10"
+        ValueError,
+        match=r"a.qkv_proj.weight has 9 rows, but by config.json its projections \(q_proj, k_proj, v_proj\) have 10",
     ):
         parts_of(a__qkv_proj__weight=QKV[:9])
 

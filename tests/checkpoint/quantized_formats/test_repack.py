@@ -153,7 +153,7 @@ def test_packed_model_saved_here_keeps_zero_points(tmp_path: Path):
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq with its version 'marlin'"),
         ({**AWQ, "version": "gemv"}, "awq with its version 'gemv'"),
         ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, "compressed-tensors with 1 groups in the format 'nvfp4"),
-        ({**GPTQ, "bits": "4"}, "bits is '4', which is not a whole number"),
+        ({**GPTQ, "bits": "4"}, "bits is '4', not an integer"),
         ({"quant_method": "hqq"}, "weights quantized by 'hqq' are not supported"),
     ],
 )
