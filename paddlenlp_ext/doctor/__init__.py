@@ -1,10 +1,11 @@
 """Self-check of an installation: `python -m paddlenlp_ext.doctor` (docs/gpu.md).
 
-environment.py     versions, devices, flags
-backends.py        backend of each op on each target, and why not a better one
-op_checks/         each backend of each op against the reference on the CPU
-training.py        a training step of each method and precision
-generation.py      decoding with a cache
-layouts.py         training on several processes, in each layout
-report.py          all of it as Markdown
+environment.py         versions, devices, flags
+backends.py            backend of each op on each target, and why a better one is unavailable
+op_checks/             each backend of each op against the reference on the CPU
+training_checks.py     two training steps of each method and precision (tiny_run.py)
+generation_checks.py   decoding with a KV cache
+layout_checks.py       training on two processes, in each parallel layout
+run_doctor.py          order, progress and time limit of the checks
+report.py              the report in Markdown
 """

@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check the command line before the slow import of Paddle, then this installation."""
+    """Parse the command line before the slow import of Paddle, then check this installation."""
     arguments = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.doctor.run_doctor import run_doctor

@@ -1,4 +1,4 @@
-"""Command line of the doctor. Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of the doctor. Paddle is not imported, so a mistyped argument is reported at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paddlenlp_ext.config.options import OptionGroup, option, options_of
 AREAS = ("ops", "training", "generation", "layouts")
 USAGE = (
     "python -m paddlenlp_ext.doctor [--areas AREA,...] [--seconds 90]\n\n"
-    "Check this installation: print a report as Markdown; the exit code is 1 if a check failed."
+    "Check this installation and print a report in Markdown. The exit code is 1 if a check failed."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorArguments(OptionGroup):
-    """Arguments of the program."""
+    """Arguments of the doctor."""
 
-    areas: tuple[str, ...] = option((), help=f"areas to check, of {', '.join(AREAS)}; unset: all")
+    areas: tuple[str, ...] = option((), help=f"areas to check: {', '.join(AREAS)}; unset: all")
     seconds: float = option(90.0, minimum=0, help="start no check after this time; 0: no limit")
 
 

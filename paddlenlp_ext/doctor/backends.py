@@ -13,7 +13,14 @@ from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, NotApplicable
 
 
 class Choice(NamedTuple):
-    """Backend that an op chooses on a target, and the reasons, by name, why better ones are unavailable there."""
+    """Backend that an op uses on a target.
+
+    Attributes:
+        op: name of the op.
+        target: device and dtype.
+        backend: name of the backend.
+        rejected: name of each faster backend -> reason why it is unavailable on the target.
+    """
 
     op: str
     target: Target
@@ -22,18 +29,18 @@ class Choice(NamedTuple):
 
     @property
     def fixable(self) -> dict[str, str]:
-        """Reasons without those that follow from the device or the dtype."""
+        """Reasons that the user can change, because they do not follow from the device or the dtype."""
         return {name: reason for name, reason in self.rejected.items() if not isinstance(reason, NotApplicable)}
 
 
 def choices(ops: Iterable[DispatchedOp], targets: Iterable[Target]) -> list[Choice]:
-    """Return the choices of all ops on all targets, op by op; on an absent GPU, those of a Hopper GPU."""
+    """Return the backend of each op on each target, op by op; an absent GPU counts as a Hopper GPU."""
     targets = list(targets)
     return [Choice(op.name, target, *op.explain(probe(target))) for op in ops for target in targets]
 
 
 def probe(target: Target) -> Any:
-    """Return an object with the device and dtype of a tensor on a target, as conditions of backends read them."""
+    """Return a tensor on a target, or an object with its place and dtype, which decide about backends."""
     if target.device == "gpu" and unavailable_reason(target) is not None:
         return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
     with on_device(target.device):

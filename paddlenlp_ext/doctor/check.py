@@ -1,4 +1,4 @@
-"""Checks that each measure one difference from reference numbers, and their results."""
+"""Checks that compare results with a reference, and their outcomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paddlenlp_ext.doctor.targets import Target
 
 
 class Difference(NamedTuple):
-    """Difference from reference numbers.
+    """Largest difference from the reference.
 
     Attributes:
-        relative: largest difference, relative to the largest magnitude of the reference numbers.
-        place: where it is, and both numbers there.
+        relative: the difference divided by the largest magnitude in the reference.
+        place: position of the difference, with both values.
     """
 
     relative: float
@@ -25,15 +25,15 @@ class Difference(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One comparison with reference numbers.
+    """One comparison with a reference.
 
     Attributes:
         area: part of the package, such as "ops".
-        name: object of the check within its area.
+        name: name of the check within its area.
         target: device and dtype.
         limit: largest relative difference that passes.
-        measure: returns the difference, or None if the object does not exist on the target.
-        is_late: whether it is run after all others, because they include a similar one.
+        measure: returns the difference, or None if the check does not apply to the target.
+        is_late: whether the check runs after all others, because they include a similar check.
     """
 
     area: str
@@ -60,9 +60,9 @@ class Result:
 
 
 def run_checks(checks: Iterable[Check]) -> Iterator[Result]:
-    """Run the checks in order and yield their results, without those whose object does not exist on the target.
+    """Run the checks in order and yield their results, without checks that do not apply to their target.
 
-    A check that raises is a result like any other: its failure is what the doctor is there to find.
+    An exception is also a result: the check has failed.
     """
     for check in checks:
         started = time.monotonic()
@@ -76,7 +76,7 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Result]:
 
 
 def describe(error: Exception) -> str:
-    """Return the type of an error and the last line of its message, which in Paddle's errors names the cause."""
+    """Return the type and the last line of an error; in Paddle's errors, that line names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
@@ -84,16 +84,16 @@ def describe(error: Exception) -> str:
 def relative_difference(
     actual: Iterable[np.ndarray], expected: Iterable[np.ndarray], names: Iterable[str] | None = None
 ) -> Difference:
-    """Return the largest |actual - expected| of any array, relative to the array's largest expected magnitude.
+    """Return the largest |actual - expected| over all arrays, each divided by the array's largest expected magnitude.
 
-    NaN and infinity differ by infinity.
+    A difference that is NaN or infinite counts as infinite.
 
     Args:
-        actual, expected: arrays to compare one by one.
-        names: name of each array for `Difference.place`; None: numbers from 1 on.
+        actual, expected: arrays to compare pairwise.
+        names: name of each array for `Difference.place`; None: result 1, result 2, ...
 
     Raises:
-        ValueError: numbers or shapes of the arrays do not match.
+        ValueError: the number of arrays or their shapes differ.
     """
     largest = Difference(0.0, "")
     pairs = list(zip(actual, expected, strict=True))
@@ -102,7 +102,7 @@ def relative_difference(
             raise ValueError(f"{name} has shape {list(one.shape)}; the reference's is {list(other.shape)}")
         if one.size:
             gaps = np.abs(one - other)
-            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # of NaN, if there is any
+            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # of the first NaN, if there is one
             gap = float(gaps[at] / max(float(np.abs(other).max()), _TINY))
             relative = gap if np.isfinite(gap) else float("inf")
             if relative > largest.relative:

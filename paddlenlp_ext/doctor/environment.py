@@ -1,4 +1,4 @@
-"""Versions, devices and settings that decide which backends run."""
+"""Describe the versions, devices and settings that decide which backends run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_environment() -> list[tuple[str, str]]:
-    """Return names and values, in the order of the report."""
+    """Return the name and value of each setting, in the order of the report."""
     return [
         (
             "system",

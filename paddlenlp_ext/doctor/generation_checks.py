@@ -1,7 +1,7 @@
-"""Checks of decoding: greedy tokens of a target, scored by plain forward passes on the CPU.
+"""Checks of decoding: generate tokens greedily on a target, and score them with forward passes on the CPU.
 
-Two targets may choose different tokens where the best logits are nearly equal, so tokens are not compared: for each
-token, the logit that the reference gives it must be close to the reference's largest one.
+Targets may choose different tokens where the best logits are nearly equal, so tokens are not compared. Instead, the
+reference's logit of each generated token must be close to the reference's largest logit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_TOKENS = 8
 
 
 def generation_checks(target: Target) -> list[Check]:
-    """Return a check of each format of the weights on a target."""
+    """Return a check of each weight format on a target."""
     return [
         Check(AREA, name, target, LIMITS[target.dtype], functools.partial(measure_generation, name, target))
         for name in FORMATS
@@ -36,7 +36,7 @@ def generation_checks(target: Target) -> list[Check]:
 
 
 def measure_generation(name: str, target: Target) -> Difference:
-    """Return by how much a greedy token's logit falls below the largest one, relative to the logits' magnitude."""
+    """Return how far the logits of greedy tokens fall below the largest logit, relative to the largest magnitude."""
     with on_device(target.device):
         answers = generate(_model(name, target, target.dtype), PROMPTS, max_new_tokens=NEW_TOKENS)
     largest = Difference(0.0, "")
@@ -52,7 +52,7 @@ def measure_generation(name: str, target: Target) -> Difference:
 
 
 def _model(name: str, target: Target, rounded_to: str) -> CausalLM:
-    """Return the tiny model on the current device, with weights rounded to `rounded_to` before they are quantized."""
+    """Return the tiny model on the current device; its weights are rounded to `rounded_to` and then quantized."""
     model = AutoModelForCausalLM.from_config(TINY_MODEL, seed=1, dtype=target.dtype)
     for parameter in model.parameters():
         parameter.set_value(parameter.astype(paddle_dtype(rounded_to)).astype(parameter.dtype))

@@ -1,6 +1,6 @@
 """Checks of parallel training: each layout on two processes, against one process.
 
-Layouts run on two GPUs over NCCL, or on the CPU over gloo where there are fewer. All of them run in a single launch.
+Layouts run on two GPUs over NCCL, or on the CPU over gloo if there are fewer GPUs. One launch runs all layouts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 class Layout(NamedTuple):
-    """Keys of a layout on two processes, and the number of replicas, which have different micro-batches."""
+    """Parallel layout of two processes.
+
+    Attributes:
+        keys: configuration keys of the layout.
+        replicas: number of model replicas, which train on different micro-batches.
+    """
 
     keys: dict[str, Any]
     replicas: int
@@ -44,13 +49,13 @@ LAYOUTS = {
 
 
 def layout_target() -> Target:
-    """Return the target of the layouts: GPUs if there are two, else the CPU."""
+    """Return the target of the layout checks: GPUs if there are two, else the CPU."""
     has_gpus = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() >= PROCESSES
     return Target("gpu" if has_gpus else "cpu", "float32")
 
 
 def layout_checks(target: Target) -> list[Check]:
-    """Return a check of each layout."""
+    """Return a check of each parallel layout."""
     limit = LIMITS[target.dtype]
     return [Check(AREA, name, target, limit, functools.partial(_measure, name, target)) for name in LAYOUTS]
 
@@ -63,7 +68,7 @@ def _measure(name: str, target: Target) -> Difference:
 
 @functools.cache
 def launch(target: Target) -> dict[str, list[float]]:
-    """Train in all layouts on two processes; return losses and gradient norms by name.
+    """Train in all layouts on two processes; return the losses and gradient norms of each layout.
 
     Raises:
         RuntimeError: a process failed; the message ends with the last line of its log.

@@ -1,4 +1,4 @@
-"""Process of the layout checks: trains in each layout and writes FOLDER/results.json; started by layouts.py."""
+"""Worker process of layout_checks.py: train in each layout and write FOLDER/results.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext._runtime import configure_runtime
 
 
 def main(folder: Path, device: str) -> None:
-    """Train in each layout; the first process writes losses and gradient norms by name."""
+    """Train in each layout; rank 0 writes the losses and gradient norms of each layout."""
     from paddlenlp_ext.doctor.layout_checks import LAYOUTS
     from paddlenlp_ext.doctor.targets import Target
     from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training

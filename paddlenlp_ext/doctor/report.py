@@ -1,4 +1,4 @@
-"""Report of the doctor as Markdown, to be pasted into an issue."""
+"""Report of the doctor in Markdown, to paste into an issue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paddlenlp_ext.ops.dispatch import AbsentGpu
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; bars within cells are escaped."""
+    """Return a Markdown table; vertical bars in cells are escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
-    """Return the backends, a column for each target, and the reasons that a user can do something about."""
+    """Return the table of backends with a column for each target, and the reasons that the user can change."""
     targets = list(dict.fromkeys(choice.target for choice in choices))
     ops: dict[str, list[str]] = {}
     for choice in choices:
@@ -30,16 +30,16 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
     }
     capability = ".".join(map(str, AbsentGpu().compute_capability))
     notes = [
-        "Activations on a CPU are float32 in bfloat16 runs, too: its bfloat16 column is for weights and gradients."
+        "On a CPU, activations are float32 even in bfloat16 runs: the column cpu bfloat16 is for weights and gradients."
     ]
     if absent:
-        notes.append(f"\\* not on this machine: the choices on a GPU of compute capability {capability}")
+        notes.append(f"\\* not on this machine: backends of a GPU with compute capability {capability}")
     parts = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *notes, _list(reasons)]
     return "\n\n".join(part for part in parts if part)
 
 
 def result_section(results: Sequence[Result]) -> str:
-    """Return the failures, a summary by area and target, and all results, folded."""
+    """Return a summary by area and target, the failures, and all results in a folded section."""
     failed = [result for result in results if not result.passed]
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -57,7 +57,7 @@ def result_section(results: Sequence[Result]) -> str:
 
 
 def verdict(results: Sequence[Result], num_skipped: int = 0) -> str:
-    """Return one line about all results, and the number of checks for which there was no time."""
+    """Return one line with the outcome of all checks and the number of checks that the time limit skipped."""
     failed = sum(not result.passed for result in results)
     outcome = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
     return f"**{outcome}**" + (f"; no time for {num_skipped} more" if num_skipped else "")

@@ -1,4 +1,4 @@
-"""Program of the doctor: run the checks with progress, print the report, and return the exit code."""
+"""Run all checks of the doctor with progress, and print the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKS = {"ops": op_checks, "generation": generation_checks, "training": trainin
 
 
 def run_doctor(arguments: DoctorArguments) -> int:
-    """Print the report on standard output and progress on standard error; return 1 if a check failed, else 0."""
+    """Print the report to standard output and progress to standard error; return 1 if a check failed, else 0."""
     areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
     absent = [target for target in every_target if unavailable_reason(target) is not None]
     OP_CASES.names()  # imports the ops
@@ -48,7 +48,7 @@ def run_doctor(arguments: DoctorArguments) -> int:
 
 
 def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas, target by target, with the layouts after the first target."""
+    """Return the checks of the areas, target by target; the layouts follow the first target, late checks come last."""
     groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
     if "layouts" in areas:
         groups.insert(1, layout_checks(layout_target()))
@@ -56,14 +56,14 @@ def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Chec
 
 
 def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, str]]:
-    """Return target, numbers of checks by area and the reason of checks that were left out to end in time."""
-    reason = f"{seconds:g} seconds were over; --seconds 0 runs all"
+    """Return a table row (target, checks, reason) for each group of checks that the time limit skipped."""
+    reason = f"the limit of {seconds:g} seconds was reached; --seconds 0 runs all"
     groups = Counter((str(check.target), check.area) for check in skipped)
     return [(target, f"{count} {area}", reason) for (target, area), count in groups.items()]
 
 
 def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return target, numbers of checks by area and the reason of all checks that need another machine."""
+    """Return a table row (target, checks, reason) for each target that this machine lacks."""
     rows = []
     for target in absent:
         counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]
@@ -74,11 +74,11 @@ def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, s
 
 
 def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
-    """Run the checks; a terminal shows each of them, another stream a line for each area and target.
+    """Run the checks; a terminal shows each check, a log file one line for each area and target.
 
     Args:
         checks: the checks, the most important ones first.
-        seconds: time after which no check is started; 0: no limit.
+        seconds: time after which no more checks are started; 0: no limit.
 
     Returns:
         The results, and the checks that were not started.

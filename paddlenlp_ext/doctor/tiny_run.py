@@ -1,4 +1,4 @@
-"""Training runs of a tiny model on rows in memory, as `llm/run_finetune.py` makes them."""
+"""Train a tiny model on rows in memory, with the code of `llm/run_finetune.py`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 TINY_MODEL: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_model.json").read_text(encoding="utf-8"))
-"""Config of a model with sizes that all kernels support: products of 64 inputs, heads of 16 channels."""
+"""Model config with sizes that all kernels support: 64 input features, heads of 16 channels."""
 STEPS = 2
 _NUM_ROWS = 16
 _REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {"trainable_tokens": {"indices": (3, 38, 51)}}
@@ -40,7 +40,7 @@ _KEYS: dict[str, Any] = {
     "max_steps": STEPS,
     "logging_steps": 1,
     "learning_rate": 1e-3,
-    # Adam divides a gradient by its own size: near zero, rounding would become a full step.
+    # Adam divides a gradient by its magnitude: near zero, a rounding error would become a full step.
     "adam_epsilon": 1e-4,
     "per_device_train_batch_size": 2,
     "zero_padding": True,
@@ -52,7 +52,7 @@ _KEYS: dict[str, Any] = {
 
 
 _PROMPT = 4
-"""Tokens of a prompt."""
+"""Number of prompt tokens in a row."""
 
 
 def answer_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> EncodedRow:
@@ -61,7 +61,7 @@ def answer_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> Encoded
 
 
 def pair_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> TokenizedPair:
-    """Return a pair whose rejected answer has the last three tokens."""
+    """Return a preference pair whose rejected answer is the last three tokens."""
     return TokenizedPair(tokens, loss_mask, index, (_PROMPT, len(tokens) - 3), (True, False))
 
 
@@ -71,7 +71,7 @@ def scored_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> Tokeniz
 
 
 class Kind(NamedTuple):
-    """Kind of a run: the sections of its configuration, and its rows."""
+    """Kind of a training run: the sections of its configuration, and the function that makes its rows."""
 
     sections: dict[str, type]
     row: Callable[[np.ndarray, np.ndarray, int], EncodedRow]
@@ -85,7 +85,12 @@ KINDS = {
 
 
 class Rows:
-    """Random rows in memory with the interface of a TokenizedDataset; log-probabilities are cached in a folder."""
+    """Random rows in memory with the interface of a TokenizedDataset.
+
+    Args:
+        row: function that makes a row from tokens, loss mask and index.
+        cache_folder: folder for the reference model's log-probabilities.
+    """
 
     def __init__(self, row: Callable[[np.ndarray, np.ndarray, int], EncodedRow], cache_folder: Path) -> None:
         generator = np.random.default_rng(0)
@@ -102,12 +107,12 @@ class Rows:
         return self.rows[index]
 
     def source(self, index: int) -> tuple[str, int]:
-        """Return a location for messages about the row."""
+        """Return the location of a row for error messages."""
         return "rows in memory", index + 1
 
 
 class Steps(Callback):
-    """Collect the steps' reports, and empty the log: loss.png would take longer than the run."""
+    """Collect the step reports, and clear the log history, because drawing loss.png takes longer than the run."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
@@ -120,7 +125,7 @@ class Steps(Callback):
 
 
 def precision_keys(target: Target) -> dict[str, Any]:
-    """Return the keys of a run on a target."""
+    """Return the configuration keys of a target's device and dtype."""
     return {
         "device": target.device,
         "use_flash_attention": target.device == "gpu",
@@ -136,14 +141,14 @@ def run_training(
     output_dir: Path | None = None,
     kind: str = "sft",
 ) -> list[float]:
-    """Train a new tiny model for two steps; return the losses, then the gradient norms, of both.
+    """Train a new tiny model for two steps; return both losses, then both gradient norms.
 
     Args:
-        keys: keys of the run in addition to those of this module.
+        keys: configuration keys in addition to this module's.
         switch: adapter method; None trains all weights.
-        algorithm: format of the frozen base (`weight_quantize_algo`); None: not quantized.
-        output_dir: folder of the run, which all its processes share; None: a temporary one.
-        kind: kind of rows and loss, of `KINDS`.
+        algorithm: quantized format of the frozen base (`weight_quantize_algo`); None: not quantized.
+        output_dir: folder of the run, shared by all its processes; None: a temporary folder.
+        kind: kind of rows and loss, a key of `KINDS`.
     """
     with tempfile.TemporaryDirectory() as temporary, quiet_logging():
         folder = Path(temporary, "model")

@@ -1,4 +1,4 @@
-"""Checks of training: losses and gradient norms of two steps on a target, against the references on the CPU."""
+"""Checks of training: compare losses and gradient norms of two steps with the reference backends on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 AREA = "training"
 LIMITS = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 REFERENCE = Target("cpu", "float32")
-"""Target of the reference numbers of training, generation and layouts."""
+"""Target of the reference results for training and generation."""
 
 
 class Run(NamedTuple):
@@ -25,12 +25,12 @@ class Run(NamedTuple):
 
     Attributes:
         switch: adapter method; None trains all weights.
-        algorithm: format of the frozen base; None: not quantized.
-        keys: keys of the run.
-        dtypes: dtypes in which the run exists; empty: all.
-        kind: kind of rows and loss, of `tiny_run.KINDS`.
-        only_on: device on which the run differs from the others; None: all.
-        is_method: whether the run differs from another one in its adapter method only, which is plain Paddle.
+        algorithm: quantized format of the frozen base; None: not quantized.
+        keys: configuration keys of the run.
+        dtypes: dtypes to which the run applies; empty: all.
+        kind: kind of rows and loss, a key of `tiny_run.KINDS`.
+        only_on: the only device to which the run applies; None: all devices.
+        is_method: whether the run differs from another one only in its adapter method, which is plain Paddle code.
     """
 
     switch: str | None = None
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 def training_runs() -> dict[str, Run]:
-    """Return the runs by name: full training, preferences, reward models, optimizers, formats of the base, methods."""
+    """Return the runs by name: full training, optimizers, DPO, reward models, quantized bases and adapter methods."""
     runs = {"full": Run(), "full, recompute": Run(keys={"recompute": True})}
     runs |= {f"full, {optimizer}": Run(keys={"optim": optimizer}) for optimizer in ("adamw_mini", "adamw_8bit", "muon")}
     in_16_bits = {"fp16_opt_level": "O2"}
@@ -66,7 +66,7 @@ def training_runs() -> dict[str, Run]:
 
 
 def training_checks(target: Target) -> list[Check]:
-    """Return a check of each run that exists on a target; a method's second dtype on a device comes late."""
+    """Return a check of each run that applies to a target; an adapter method's second dtype on a device comes late."""
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [
         Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method and is_second)
@@ -76,21 +76,21 @@ def training_checks(target: Target) -> list[Check]:
 
 
 def measure_training(name: str, target: Target) -> Difference:
-    """Return the relative difference of the losses and norms of a run from those of the references."""
+    """Return the largest relative difference between a run's losses and gradient norms and the reference's."""
     run = training_runs()[name]
     found = run_training({**run.keys, **precision_keys(target)}, run.switch, run.algorithm, kind=run.kind)
     return difference_of_steps(found, reference_training(name))
 
 
 def difference_of_steps(found: list[float], expected: list[float]) -> Difference:
-    """Return the largest difference of two results of `run_training`, each number relative to itself."""
+    """Return the largest relative difference between two results of `run_training`."""
     names = [f"{number} of step {step}" for number in ("loss", "gradient norm") for step in range(1, STEPS + 1)]
     return relative_difference(map(np.array, found), map(np.array, expected), names)
 
 
 @functools.cache
 def reference_training(name: str) -> list[float]:
-    """Return losses and norms of a run in float32 on the CPU with the references of all ops."""
+    """Return the losses and gradient norms of a run in float32 on the CPU with the reference backend of every op."""
     run = training_runs()[name]
     keys = {key: value for key, value in run.keys.items() if key != "fp16_opt_level"}
     with reference_ops():

@@ -16,7 +16,7 @@ AREA = "ops"
 
 
 def op_checks(target: Target) -> list[Check]:
-    """Return the checks of each backend of each op on a target."""
+    """Return a check of each backend of each op on a target."""
     cases, x = dict(OP_CASES.items()), probe(target)
     return [
         Check(AREA, f"{op.name}: {backend}", target, target.limit, functools.partial(_measure, op, backend, target))
@@ -37,7 +37,7 @@ def _measure(op: DispatchedOp, backend: str, target: Target) -> Difference | Non
 
 @functools.cache
 def reference_results(name: str, dtype: str) -> list[np.ndarray]:
-    """Return the results of an op's case on the CPU with the references of all ops, on inputs rounded to `dtype`."""
+    """Return the results of an op's case with the reference backends on the CPU, for inputs rounded to `dtype`."""
     case = OP_CASES.get(name)
     with reference_ops():
         return _results(case, Target("cpu", dtype if case.keeps_dtype else "float32"), dtype)

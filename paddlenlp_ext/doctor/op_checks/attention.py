@@ -1,4 +1,4 @@
-"""Cases of attention."""
+"""Test cases of the attention ops."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LAYOUTS = (
     AttentionLayout.from_documents([[5, 13], [18]], 4),
     AttentionLayout.from_documents([[6, 7, 5], [18]], None, [[None, 0, 0], [None]]),
 )
-"""Packed documents, the same with a window, and answers that share their prompt."""
+"""Packed documents, packed documents with a sliding window, and answers that share their prompt."""
 LONG = AttentionLayout.from_documents([[40, 260]])
-"""Documents of several tiles of a GPU kernel, some of which need no mask."""
+"""Documents that span several tiles of a GPU kernel, some of them without masked positions."""
 
 
 def _attend(inputs: Inputs, layout: AttentionLayout, head_dim: int = HEAD_DIM, **options: Any) -> paddle.Tensor:
-    """Attend in a copy of the layout: its cached plans belong to a device."""
+    """Call attention with a copy of the layout, because the layout caches tensors of one device."""
     layout = AttentionLayout(layout.document_lengths, layout.window, layout.document_parents)
     shape = len(layout.document_lengths), layout.row_length
     q, k, v = (inputs.trained(*shape, heads, head_dim) for heads in (HEADS, KV_HEADS, KV_HEADS))
@@ -33,7 +33,7 @@ def _attend(inputs: Inputs, layout: AttentionLayout, head_dim: int = HEAD_DIM, *
 
 @op_case("attention")
 def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Attend in each layout, and over a prefix."""
+    """Call attention with each layout, and with a prefix."""
     results = [_attend(inputs, layout) for layout in (*LAYOUTS, LONG)]
     prefix = inputs.trained(3, KV_HEADS, HEAD_DIM), inputs.trained(3, KV_HEADS, HEAD_DIM)
     return [*results, _attend(inputs, LAYOUTS[0], prefix=prefix)]
@@ -41,7 +41,7 @@ def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("attention with soft-cap, linear biases, sinks or wide heads")
 def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Attend with each option of the scores, and with all of them."""
+    """Call attention with a soft-cap, ALiBi slopes and sinks, one at a time and together."""
     options = (
         ScoreOptions(softcap=5.0),
         ScoreOptions(slopes=alibi_slopes(HEADS)),
@@ -56,13 +56,13 @@ def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("attention with heads too wide for GPU kernels")
 def run_wide_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Attend with heads whose tiles exceed shared memory in every dtype."""
+    """Call attention with heads whose tiles exceed shared memory in every dtype."""
     return [_attend(inputs, LAYOUTS[0], head_dim=520)]
 
 
 @op_case("decode_attention")
 def run_decode_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Attend from one new position of two rows over a cache."""
+    """Call decode_attention for one new position of two rows with a KV cache."""
     keys, values = (inputs.frozen(2, KV_HEADS, 9, HEAD_DIM) for _ in range(2))
     visible = VisiblePositions(np.array([[[0, 0, 0, 5]], [[0, 0, 2, 7]]], np.int64))
     return [decode_attention(inputs.frozen(2, 1, HEADS, HEAD_DIM), keys, values, visible, SCALE)]
@@ -70,7 +70,7 @@ def run_decode_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("store_positions")
 def run_store_positions(inputs: Inputs) -> list[paddle.Tensor]:
-    """Write new positions into a cache, at a slot of each row."""
+    """Write new positions into the KV cache of each row."""
     cache = inputs.frozen(2, KV_HEADS, 9, HEAD_DIM)
     store_positions(inputs.frozen(2, 3, KV_HEADS, HEAD_DIM), cache, np.array([4, 1]))
     return [cache]

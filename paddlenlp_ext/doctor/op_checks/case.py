@@ -1,4 +1,4 @@
-"""Cases of op checks: functions that call an op on reproducible inputs."""
+"""Test cases of op checks: functions that call an op with reproducible inputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ALL_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Inputs:
-    """Random inputs of a case on the current device; equal calls give equal numbers on every device.
+    """Random inputs of a test case on the current device; the same calls give the same values on every device.
 
     Args:
         dtype: dtype of the tensors.
-        rounded_to: dtype to which the numbers are rounded first, so that runs in two dtypes see the same ones.
+        rounded_to: dtype to which the values are rounded first, so that runs in two dtypes get equal values.
     """
 
     def __init__(self, dtype: str, rounded_to: str) -> None:
@@ -29,23 +29,23 @@ class Inputs:
         self._trained: list[paddle.Tensor] = []
 
     def array(self, *shape: int) -> np.ndarray:
-        """Return normally distributed numbers, float32."""
+        """Return a float32 array of normally distributed values."""
         return self._generator.standard_normal(shape).astype(np.float32)
 
     def frozen(self, *shape: int, dtype: str | None = None) -> paddle.Tensor:
-        """Return normally distributed numbers in the dtype of the case, or in another one, without gradient."""
+        """Return a tensor of normally distributed values without gradient, by default in the dtype of the case."""
         rounded = paddle.to_tensor(self.array(*shape)).astype(self._rounded_to).astype("float32")
         return rounded.astype(self.dtype if dtype is None else paddle_dtype(dtype))
 
     def trained(self, *shape: int) -> paddle.Tensor:
-        """Return normally distributed numbers in the dtype of the case, whose gradient is a result."""
+        """Return a tensor of normally distributed values whose gradient `gradients` returns."""
         tensor = self.frozen(*shape)
         tensor.stop_gradient = False
         self._trained.append(tensor)
         return tensor
 
     def gradients(self, outputs: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
-        """Return the gradients of the trained inputs for random gradients of the differentiable outputs."""
+        """Backpropagate random gradients of the differentiable outputs; return the gradients of the trained inputs."""
         terms = [
             (output.astype("float32") * paddle.to_tensor(self.array(*output.shape))).sum()
             for output in outputs
@@ -58,12 +58,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class OpCase:
-    """Call of an op.
+    """Test case of an op.
 
     Attributes:
-        run: makes the inputs, calls the op and returns its outputs; tensors updated in place are outputs, too.
-        gpu_dtypes, cpu_dtypes: dtypes in which the op is called on such devices.
-        keeps_dtype: whether the reference runs in the dtype of the target, not in float32.
+        run: makes the inputs, calls the op and returns its outputs, including tensors updated in place.
+        gpu_dtypes, cpu_dtypes: dtypes in which the op is called on GPUs and on CPUs.
+        keeps_dtype: whether the reference runs in the dtype of the target instead of float32.
     """
 
     run: Callable[[Inputs], Sequence[paddle.Tensor]]
@@ -85,7 +85,7 @@ def op_case(
     cpu_dtypes: Sequence[str] = ("float32",),
     keeps_dtype: bool = False,
 ) -> Callable[[Callable[[Inputs], Sequence[paddle.Tensor]]], Any]:
-    """Return a decorator that registers the case of the op `name`; the arguments are fields of `OpCase`."""
+    """Return a decorator that registers a test case of the op `name`; the other arguments are fields of `OpCase`."""
 
     def enter(run: Callable[[Inputs], Sequence[paddle.Tensor]]) -> Any:
         OP_CASES.register(name)(OpCase(run, gpu_dtypes, cpu_dtypes, keeps_dtype))

@@ -1,4 +1,4 @@
-"""Cases of the ops of a decoder layer."""
+"""Test cases of the other ops in a decoder layer."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from paddlenlp_ext.quantization.quantize_weight import quantize
 
 EPSILON = 1e-6
 CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
-"""Experts of five tokens; expert 1 has none."""
+"""Experts to which five tokens are routed; expert 1 gets no token."""
 
 
 @op_case("rms_norm")
 def run_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
-    """Normalise the rows of a tensor."""
+    """Call RMSNorm without a residual."""
     return [rms_norm(inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
 
 
 @op_case("add_rms_norm")
 def run_add_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
-    """Add a residual and normalise rows."""
+    """Call RMSNorm fused with the residual addition."""
     return [*add_rms_norm(inputs.trained(3, 7, 64), inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
 
 
 @op_case("norm_linear")
 def run_norm_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Add a residual, normalise the sum and map it by two layers, with dense and with quantized weights."""
+    """Call the fused residual addition, RMSNorm and two linear layers, with dense and with quantized weights."""
     results = []
     for options in (None, QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8")):
         x, addend = inputs.frozen(3, 64), inputs.frozen(3, 64)
@@ -59,38 +59,38 @@ def _frozen_linear(inputs: Inputs, rows: int, options: QuantizationConfig | None
 
 @op_case("layer_norm")
 def run_layer_norm(inputs: Inputs) -> list[paddle.Tensor]:
-    """Normalise rows to mean 0."""
+    """Call LayerNorm without bias."""
     return [layer_norm(inputs.trained(3, 7, 64), inputs.trained(64), EPSILON)]
 
 
 @op_case("swiglu")
 def run_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute a gate with silu."""
+    """Call SwiGLU on gate and up projections."""
     return [swiglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96))]
 
 
 @op_case("geglu")
 def run_geglu(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute a gate with gelu."""
+    """Call GeGLU on gate and up projections."""
     return [geglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96))]
 
 
 @op_case("clamped_swiglu")
 def run_clamped_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute the gate of gpt-oss."""
+    """Call the clamped SwiGLU of gpt-oss."""
     return [clamped_swiglu(inputs.trained(3, 7, 96), inputs.trained(3, 7, 96), 1.702, 1.5)]
 
 
 @op_case("rope")
 def run_rope(inputs: Inputs) -> list[paddle.Tensor]:
-    """Rotate halves, and a share of the channels as neighbours."""
+    """Apply RoPE to channel halves, and partial RoPE to neighbouring channels."""
     layouts = ((16, False), (8, True))
     return [apply_rope(inputs.trained(2, 7, 4, 16), *_tables(rotated), interleaved) for rotated, interleaved in layouts]
 
 
 @op_case("rotate_heads")
 def run_rotate_heads(inputs: Inputs) -> list[paddle.Tensor]:
-    """Rotate queries and keys together, alone and with norms of their heads before and after."""
+    """Apply RoPE to queries and keys together, without QK norms and with QK norms before or after it."""
     results = [*rotate_heads(inputs.trained(2, 7, 4, 16), inputs.trained(2, 7, 2, 16), *_tables(8), True)]
     for after in (False, True):
         norms = HeadNorms(inputs.trained(16), inputs.trained(16), EPSILON, 1.0, after)
@@ -100,14 +100,14 @@ def run_rotate_heads(inputs: Inputs) -> list[paddle.Tensor]:
 
 
 def _tables(rotated: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return cosines and sines for 2 x 7 positions and `rotated` channels."""
+    """Return RoPE cosines and sines of 2 x 7 positions for `rotated` channels."""
     angles_BSR = np.tile(np.arange(14).reshape(2, 7, 1) / 10.0 ** np.arange(rotated // 2), 2).astype(np.float32)
     return paddle.to_tensor(np.cos(angles_BSR)), paddle.to_tensor(np.sin(angles_BSR))
 
 
 @op_case("linear")
 def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply many rows, and few."""
+    """Call linear on many rows, and on few rows."""
     weight, bias = inputs.trained(48, 64), inputs.trained(48)
     return [linear(inputs.trained(rows, 64), weight, bias) for rows in (21, 2)]
 
@@ -121,7 +121,7 @@ def run_linear_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("LoRA linear")
 def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply many positions by a frozen weight with a low-rank update, and few by quantized ones."""
+    """Call the fused LoRA linear on many positions with a dense base, and on few positions with quantized bases."""
     results, formats = [], (QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8"))
     for positions, options in ((75, None), *((5, options) for options in formats)):
         base = _frozen_linear(inputs, 48, options)
@@ -133,23 +133,23 @@ def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("embedding", cpu_dtypes=("float32", "bfloat16"))
 def run_embedding(inputs: Inputs) -> list[paddle.Tensor]:
-    """Look up rows."""
+    """Look up token embeddings."""
     return [embedding(inputs.frozen(50, 16), paddle.to_tensor([[3, 0, 49], [7, 7, 1]]))]
 
 
 @op_case("gather_rows")
 def run_gather_rows(inputs: Inputs) -> list[paddle.Tensor]:
-    """Gather the rows of tokens in the order of the experts."""
+    """Gather the hidden states of tokens in expert order."""
     return [gather_rows(inputs.trained(5, 32), ExpertRows.sort(CHOICES, 4))]
 
 
 @op_case("sum_rows")
 def run_sum_rows(inputs: Inputs) -> list[paddle.Tensor]:
-    """Sum the rows of each token."""
+    """Sum the expert outputs of each token."""
     return [sum_rows(inputs.trained(10, 32), ExpertRows.sort(CHOICES, 4))]
 
 
 @op_case("grouped_linear")
 def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply the rows of each expert by its weight."""
+    """Call the grouped linear layer of the experts."""
     return [*grouped_linear(inputs.trained(10, 64), inputs.trained(4, 96, 64), ExpertRows.sort(CHOICES, 4).starts, 2)]

@@ -1,4 +1,4 @@
-"""Cases of quantized weights."""
+"""Test cases of the ops on quantized weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INTEGER = (
     QuantizationConfig(algo="weight_only_int4", group_size=64),
 )
 STARTS = np.array([0, 3, 3, 7, 10], np.int64)
-"""First rows of four groups; the second one is empty."""
+"""First row of each of four groups, then the end; the second group is empty."""
 
 
 def _weight(inputs: Inputs, options: QuantizationConfig) -> QuantizedWeight:
@@ -41,7 +41,7 @@ def run_dequantize(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("quantized linear (nf4, fp4)")
 def run_four_bit_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply many rows, few, and one by weights in 4 bits."""
+    """Call linear with 4-bit weights on many rows, few rows and one row."""
     return [
         quantized_linear(inputs.trained(rows, WIDTH), _weight(inputs, each)) for each in FOUR_BIT for rows in (21, 5, 1)
     ]
@@ -49,25 +49,25 @@ def run_four_bit_linear(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("quantized linear (int8, int4)")
 def run_integer_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply rows by integer weights."""
+    """Call linear with int8 and int4 weights."""
     return [quantized_linear(inputs.trained(21, WIDTH), _weight(inputs, each)) for each in INTEGER]
 
 
 @op_case("quantized linear's gradient")
 def run_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply output gradients by the weight."""
+    """Compute the input gradient of linear layers with quantized weights."""
     gradient = inputs.frozen(21, OUTPUTS)
     return [quantized_input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
 
 
 @op_case("quantized grouped linear")
 def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply the rows of each expert by its quantized weight."""
+    """Call the grouped linear layer of experts with quantized weights."""
     return [*quantized_grouped_linear(inputs.trained(10, WIDTH), _stack(inputs), STARTS)]
 
 
 @op_case("quantized grouped linear's gradient")
 def run_grouped_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply the output gradients of each expert by its quantized weight."""
+    """Compute the input gradient of the grouped linear layer with quantized weights."""
     gradients = [inputs.frozen(10, OUTPUTS) for _ in range(2)]
     return [quantized_grouped_input_gradient_op.choose(gradients[0])(gradients, _stack(inputs), STARTS)]

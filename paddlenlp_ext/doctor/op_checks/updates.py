@@ -1,4 +1,4 @@
-"""Cases of losses, gradients and optimizers."""
+"""Test cases of losses, gradient clipping and optimizers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SHAPE = (9, 50)
 
 @op_case("linear_cross_entropy")
 def run_linear_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute the loss of hidden states, some of them without a target, plain and with a soft-cap."""
+    """Compute the loss of hidden states with ignored labels, without and with a soft-cap."""
     labels = paddle.to_tensor([3, IGNORED_LABEL, 96, 0, 11, IGNORED_LABEL, 50])
     weight = inputs.trained(97, 32)
     return [linear_cross_entropy(inputs.trained(7, 32), weight, labels, softcap=cap)[0] for cap in (None, 5.0)]
 
 
 class SingleShard:
-    """Collectives of one process that holds the full vocabulary (`VocabShards`)."""
+    """Stand-in for `VocabShards` in a process that holds the entire vocabulary."""
 
     start, largest_size = 0, 97
 
@@ -45,7 +45,7 @@ class SingleShard:
 
 @op_case("vocabulary-parallel cross entropy")
 def run_sharded_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute the loss of hidden states as a process with a shard of the vocabulary does."""
+    """Compute the loss of hidden states with the vocabulary-parallel code."""
     hidden, weight = inputs.trained(7, 32), inputs.trained(97, 32)
     labels = paddle.to_tensor([3, IGNORED_LABEL, 96, 0, 11, IGNORED_LABEL, 50])
     products = sharded_products_op.choose(hidden)(SingleShard())
@@ -55,7 +55,7 @@ def run_sharded_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("cross_entropy", gpu_dtypes=("float32",))
 def run_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute losses of logits, and the gradient in their place."""
+    """Compute the losses of logits, and overwrite the logits with their gradient."""
     logits = inputs.frozen(5, 97)
     losses, _ = cross_entropy_(logits, paddle.to_tensor([3, 96, 0, 11, 50]), with_gradient=True)
     return [losses, logits]
@@ -63,13 +63,13 @@ def run_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("sum_of_squares", cpu_dtypes=("float32", "bfloat16"))
 def run_sum_of_squares(inputs: Inputs) -> list[paddle.Tensor]:
-    """Sum the squares of two tensors."""
+    """Sum the squares of two gradients."""
     return [paddle.to_tensor(sum_of_squares([inputs.frozen(3, 50), inputs.frozen(7)]))]
 
 
 @op_case("scale", cpu_dtypes=("float32", "bfloat16"))
 def run_scale(inputs: Inputs) -> list[paddle.Tensor]:
-    """Scale two tensors in place."""
+    """Scale two gradients in place."""
     tensors = [inputs.frozen(3, 50), inputs.frozen(7)]
     scale_(tensors, 0.25)
     return tensors
@@ -84,7 +84,7 @@ def _update(inputs: Inputs, dtype: str) -> AdamWUpdate:
 
 @op_case("adamw", gpu_dtypes=("float32",))
 def run_adamw(inputs: Inputs) -> list[paddle.Tensor]:
-    """Update a weight and its moments."""
+    """Make an AdamW update of a float32 weight and its moments."""
     update = _update(inputs, "float32")
     adamw_op.choose(update.parameter)([update], BETA1, BETA2, EPSILON)
     return [update.parameter, update.moment1, update.moment2]
@@ -92,7 +92,7 @@ def run_adamw(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("adamw in bfloat16", gpu_dtypes=("bfloat16",), cpu_dtypes=("bfloat16",), keeps_dtype=True)
 def run_adamw_bf16(inputs: Inputs) -> list[paddle.Tensor]:
-    """Update a weight with a master copy, and one with stochastic rounding."""
+    """Make AdamW updates of a bfloat16 weight with a float32 master weight, and of one with stochastic rounding."""
     with_master, rounded = _update(inputs, "bfloat16"), _update(inputs, "bfloat16")
     master = with_master.parameter.astype("float32")
     updates = [Bf16Update(with_master, master=master), Bf16Update(rounded, position=_position())]
@@ -102,7 +102,7 @@ def run_adamw_bf16(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("adamw in 8 bits", gpu_dtypes=("float32",))
 def run_adamw_8bit(inputs: Inputs) -> list[paddle.Tensor]:
-    """Make two updates of a weight, the second from moments in 8 bits."""
+    """Make two 8-bit AdamW updates; the second one starts from quantized moments."""
     weight, blocks = inputs.frozen(*SHAPE), -(-SHAPE[0] * SHAPE[1] // BLOCK)
     codes = [paddle.full([blocks, BLOCK], dynamic_8bit(signed).zero, "uint8") for signed in (True, False)]
     moments = Moments8Bit(codes[0], paddle.zeros([blocks, 1]), codes[1], paddle.zeros([blocks, 1]))
@@ -114,7 +114,7 @@ def run_adamw_8bit(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("stochastic rounding", gpu_dtypes=("float32",))
 def run_stochastic_rounding(inputs: Inputs) -> list[paddle.Tensor]:
-    """Round with the draws of a position."""
+    """Round stochastically with random bits that depend on the position in the run."""
     return [stochastic_round(inputs.frozen(*SHAPE), _position())]
 
 
