@@ -1,1 +1,1 @@
-"""Helpers for every layer: files, logging, registries, JSON. Paddle is not imported."""
+"""Helpers for all layers: files, locks, logging, registries, JSON. Paddle is not imported."""

@@ -1,4 +1,4 @@
-"""Rank and world size, from the launcher's environment variables."""
+"""Rank and world size from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ def world_size() -> int:
 
 
 def require_single_process(program: str) -> None:
-    """Check that no launcher started several processes, which would all write the same files.
+    """Check that there is only one process; several processes would write the same files.
+
+    Args:
+        program: name of the program in the error message.
 
     Raises:
-        ValueError: a launcher did.
+        ValueError: a launcher started several processes.
     """
     if world_size() > 1:
         raise ValueError(
-            f"{world_size()} processes were started, but {program} runs in one; start it without the launcher, or "
-            "with --nproc_per_node 1"
+            f"{world_size()} processes were started, but {program} runs in one process; start it without the "
+            "launcher, or with --nproc_per_node 1"
         )
 
 

@@ -15,20 +15,20 @@ from paddlenlp_ext.utils.locks import RUN_LOCK, FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
-"""Limit of JSON files of models and runs; the index of the largest models has some megabytes."""
+"""Size limit of the JSON files of models and runs; the index of the largest models has a few megabytes."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: the file is missing, not UTF-8, not JSON, larger than `MAX_JSON_BYTES`, nested too deeply, or not an
-            object; or an object in it has a key twice.
+        ValueError: the file is missing, larger than `MAX_JSON_BYTES`, not UTF-8, not JSON, nested too deeply, or not an
+            object; or an object in it has a duplicate key.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; it is damaged or no file of a model")
+        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; it is damaged or does not belong to a model")
     try:
         content = read_document(decode_utf8(path.read_bytes()))
     except JsonError as error:
@@ -41,19 +41,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically; floats keep all their digits."""
+    """Write a JSON file atomically; floats are written with all digits."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """Check that a folder exists or can be created, and that files can be created in it.
+    """Check that files can be created in a folder, which need not exist.
 
     Args:
         folder: the folder.
         place: beginning of the error message.
 
     Raises:
-        ValueError: a part of the path is not a directory, or the folder is not writable.
+        ValueError: a parent is not a directory, or the folder is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -64,16 +64,16 @@ def check_writable(folder: Path, place: str) -> None:
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a sibling folder to fill, which is flushed to the disk and renamed to `target` when the block succeeds.
+    """Yield a draft folder, which is flushed to disk and renamed to `target` when the block succeeds.
 
-    An existing `target` is replaced. After an exception the sibling is removed and `target` is unchanged. After a kill
-    or a power failure the sibling (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`; the
-    next attempt removes the first and restores the second (`restore_replaced`).
+    An existing `target` is replaced. After an exception the draft is removed, and `target` is unchanged. After a kill
+    or a power failure the draft (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`. The
+    next attempt removes the draft and restores the old folder (`restore_replaced`).
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
-        ValueError: another process is writing the same folder, a run is active there or in a folder directly below,
-            or a part of the path is not a directory.
+        ValueError: another process is writing the same folder, a run is active in it or in one of its subfolders, or a
+            parent is not a directory.
     """
     target = Path(target)
     check_no_active_run(target)
@@ -87,7 +87,10 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             for path in (*draft.rglob("*"), draft):
                 flush(path)
             if target.exists():
-                for lock in (target / RUN_LOCK, *target.glob(f"*/{RUN_LOCK}")):  # a run may have begun since
+                for lock in (
+                    target / RUN_LOCK,
+                    *target.glob(f"*/{RUN_LOCK}"),
+                ):  # a run may have started in the meantime
                     check_no_active_run(lock.parent)
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
@@ -102,10 +105,10 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def sole_writer(target: Path) -> Iterator[None]:
-    """Lock `.NAME.lock` beside a file or folder while it is written.
+    """Hold the lock `.NAME.lock` of a file or folder while it is written.
 
     Raises:
-        ValueError: another process writes it, or a part of the path is not a directory.
+        ValueError: another process is writing it, or a parent is not a directory.
     """
     check_writable(target.parent, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +122,7 @@ def sole_writer(target: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Wait until the contents of a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -128,22 +131,22 @@ def flush(path: Path) -> None:
 
 
 def restore_replaced(target: Path) -> None:
-    """Give a folder its name back if `atomic_folder` was interrupted between its two renames."""
+    """Restore the old folder if `atomic_folder` was interrupted between its two renames."""
     old = sibling(target, "replaced")
     if old.exists() and not target.exists():
         old.rename(target)
 
 
 def sibling(target: Path, state: str) -> Path:
-    """Return the hidden path beside `target` for its draft ("incomplete"), its former version or its lock."""
+    """Return the hidden path `.NAME.state` in the folder of `target`, for a draft, a replaced version or a lock."""
     return target.with_name(f".{target.name}.{state}")
 
 
 @contextmanager
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the path of a hidden sibling to write, which is renamed to `target` when the block succeeds.
+    """Yield the path of a hidden draft file, which is renamed to `target` when the block succeeds.
 
-    After an exception the sibling is removed and `target` is unchanged.
+    After an exception the draft is removed, and `target` is unchanged.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -160,7 +163,7 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file atomically: readers see the old content or the new, never a fragment.
+    """Write a UTF-8 file atomically: readers see the old content or the new content, never a fragment.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -170,6 +173,6 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return `~/.cache/paddlenlp_ext/NAME`, or its path under XDG_CACHE_HOME; the folder is not created."""
+    """Return the cache folder `~/.cache/paddlenlp_ext/NAME`, or its path under XDG_CACHE_HOME; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "paddlenlp_ext" / name

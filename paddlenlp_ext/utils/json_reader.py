@@ -1,12 +1,12 @@
-"""Read JSON with positions, so that every error can name file, line and column.
+"""Read JSON with source positions, so that each error can name file, line and column.
 
-The grammar is RFC 8259, parsed by the standard library one value at a time. This module adds what the library lacks:
-the offset of every part of a value, and errors for a key written twice, an oversized number and (on request) NaN.
+The standard library parses one value at a time (RFC 8259). This module adds the offset of each nested value, and errors
+for duplicate keys, oversized integers and, on request, NaN.
 
     text = decode_utf8(path.read_bytes())
     value, end = read_value(text, offset)      # raises JsonError
     Location(file, 1, 1).after(text[:offset])  # file:line:column of an offset
-    locate(text, ("messages", 0, "role"))      # offset of a part of a value
+    locate(text, ("messages", 0, "role"))      # offset of a nested value
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 MAX_DIGITS = 300
-"""Maximum number of digits of a whole number: every such number fits a float, and Python's own limit is higher."""
+"""Maximum number of digits of an integer; such an integer fits a float, and Python's own limit is higher."""
 SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
 """Reasons of a `JsonError`."""
 
@@ -41,7 +41,7 @@ IN_MEMORY = "<rows>"
 
 @dataclass(frozen=True)
 class Location:
-    """Position in a file as the user named it: line and column count from 1, None stands for the entire file."""
+    """Position in a file; line and column count from 1, and are None for the entire file."""
 
     file: str | None = None
     line: int | None = None
@@ -53,7 +53,7 @@ class Location:
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
     def after(self, text: str) -> Location:
-        """Return the location after `text`, which begins at this location."""
+        """Return the location where `text` ends if it begins at this location."""
         assert self.line is not None and self.column is not None
         newlines = text.count("\n")
         if not newlines:
@@ -65,9 +65,9 @@ class JsonError(ValueError):
     """Text that cannot be read as JSON.
 
     Attributes:
-        text, offset: the text and the offset in it at which the error was found.
+        text, offset: the text, and the offset of the error in it.
         reason: SYNTAX, ENCODING, DUPLICATE or NUMBER.
-        end: offset after the refused value if the text is valid JSON (DUPLICATE, NUMBER), else None.
+        end: offset after the rejected value if the text is valid JSON (DUPLICATE, NUMBER), else None.
     """
 
     def __init__(self, message: str, text: str, offset: int, reason: str = SYNTAX, end: int | None = None) -> None:
@@ -75,12 +75,12 @@ class JsonError(ValueError):
         self.text, self.offset, self.reason, self.end = text, offset, reason, end
 
     def location(self, origin: Location) -> Location:
-        """Return the location of the error in a text that begins at `origin`."""
+        """Return the location of the error if the text begins at `origin`."""
         return origin.after(self.text[: self.offset])
 
 
 class _RefusedError(Exception):
-    """Valid JSON that is not accepted; `read_value` turns it into a `JsonError` with its offset."""
+    """Valid JSON that is rejected; `read_value` turns it into a `JsonError` with its offset."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -88,7 +88,7 @@ class _RefusedError(Exception):
 
 
 def decode_utf8(data: bytes) -> str:
-    """Decode the bytes of a file or of one of its lines.
+    """Decode the bytes of a file or a line.
 
     Raises:
         JsonError: the bytes are not UTF-8.
@@ -105,8 +105,8 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
     """Return the value that begins at `offset`, and the offset after it.
 
     Raises:
-        JsonError: the text is not JSON, an object holds a key twice, a whole number has more than `MAX_DIGITS` digits,
-            or NaN or an infinity occurs while `allow_nan` is false.
+        JsonError: the text is not JSON, an object has a duplicate key, an integer has more than `MAX_DIGITS` digits, or
+            NaN or an infinity occurs while `allow_nan` is false.
     """
     if offset == len(text):
         raise expected("a value", text, offset)
@@ -118,10 +118,10 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
 
 
 def read_document(text: str) -> Any:
-    """Return the value that is all of a text; NaN and infinities, which programs in Python write, are accepted.
+    """Return the single value of a text; NaN and infinities are accepted, because Python programs write them.
 
     Raises:
-        JsonError: see `read_value`; or more text follows the value.
+        JsonError: see `read_value`; or text follows the value.
     """
     value, end = read_value(text, skip_space(text, 0), allow_nan=True)
     if (end := skip_space(text, end)) < len(text):
@@ -144,7 +144,7 @@ def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int
 
 
 def expected(what: str, text: str, offset: int) -> JsonError:
-    """Return an error that says what is missing at `offset`, or suggests what the user probably meant."""
+    """Return an error that names what is missing at `offset`, or a hint for a common mistake."""
     if offset >= len(text):
         return JsonError(f"the text ends where {what} should be", text, offset)
     for pattern, hint in _HINTS:
@@ -154,7 +154,7 @@ def expected(what: str, text: str, offset: int) -> JsonError:
 
 
 def skip_space(text: str, offset: int) -> int:
-    """Return the offset of the next character that is not white space."""
+    """Return the offset of the first character from `offset` on that is not white space."""
     match = _SPACE.match(text, offset)
     assert match is not None
     return match.end()
@@ -202,7 +202,7 @@ def _element(text: str, start: int, index: int) -> int | None:
 
 
 def _next_item(text: str, offset: int) -> int:
-    """Return the offset after the value at `offset` and after the comma that may follow it."""
+    """Return the offset after the value at `offset` and an optional comma."""
     _, offset = _LENIENT_DECODER.raw_decode(text, offset)
     offset = skip_space(text, offset)
     return skip_space(text, offset + 1) if text[offset] == "," else offset
@@ -232,4 +232,4 @@ _DECODERS = {
     False: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_refuse_constant),
 }
 _LENIENT_DECODER = json.JSONDecoder(parse_int=float)
-"""Decoder that accepts values that `_DECODERS` refuse, to find where they end."""
+"""Decoder that accepts the values that `_DECODERS` reject, to find their ends."""

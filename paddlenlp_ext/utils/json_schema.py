@@ -1,4 +1,4 @@
-"""Kinds of values in JSON files of other programs: predicates with words for error messages."""
+"""Check the values in JSON files of other programs: small schemas with words for error messages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """Allowed values of a key, in words and as a predicate."""
+    """Allowed values of a key.
+
+    Attributes:
+        words: description for error messages.
+        accepts: predicate.
+    """
 
     words: str
     accepts: Callable[[Any], bool]
 
     def or_null(self) -> Kind:
-        """Return the kind that also accepts null."""
+        """Return a kind that also accepts null."""
         return Kind(f"{self.words}, or null", lambda value: value is None or self.accepts(value))
 
 
 def whole(minimum: int, maximum: int) -> Kind:
-    """Return the kind of whole numbers in a range."""
+    """Return the kind of integers in a range."""
     words = f"an integer from {minimum} to {maximum}"
     return Kind(words, lambda value: type(value) is int and minimum <= value <= maximum)
 
@@ -32,7 +37,7 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
     bounds = f"{lower} up to {maximum:g}" if lower else f"of at most {maximum:g}"
     return Kind(
         f"a number {bounds}",
-        # A comparison with NaN is false, and one with infinity or a whole number of 300 digits is exact.
+        # Comparisons with NaN are false; comparisons with infinity or an integer of 300 digits are exact.
         lambda value: (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -43,28 +48,28 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
 
 
 def list_of(kind: Kind) -> Kind:
-    """Return the kind of lists whose entries have one kind."""
+    """Return the kind of lists whose entries all have one kind."""
     return Kind(
-        f"a list of which each entry is {kind.words}",
+        f"a list whose entries are each {kind.words}",
         lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
     )
 
 
 def object_of(kind: Kind) -> Kind:
-    """Return the kind of objects whose values have one kind."""
+    """Return the kind of objects whose values all have one kind."""
     return Kind(
-        f"an object of which each value is {kind.words}",
+        f"an object whose values are each {kind.words}",
         lambda value: isinstance(value, Mapping) and all(map(kind.accepts, value.values())),
     )
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of listed names."""
+    """Return the kind of strings in a list."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def either(*kinds: Kind) -> Kind:
-    """Return the kind of values that have one of several kinds."""
+    """Return the kind of values that have any of several kinds."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
 
 
@@ -86,7 +91,7 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: st
     """Check the values of the keys in `kinds`; other keys are ignored.
 
     Raises:
-        ValueError: a value is not allowed; the message has key, place, what is allowed and the value.
+        ValueError: a value is not allowed; the message has the key, the place, the allowed values and the value.
     """
     for key, value in values.items():
         kind = kinds.get(key)
@@ -95,6 +100,6 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: st
 
 
 def shown(value: Any) -> str:
-    """Return a value in at most 60 characters."""
+    """Return a value as text of at most 60 characters."""
     text = f"a list of {len(value)} entries" if isinstance(value, list) and len(value) > 8 else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

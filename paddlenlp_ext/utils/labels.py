@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 IGNORED_LABEL = -100
-"""Label of a position that does not count in the loss."""
+"""Label of a position that the loss ignores."""
 
 
 def prompt_lengths_of(
@@ -15,7 +15,7 @@ def prompt_lengths_of(
     document_lengths: Sequence[Sequence[int]] | None = None,
     document_parents: Sequence[Sequence[int | None]] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the number of positions of each document's prompt, 0 for a document without target tokens.
+    """Return the prompt length of each document, 0 for a document without target tokens.
 
     Args:
         labels: [B, S], the token that each position should predict, or `IGNORED_LABEL`.
@@ -23,9 +23,9 @@ def prompt_lengths_of(
         document_parents: index of the document that each document continues, or None.
 
     Returns:
-        For each row, one number per document: the positions up to the one that predicts the first token of its last
-        answer, inclusive. Those of a document that continues another count from the start of the latter, whose prompt
-        is that of its longest continuation.
+        For each row, one prompt length per document: the number of positions up to and including the position that
+        predicts the first token of the last answer. If a document continues another one, the positions count from the
+        start of that parent, and the parent gets the longest prompt length among its continuations.
     """
     document_lengths = document_lengths or [[labels.shape[1]]] * len(labels)
     prompts = [

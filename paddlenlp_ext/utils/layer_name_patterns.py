@@ -1,4 +1,4 @@
-"""Match layer names: by a suffix of the dotted name, or by a regular expression for the full name."""
+"""Match layer names such as `target_modules`, by a suffix of the dotted name or a regular expression for all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 
 def matches(pattern: str, name: str, key: str) -> bool:
-    """Return whether `pattern` matches the layer `name`; `key` is the option that holds the pattern, for the error.
+    """Return whether a pattern matches a layer name.
+
+    Args:
+        pattern: suffix of a dotted name, or regular expression for the full name.
+        name: name of the layer.
+        key: option with the pattern, for the error message.
 
     Raises:
         ValueError: the pattern is neither a suffix of the name nor a valid regular expression.
@@ -23,7 +28,13 @@ def matches(pattern: str, name: str, key: str) -> bool:
 
 
 def matching(pattern: str, names: Collection[str], key: str, kind: str = "linear layer") -> list[str]:
-    """Return the layers among `names` that `pattern` matches, at least one; `kind` describes them in the error.
+    """Return the names that a pattern matches, at least one.
+
+    Args:
+        pattern: see `matches`.
+        names: names of layers.
+        key: option with the pattern, for the error message.
+        kind: kind of layer, for the error message.
 
     Raises:
         ValueError: the pattern matches no layer, or is not a regular expression.

@@ -1,8 +1,8 @@
-"""Locks between processes: `flock` on a file, which the system releases when its process ends, however it ends.
+"""Locks between processes: `flock` on a file. The system releases the lock when the process ends for any reason.
 
-A lock is never stale: only a living process holds it, and the contents of the file merely describe that process in
-messages. Forked children close the file, so that a lock does not outlive its owner in them. `flock` also works between
-machines on NFS since version 4, and on version 3 unless it is mounted with `nolock` or `local_lock`.
+A lock is never stale: only a running process holds it, and the contents of the file only describe that process in
+messages. Forked children close the file, so that a lock does not outlive its owner in a child. `flock` also works
+between machines on NFS 4, and on NFS 3 unless it is mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 RUN_LOCK = ".run_lock"
-"""File in the output_dir of an active run, which holds its lock."""
+"""Lock file in the output_dir of an active run."""
 LOCK_PATIENCE_S = 1800.0
 EXIT_PATIENCE_S = 3.0
-"""Time that a killed process may take to release its memory, which the system does before it releases the locks."""
+"""Time that a killed process may take to end; the system frees its memory before it releases its locks."""
 _POLL_S = 0.2
 _MAX_DESCRIPTION_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of file systems without locks."""
+"""Error numbers of file systems without locks."""
 _held: set[FileLock] = set()
 _runs: dict[Path, int] = {}
-"""Locked output directories of this process, with the thread of their run."""
+"""Output directories that this process has locked -> thread of the run."""
 
 
 class FileLock:
-    """Exclusive lock on a file, which is created when it is locked and removed when it is released.
+    """Exclusive lock on a file, which `acquire` creates and `release` removes.
 
     Args:
-        path: the lock file; its folder exists.
+        path: the lock file; its folder must exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Lock the file; return False if another process, or another lock of this one, holds it.
+        """Lock the file; return False if another process, or another `FileLock` of this process, holds the lock.
 
         On a file system without locks, log a warning and return True.
 
@@ -61,16 +61,16 @@ class FileLock:
                 return False
             if _is_file(descriptor, self.path):
                 break
-            os.close(descriptor)  # removed by its last holder between opening and locking
+            os.close(descriptor)  # its last holder removed it between opening and locking
         self._descriptor = descriptor
         _held.add(self)
-        with suppress(OSError):  # a full disk: the lock holds, without a description of its process
+        with suppress(OSError):  # a full disk: the lock is held, but without a description of the process
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps(_this_process()).encode())
         return True
 
     def release(self) -> None:
-        """Remove and unlock the file; a no-op in a forked child."""
+        """Remove and unlock the file; do nothing in a forked child."""
         if self._descriptor is None:
             return
         with suppress(OSError):  # the folder was removed, or is no longer writable
@@ -78,19 +78,19 @@ class FileLock:
         self.close()
 
     def close(self) -> None:
-        """Close the file, which a child shares with its parent: only its last descriptor releases the lock."""
+        """Close the file without unlocking it for a parent process: closing the last descriptor releases the lock."""
         assert self._descriptor is not None, "the lock is not held"
         os.close(self._descriptor)
         self._descriptor = None
         _held.discard(self)
 
     def holder(self) -> str:
-        """Return the description that the holder wrote: process, host and time."""
+        """Return the process, host and start time that the holder wrote into the file."""
         try:
             with open(self.path, "rb") as file:
                 written = json.loads(file.read(_MAX_DESCRIPTION_BYTES))
             return f"process {written['process']} on {written['host']} since {written['since']}"
-        except (OSError, ValueError, KeyError, TypeError):  # just removed, or not yet written
+        except (OSError, ValueError, KeyError, TypeError):  # just removed, or still empty
             return "an unknown process"
 
 
@@ -130,16 +130,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
-    """Hold a lock file; a process that holds it is waited for while it makes progress.
+    """Hold a lock; while another process holds it, wait as long as that process makes progress.
 
     Args:
         path: the lock file.
-        draft: folder that the holder writes to; new files and sizes in it are progress.
-        remedy: end of the error messages, advice for a user whose lock file cannot be written or locked.
+        draft: folder that the holder writes to; new files and growing files in it count as progress.
+        remedy: end of the error messages: advice if the lock file cannot be written or locked.
 
     Raises:
-        ValueError: the lock file cannot be written, or the process that holds it has written nothing to `draft` for
-            `LOCK_PATIENCE_S`.
+        ValueError: the lock file cannot be written, or its holder has written nothing to `draft` for `LOCK_PATIENCE_S`.
     """
     lock = FileLock(path)
     try:
@@ -170,18 +169,18 @@ def _wait_for(lock: FileLock, draft: Path, remedy: str) -> None:
 
 
 def _state_of(draft: Path) -> list[tuple[str, int]]:
-    """Return names and sizes of the files in a folder, which may be absent."""
+    """Return the names and sizes of the files in a folder; a missing folder has none."""
     try:
         return sorted((path.name, path.stat().st_size) for path in draft.iterdir())
-    except OSError:  # the folder, or a file of it, was renamed or removed in between
+    except OSError:  # the folder or a file in it was renamed or removed in the meantime
         return []
 
 
 @contextmanager
 def run_lock(output_dir: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, which is created; a no-op within another `run_lock` of the same thread.
+    """Create a run's folder and hold its lock; within another `run_lock` of the same thread, do nothing.
 
-    Folders that it creates and that are empty at the end are removed.
+    At the end, folders that were created and are still empty are removed.
 
     Raises:
         ValueError: another run holds the lock.
@@ -212,10 +211,10 @@ def run_lock(output_dir: Path) -> Iterator[None]:
 
 
 def check_no_active_run(path: str | os.PathLike[str]) -> None:
-    """Check that a file or folder that is about to be written is neither an active run's output_dir nor directly in it.
+    """Check that a path to write is not the output_dir of an active run, and not a file or folder in it.
 
     Raises:
-        ValueError: another process runs there.
+        ValueError: another process has a run there.
     """
     target = Path(path).expanduser().resolve()
     for folder in (target, target.parent):

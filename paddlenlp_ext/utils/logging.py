@@ -1,4 +1,4 @@
-"""Logger of the package. Rank 0 logs at INFO; other ranks do so only if they have a log file of their own."""
+"""Logger of the package. Rank 0 logs at INFO; other ranks do only if the launcher gave them their own log file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 
 def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
-    """Return the package's logger or a child of it; it writes to standard error."""
+    """Return the package's logger or one of its children; they write to standard error."""
     root = logging.getLogger("paddlenlp_ext")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""Import packages that are optional extras of this one."""
+"""Import optional packages, which an extra of this package installs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
     Args:
         module: name of the module.
-        extra: the extra of setup.py that installs it.
-        needed_by: beginning of the error message: the file or key that needs the package.
+        extra: name of the extra in setup.py that installs the package.
+        needed_by: beginning of the error message: the program, file or key that needs the package.
 
     Raises:
-        ValueError: the package is not installed; the message has the command that installs it.
+        ValueError: the package is not installed; the message has the command to install it.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Registry that a package's modules fill when they are imported."""
+"""Registry of named objects; importing the modules of a package fills it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Table of named objects from the modules of `package`; `kind` names them in errors."""
+    """Table of named objects.
+
+    Args:
+        kind: what an entry is, for error messages.
+        package: package whose modules register the entries; they are imported on first use.
+    """
 
     def __init__(self, kind: str, package: str) -> None:
         self.kind = kind
@@ -22,7 +27,7 @@ class Registry(Generic[T]):
         self._imported = False
 
     def register(self, *names: str) -> Callable[[T], T]:
-        """Return a decorator that registers an object under each name; a name can be used once."""
+        """Return a decorator that registers an object under one or more unused names."""
 
         def enter(entry: T) -> T:
             for name in names:
@@ -33,10 +38,10 @@ class Registry(Generic[T]):
         return enter
 
     def get(self, name: str) -> T:
-        """Return the entry with this name.
+        """Return the entry with a name.
 
         Raises:
-            ValueError: there is no such entry; the message lists the known ones.
+            ValueError: there is no such entry; the message lists all names.
         """
         self._import_modules()
         if name not in self._entries:

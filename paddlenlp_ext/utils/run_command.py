@@ -1,4 +1,4 @@
-"""Run a command-line program: a user error becomes one message and exit code 2, without a traceback."""
+"""Run a command-line program: a user error becomes a one-line message and exit code 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's lau
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
     """Call `main` with the command line; exit with code 2 after a user error.
 
-    A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, and
-    any other error, is a defect and keeps its traceback. A full disk or a missing permission is a user error wherever
-    it is found. If standard output is closed by its reader, the exit code is that of SIGPIPE.
+    A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, or
+    any other error, is a defect and is shown with its traceback. A full disk or a missing permission is always a user
+    error. If the reader of standard output has closed the pipe, the exit code is that of SIGPIPE.
     """
     _follow_launcher()
     _open_standard_streams()
@@ -69,9 +69,10 @@ def _exit_after_user_error(message: str) -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open closed standard streams on /dev/null, and write characters that standard output cannot encode as escapes.
+    """Redirect closed standard streams to /dev/null, and escape characters that standard output cannot encode.
 
-    Otherwise the first file that the process opens, such as a checkpoint, receives what is written to a closed stream.
+    A file that the process opens, such as a checkpoint, would otherwise get the descriptor of a closed stream and
+    receive its output.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -84,12 +85,12 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As Python does for standard error: an answer or a path may have characters that the locale lacks.
+        # As Python does for standard error: answers and paths may contain characters that the locale cannot encode.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _output_has_no_reader() -> bool:
-    """Return whether the reader of standard output or standard error has closed its end of a pipe."""
+    """Return whether the reader of standard output or standard error has closed the pipe."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)
@@ -97,7 +98,7 @@ def _output_has_no_reader() -> bool:
 
 
 def _discard_output() -> None:
-    """Send output that cannot be written to /dev/null: Python would report it again at exit."""
+    """Redirect output that cannot be written to /dev/null; otherwise Python would report the error again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -117,13 +118,13 @@ def _follow_launcher() -> None:
 
 
 def _is_peer_failure(error: Exception) -> bool:
-    """Return whether the error only reports the loss of another process of the run."""
+    """Return whether the error only reports that another process of the run has ended."""
     # Paddle reports a lost launcher store as an invalid argument: a ValueError.
     return isinstance(error, (RuntimeError, ValueError)) and bool(_PEER_LOST.search(str(error)))
 
 
 def _exit_after_peer_failure(error: Exception) -> NoReturn:
-    """Exit only after the launcher has had time to find the process that failed first."""
+    """Exit after the launcher has had time to find the process that failed first."""
     print(
         f"error: another process of the run has ended, so this one cannot continue ({error})",
         file=sys.stderr,

@@ -1,4 +1,4 @@
-"""Seeds derived from a position in a run, such as (seed, step, micro-batch)."""
+"""Derive random seeds from a position in a run, such as (seed, step, micro-batch)."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def seed_of(*position: int) -> int:
-    """Return a 32-bit seed that mixes all numbers of the position."""
+    """Return a 32-bit seed that depends on all components of a position."""
     return int(np.random.SeedSequence(position).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""Errors of disks, permissions and paths, explained: place, problem and remedy instead of a traceback."""
+"""Explain errors of disks, permissions and paths: place, problem and remedy instead of a traceback."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _REPAIRABLE = {
 _OF_PATHLIB = {
     "Symlink loop from": _REPAIRABLE[errno.ELOOP],
     "Could not determine home directory": (
-        "a path begins with ~, or is that of a cache, and the user has no home directory",
+        "a path begins with ~ or is a cache folder, and the user has no home directory",
         "write the path in full, or set XDG_CACHE_HOME to a folder for caches",
     ),
 }
-"""First words of a `RuntimeError` of pathlib -> problem and remedy."""
-_OF_RUST = re.compile(r"\(os error (\d+)\)")  # end of the messages of the tokenizers and safetensors libraries
+"""Beginning of a `RuntimeError` from pathlib -> problem and remedy."""
+_OF_RUST = re.compile(r"\(os error (\d+)\)")  # in messages of the tokenizers and safetensors libraries
 _DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
 
 class StorageError(OSError, ValueError):
-    """Error of a disk, a permission or a path, which the user can repair; the message says how."""
+    """Error of a disk, a permission or a path that the user can repair; the message has the remedy."""
 
 
 def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str | None:
-    """Return a message with place, problem and remedy; None for an error that is not one of storage.
+    """Return a message with place, problem and remedy, or None if the error is not a storage error.
 
     Args:
-        error: error of Python, or of a library that reports the error number of the system in its text.
-        path: file or folder that was being read or written, for an error that names none.
+        error: error from Python, or from a library that writes the system's error number into its message.
+        path: file or folder that was read or written, for an error that does not name it.
     """
     if isinstance(error, StorageError):
         return str(error)
@@ -63,8 +63,8 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
 
 
 def _place(path: str | os.PathLike[str] | None, error: Exception) -> str:
-    """Return the file that the error names, else `path`; a draft or lock (utils/files.py) by the name of its target."""
-    # An error of copying has the source first.
+    """Return the file that the error names, else `path`; the target's name replaces a draft's (utils/files.py)."""
+    # Errors of copying have the source in `filename` and the target in `filename2`.
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes) else path
     return "standard output or a file" if place is None else _DRAFT.sub(r"\1", os.fspath(place))
@@ -79,7 +79,7 @@ def _error_number(error: Exception) -> int | None:
 
 @contextmanager
 def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Return a context in which errors of storage become a `StorageError` that names the file, or `path`."""
+    """Turn storage errors within the block into a `StorageError` that names the file, else `path`."""
     try:
         yield
     except Exception as error:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word closest to `word`, or None if none is as similar as `cutoff` (1.0: equal).
+    """Return the known word most similar to `word`, or None if no similarity reaches `cutoff` (1.0: equal).
 
-    A known word that ends in `word` after a prefix (`use_dora` for `dora`) is preferred to any other spelling.
+    Prefer a known word that is `word` with a prefix, such as `use_dora` for `dora`.
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
@@ -18,6 +18,6 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown word: `; did you mean 'x'?`, or a full stop."""
+    """Return the end of an error message about an unknown word: `; did you mean 'x'?`, else a full stop."""
     match = nearest(word, known)
     return f"; did you mean {match!r}?" if match else "."

@@ -55,7 +55,7 @@ def test_keys_that_a_family_reads_are_declared(model, monkeypatch):
         ),
         ({"torch_dtype": "float31"}, "torch_dtype in config.json must be one of float64, .*, got 'float31'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers in config.json must be an integer from 0 to 1024"),
-        ({"layer_types": ["x", 1]}, "layer_types in config.json must be a list of which each entry is a string"),
+        ({"layer_types": ["x", 1]}, "layer_types in config.json must be a list whose entries are each a string"),
         ({"eos_token_id": [1, "x"]}, r"eos_token_id in config.json must be .*, got \[1, 'x'\]"),
         ({"architectures": "x"}, "architectures in config.json must be a list"),
         ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "factor in rope_scaling of config.json .*, got '4'"),

@@ -85,7 +85,9 @@ def test_run_doctor_out_of_time_lists_the_checks_that_it_did_not_start(monkeypat
     assert run_doctor(DoctorArguments(areas=("ops",), seconds=1e-9)) == 0
     report = capsys.readouterr().out
     assert f"**all 0 checks passed**; no time for {count} more" in report
-    assert re.search(r"\| cpu float32 \| \d ops \| the limit of 1e-09 seconds was reached; --seconds 0 runs all", report)
+    assert re.search(
+        r"\| cpu float32 \| \d ops \| the limit of 1e-09 seconds was reached; --seconds 0 runs all", report
+    )
 
 
 def test_run_with_progress_starts_no_check_after_the_time():
