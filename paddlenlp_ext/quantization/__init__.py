@@ -1,1 +1,1 @@
-"""Quantized base weights: quantization, storage, and the linear layer that computes with them."""
+"""Quantization of base weights, their storage in checkpoints, and the layers that compute with them."""

@@ -22,17 +22,16 @@ class BitsAndBytesConfig:
     Args:
         load_in_8bit: quantize the weights to 8 bits.
         load_in_4bit: quantize the weights to 4 bits.
-        llm_int8_threshold: accepted at its default only, because activations are not quantized.
+        llm_int8_threshold: only the default is accepted, because activations are not quantized.
         llm_int8_skip_modules: names of modules whose linear layers stay in full precision.
         llm_int8_enable_fp32_cpu_offload, llm_int8_has_fp16_weight: not supported.
-        bnb_4bit_compute_dtype: dtype of the activations and of the weights that are not quantized; None: the `dtype` of
-            `from_pretrained`.
+        bnb_4bit_compute_dtype: dtype of activations and unquantized weights; None: the `dtype` of `from_pretrained`.
         bnb_4bit_quant_type: "nf4" or "fp4".
         bnb_4bit_use_double_quant: store the scales in 8 bits.
         bnb_4bit_quant_storage: "uint8" or None.
 
     Raises:
-        ValueError: both or none of `load_in_4bit` and `load_in_8bit`, or an argument that is not supported.
+        ValueError: both or none of `load_in_4bit` and `load_in_8bit` are set, or an argument is not supported.
 
     Example:
         >>> from paddlenlp_ext import BitsAndBytesConfig
@@ -69,12 +68,12 @@ class BitsAndBytesConfig:
 
     @property
     def compute_dtype(self) -> str | None:
-        """Name of `bnb_4bit_compute_dtype`; None if it is not set, or if the weights are in 8 bits."""
+        """Name of `bnb_4bit_compute_dtype`; None if it is unset or the weights are in 8 bits."""
         given = self.bnb_4bit_compute_dtype
         return None if given is None or self.load_in_8bit else dtype_name(given)
 
     def to_quantization_config(self) -> QuantizationConfig:
-        """Return the same quantization as options of this package."""
+        """Convert to this package's quantization options."""
         algo = self.bnb_4bit_quant_type if self.load_in_4bit else "weight_only_int8"
         double_quant = self.load_in_4bit and self.bnb_4bit_use_double_quant
         skipped = [name for name in self.llm_int8_skip_modules or () if name != "lm_head"]
@@ -85,5 +84,5 @@ class BitsAndBytesConfig:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype: "bfloat16" for the string, for `paddle.bfloat16` and for `torch.bfloat16`."""
+    """Return the name of a dtype, such as "bfloat16" for "bfloat16", `paddle.bfloat16` or `torch.bfloat16`."""
     return str(dtype).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Tensors of an nf4 or fp4 weight in the layout of bitsandbytes, so that `transformers` reads the folder.
+"""Tensors of an nf4 or fp4 weight in the layout of bitsandbytes, which `transformers` can load.
 
     weight                                  uint8 [ceil(N / 2), 1]
     weight.absmax                           scales, float32 [B], or uint8 [B] with double quantization
@@ -6,7 +6,7 @@
     weight.nested_absmax                    float32 [G], and weight.nested_quant_map, float32 [256]
     weight.quant_state.bitsandbytes__nf4    bytes of a JSON object: block sizes, shape, mean of the scales
 
-nf4_symmetric uses the same layout under the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
+nf4_symmetric uses the same layout with the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -26,11 +26,11 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 from paddlenlp_ext.utils.json_schema import Kind, list_of, number, one_of, shown, whole
 
 STATE = ".weight.quant_state.bitsandbytes__"
-"""Part of a tensor's name between the layer and the format of its codes."""
+"""Component of a tensor's name between the layer's name and the format of the codes."""
 
 
 def bitsandbytes_tensors(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
-    """Return the tensors of a layer's quantized weight by their full names.
+    """Return full name -> tensor for a layer's quantized weight.
 
     Args:
         layer: name of the layer.
@@ -55,10 +55,10 @@ def _as_column(codes: paddle.Tensor) -> LazyTensor:
 
 
 def read_state(layer: str, algo: str, source: WeightSource) -> dict[str, Any]:
-    """Return the `quant_state` of a weight: block sizes, shape, dtype and mean of the scales.
+    """Read the `quant_state` of a weight: block sizes, shape, dtype and mean of the scales.
 
     Raises:
-        ValueError: the tensor is not a JSON object, or a value is missing or not allowed.
+        ValueError: the tensor is not a JSON object, or a value is missing or invalid.
     """
     place = f"{source.path}: the quant_state of {layer}.weight"
     try:
@@ -83,15 +83,15 @@ _STATE_KEYS = {
     "nested_offset": number(),
 }
 _ABSENT = {"nested_blocksize": 2, "nested_offset": 0.0}
-"""Values in place of keys that only files with quantized scales have."""
+"""Values used for keys that only files with quantized scales contain."""
 
 
 def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
-    """Read the quantized weight of a layer.
+    """Read the quantized weight of a layer in the layout of bitsandbytes.
 
     Raises:
         KeyError: a tensor is missing.
-        ValueError: a code table differs from the format's, or the quant_state is damaged.
+        ValueError: the code table is not the table of `algo`, or the quant_state is damaged.
     """
     state = read_state(layer, algo, source)
 

@@ -1,6 +1,6 @@
-"""Tensors that store a layer's quantized weight in a checkpoint, in the layout of its format.
+"""Tensors that store a layer's quantized weight in a checkpoint.
 
-nf4 and fp4 are stored as in bitsandbytes (bitsandbytes_tensors.py), integers in a layout of this package
+nf4 and fp4 weights are stored as in bitsandbytes (bitsandbytes_tensors.py), integer weights in this package's layout
 (integer_tensors.py).
 """
 
@@ -19,7 +19,7 @@ from paddlenlp_ext.quantization.integer_tensors import SCALE, integer_shape, int
 
 
 def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
-    """Return the tensors of a layer's quantized weight by their full names, for `save_sharded`.
+    """Return full name -> tensor for a layer's quantized weight, for `save_sharded`.
 
     Args:
         layer: name of the layer.
@@ -27,12 +27,12 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
         dtype: compute dtype to record for other programs ("float32", "bfloat16", ...).
 
     Raises:
-        ValueError: an adapter has the part that was subtracted from the weight.
+        ValueError: the weight is a residual, and the adapter has the subtracted factors.
     """
     if weight.is_residual:
         raise ValueError(
-            f"{layer}: the base cannot be saved without its adapter (PiSSA, LoftQ), which holds a part that was "
-            "subtracted from the weight before quantization; save the adapter, or merge it"
+            f"{layer}: the base cannot be saved without its adapter (PiSSA, LoftQ), because the adapter's initial "
+            "factors were subtracted from the weight before quantization; save the adapter, or merge it"
         )
     if weight.algo in BLOCKWISE:
         return bitsandbytes_tensors(layer, weight, dtype)
@@ -40,7 +40,7 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
 
 
 def stored_layers(source: WeightSource) -> dict[str, str]:
-    """Return the algo of each layer whose weight is stored quantized, by layer name."""
+    """Return layer name -> algo for the layers whose weights are stored quantized."""
     found = {}
     for name in source.names():
         layer, mark, algo = name.partition(STATE)
@@ -54,7 +54,7 @@ def stored_layers(source: WeightSource) -> dict[str, str]:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Return whether the name is that of a quantized weight's auxiliary tensor: scales, code table or shape."""
+    """Return whether a tensor is an auxiliary tensor of a quantized weight, such as scales, code table or shape."""
     return ".weight." in name or name.endswith(INTEGER_PARTS)
 
 
@@ -62,7 +62,7 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     """Read the quantized weight of a layer.
 
     Raises:
-        ValueError: tensors are missing, do not match each other, or use a code table other than the format's.
+        ValueError: tensors are missing or inconsistent, or the code table is not the table of `algo`.
     """
     try:
         read = read_bitsandbytes if algo in BLOCKWISE else read_integers

@@ -1,4 +1,4 @@
-"""Quantization options: the format of the weights and the layers it applies to."""
+"""Quantization options: the format of the weights, and the layers to quantize."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _KEY = "weight_quantize_algo"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig:
-    """Quantization of the linear layers, those of experts included.
+    """Quantization of the linear layers, including experts.
 
     Attributes:
-        algo: one of `ALGOS` for all layers, or a map from patterns to algos. A pattern is a layer's name, a suffix of
-            it, or a regular expression for the full name. The first match decides; a layer with None, or without a
-            match, stays in full precision.
-        block_size: `BLOCKWISE` formats: number of weights that share a scale.
-        double_quant: `BLOCKWISE` formats: store the scales in 8 bits.
-        double_quant_block_size: number of scales that share a scale of their own.
-        group_size: weight_only_int4: number of inputs of a row that share a scale; None: one scale per row.
+        algo: one of `ALGOS` for all layers, or a mapping from patterns to algos. A pattern is a layer's name, a name
+            suffix, or a regular expression for the full name. The first matching pattern decides. A layer stays in full
+            precision if no pattern matches or the value is None.
+        block_size: number of weights that share a scale, for `BLOCKWISE` formats.
+        double_quant: store the scales in 8 bits, for `BLOCKWISE` formats.
+        double_quant_block_size: with `double_quant`, number of scales that share a second-level scale.
+        group_size: number of consecutive inputs that share a scale, for weight_only_int4; None: one scale per row.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
     """
 
     algo: str | Mapping[str, str | None]
@@ -49,7 +49,7 @@ class QuantizationConfig:
             ("group_size", self.group_size),
         ):
             if value is not None and (value < 2 or value % 2):
-                raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers from 2")
+                raise ValueError(f"{key}={value!r} is out of range; allowed: even numbers, at least 2")
 
     def describe(self) -> str:
         """Describe the format, for messages and model cards."""
@@ -72,10 +72,10 @@ class QuantizationConfig:
         return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
 
     def for_layers(self, names: Collection[str]) -> dict[str, QuantizationConfig]:
-        """Return the options of each layer that is to be quantized, by name.
+        """Return layer name -> options for the layers to quantize.
 
         Raises:
-            ValueError: a pattern that matches none of the names.
+            ValueError: a pattern matches no name.
         """
         for pattern in self.algo if isinstance(self.algo, Mapping) else ():
             matching(pattern, names, _KEY)

@@ -1,4 +1,4 @@
-"""Read and write the `quantization_config` of a config.json, for this project and for other programs."""
+"""Read and write `quantization_config` in config.json, for this package and other programs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from paddlenlp_ext.quantization.quantize_model import quantizable_layers, quanti
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 _OURS = "paddlenlp_ext"
-"""`quant_method` of formats that no other program reads, and key of this package's options in every file."""
+"""`quant_method` of formats that only this package reads, and key of this package's options in every file."""
 _DEQUANTIZED = (FLOAT8_METHOD, MXFP4_METHOD)
-"""Methods whose weights are dequantized while they are read (checkpoint/quantized_formats)."""
+"""Methods whose weights are dequantized while reading (checkpoint/quantized_formats)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
-"""Block sizes of bitsandbytes, 32 to 4096; groups of quantized scales have at least 64."""
+"""Block sizes that bitsandbytes supports, 32 to 4096; groups of quantized scales have at least 64."""
 
 
 def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: str) -> dict[str, Any]:
-    """Return a config.json dict that describes how the model's layers are stored.
+    """Return the keys of config.json, with a `quantization_config` for the model's quantized layers.
 
     Args:
-        config: the other keys; a `quantization_config` in it is replaced.
+        config: the other keys; an existing `quantization_config` is replaced.
         model: the model; `model.quantization` describes its quantized layers.
-        dtype: compute dtype that the file names for other programs.
+        dtype: compute dtype to record for other programs.
     """
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     layers = quantized_layers(model).values()
@@ -66,7 +66,7 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the quantization that a config.json describes; None for a model in full precision once it is read.
+    """Return the quantization described by config.json; None if the model is in full precision after reading.
 
     Raises:
         ValueError: the quantization method is not supported.
@@ -96,10 +96,10 @@ def options_to_dict(options: QuantizationConfig) -> dict[str, Any]:
 
 
 def options_from_dict(fields: Mapping[str, Any]) -> QuantizationConfig:
-    """Build the quantization options from a dict of `options_to_dict`.
+    """Build the quantization options from the result of `options_to_dict`.
 
     Raises:
-        ValueError: an unknown key, or a value out of range.
+        ValueError: a key is unknown, or a value is out of range.
     """
     known = {field.name for field in dataclasses.fields(QuantizationConfig)}
     if "algo" not in fields or not known >= fields.keys():

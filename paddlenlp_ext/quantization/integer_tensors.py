@@ -1,10 +1,10 @@
-"""Tensors of a weight_only_int8 or weight_only_int4 weight, in a layout of this package.
+"""Tensors of a weight_only_int8 or weight_only_int4 weight, in this package's layout.
 
     weight          int8 [out, in], or uint8 [ceil(N / 2)], two codes per byte
     weight_scale    float32 [out, B / out]
     weight_shape    int64 [2], only for int4
     weight_zero     int16 [out, B / out], zero points; absent if all are 0
-    weight_order    int32 [in], input of each column; absent if the columns are in order
+    weight_order    int32 [in], input index of each column; absent if the columns are in order
 
 Shapes: N = out * in weights; B = ceil(N / block) scales.
 """
@@ -25,7 +25,7 @@ SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 
 def integer_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Any]:
-    """Return the tensors of a layer's quantized weight by their full names."""
+    """Return full name -> tensor for a layer's quantized weight."""
     assert weight.group_scales is None, "integer formats have no double quantization"
     out, codes = weight.shape[0], weight.codes
     scales: dict[str, Any] = {layer + SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
@@ -44,14 +44,14 @@ def _shaped(tensor: paddle.Tensor, shape: tuple[int, ...]) -> LazyTensor:
 
 
 def integer_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int]:
-    """Return the shape [out, in] of a quantized weight without reading its codes."""
+    """Return the shape [out, in] of an integer weight without reading its codes."""
     is_int8 = algo == "weight_only_int8"
     out, width = source.shape(f"{layer}.weight") if is_int8 else source.read(layer + _SHAPE)
     return int(out), int(width)
 
 
 def read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
-    """Read the quantized weight of a layer.
+    """Read the quantized weight of a layer in the layout of integers.
 
     Raises:
         KeyError: a tensor is missing.
@@ -60,7 +60,7 @@ def read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeigh
     shape, scales = integer_shape(layer, algo, source), source.read(layer + SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
     zeros, order = _optional(source, layer + _ZERO), _optional(source, layer + _ORDER)
-    # Any block of a damaged file is at least 1, and `read_stored` then finds another number of scales.
+    # For a damaged file the block is at least 1, and `read_stored` then reports a wrong number of scales.
     block = max(shape[1] // max(scales.size // shape[0], 1), 1)
     if order is not None and not np.array_equal(np.sort(order), np.arange(shape[1])):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Quantize the linear layers of a model and those of its experts, while loading or afterwards, and dequantize them."""
+"""Quantize the linear layers and experts of a model, while loading or afterwards, and dequantize them."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinear]:
-    """Return the layers that may be quantized: those of experts, and all linear layers except lm_head."""
+    """Return the layers that can be quantized: experts, and all linear layers except lm_head."""
     head = model.head_weight()
     layers = {name: each for name, each in model.named_sublayers() if isinstance(each, Linear | GroupedLinear)}
     return {name: layer for name, layer in layers.items() if layer.weight is not head}
 
 
 def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
-    """Return the number of matrices of each layer that may be quantized or is quantized.
+    """Return layer name -> number of matrices, for all layers that can be or are quantized.
 
-    A linear layer has one; for a layer of experts, the number is that of a single expert.
+    A linear layer has one matrix. For experts, the matrices of a single expert are counted.
     """
     layers = {**quantizable_layers(model), **quantized_layers(model)}
     return {name: layer.parts if isinstance(layer, AnyGroupedLinear) else 1 for name, layer in layers.items()}
 
 
 def quantized_layers(model: nn.Layer) -> dict[str, QuantizedLayer]:
-    """Return the quantized layers by name, those of experts included."""
+    """Return the quantized layers by name, including experts."""
     return {name: layer for name, layer in model.named_sublayers() if isinstance(layer, QuantizedLayer)}
 
 
@@ -57,18 +57,18 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    Each layer whose weight is stored quantized, or is to be quantized, is replaced by a `QuantizedLayer`. Only one
-    weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages stay
-    without values.
+    Layers whose weights are stored quantized or are to be quantized are replaced by `QuantizedLayer`s. Only one weight
+    at a time, or one expert's weight, is in memory in full precision. Layers of other pipeline stages stay without
+    values.
 
     Args:
-        model: model whose parameter names are those of the file.
+        model: model with the parameter names of the file.
         source: the stored tensors, in full precision or quantized.
-        options: quantization of tensors stored in full precision; None if they are not quantized further.
+        options: quantization for weights stored in full precision; None to leave them in full precision.
         before: transform of each weight before it is quantized.
 
     Raises:
-        ValueError: see `load_weights` and `QuantizedWeights`; nothing has been loaded.
+        ValueError: as in `load_weights` and `QuantizedWeights`; nothing has been loaded then.
     """
     weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
@@ -82,9 +82,9 @@ def load_quantized(
 def quantize_linears(
     model: TrainableModel, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> None:
-    """Quantize the linear layers of a loaded model, except lm_head but including experts, and freeze their biases.
+    """Quantize the linear layers and experts of a loaded model, except lm_head, and freeze the biases.
 
-    `before` transforms each weight before it is quantized, except those of experts.
+    `before` transforms each weight before it is quantized, except expert weights.
 
     Raises:
         ValueError: the model is already quantized, or a pattern of the options matches no layer.
@@ -111,18 +111,18 @@ def _float32_slice(weight: paddle.Tensor, index: int) -> paddle.Tensor:
 
 
 def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | QuantizedStack) -> QuantizedLayer:
-    """Return the layer with a packed weight in place of its own, for which it computes in the same precision."""
+    """Return a quantized layer with the packed weight and the compute precision of `layer`."""
     dtype = layer.weight.dtype
     if isinstance(packed, QuantizedStack):
         matrices = dataclasses.replace(packed.matrices, dtype=dtype)
         return QuantizedGroupedLinear(QuantizedStack(matrices), layer.compute_dtype)
-    assert isinstance(layer, Linear), "layers of experts have stacks of weights"
+    assert isinstance(layer, Linear), "expert layers have stacked weights"
     return QuantizedLinear(dataclasses.replace(packed, dtype=dtype), layer.bias, layer.compute_dtype)
 
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Number of quantized weights of a model and their size in bytes, scales included."""
+    """Number of quantized weights of a model, and their size in bytes including scales."""
 
     num_weights: int = 0
     num_bytes: int = 0
@@ -137,10 +137,10 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute the size of the quantized layers of an unquantized model from their shapes.
+    """Compute the size that a model's layers will have after quantization, from their shapes.
 
     Raises:
-        ValueError: see `quantize_linears`.
+        ValueError: as in `quantize_linears`.
     """
     num_weights = num_bytes = 0
     layers = quantizable_layers(model)
@@ -152,7 +152,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
-    """Return the shape [out, in] of a layer's matrices that are quantized on their own, and their number."""
+    """Return the shape [out, in] of the matrices of a layer that are quantized separately, and their number."""
     if isinstance(layer, Linear):
         return (layer.out_features, layer.in_features), 1
     groups, outputs, inputs = layer.weight_shape
@@ -160,7 +160,7 @@ def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
 
 
 def quantization_report(model: TrainableModel) -> str:
-    """Describe the quantized layers of a model and their size in one line, and the experts among them."""
+    """Describe the quantized layers of a model, their size and the share of experts in one line."""
     layers = quantized_layers(model).values()
     num_weights = sum(layer.num_weights for layer in layers)
     size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
@@ -179,16 +179,16 @@ def quantization_report(model: TrainableModel) -> str:
 
 
 def dequantize_linears(model: TrainableModel) -> None:
-    """Replace each quantized layer by an unquantized one with the dequantized weight."""
+    """Replace each quantized layer by an unquantized layer with the dequantized weight."""
     for name, layer in quantized_layers(model).items():
         replace_layer(model, name, layer.dequantized())
     model.quantization = None
 
 
 def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) of a model to save: its parameters, and the tensors of its quantized weights.
+    """Yield (name, tensor) for saving a model: its parameters and the tensors of its quantized weights.
 
-    `dtype` is the compute dtype that the files name for other programs.
+    `dtype` is the compute dtype to record for other programs.
     """
     yield from model.named_parameters()
     for name, layer in quantized_layers(model).items():

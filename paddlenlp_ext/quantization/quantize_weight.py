@@ -4,8 +4,8 @@
     int8       code = round(w / scale)                                 scale = max|row| / 127
     int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
 
-A block is a run of `block_size` weights in the flattened weight, row by row; the last one may be shorter. Codes, scales
-and rounding of nf4 and fp4 are those of bitsandbytes, of int8 and int4 those of Paddle's `weight_quantize`.
+A block is a run of `block_size` weights in the row-major flattened weight; the last block may be shorter. Codes, scales
+and rounding are the same as in bitsandbytes for nf4 and fp4, and as in Paddle's `weight_quantize` for int8 and int4.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales.
 """
@@ -29,20 +29,20 @@ QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
 """Transform of a weight before quantization.
 
-Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize, which is the same
-object if nothing is subtracted.
+Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize: the same object if
+nothing is subtracted.
 """
 _CHUNK = 1 << 18
-"""Number of weights processed together; they fit a core's cache."""
+"""Number of weights processed at once; they fit in the cache of a core."""
 _MIN_SCALE = np.float32(1e-38)
 _MAX_CODE = {"weight_only_int8": 127, "weight_only_int4": 7}
 
 
 def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
-    """Quantize a weight [out, in] to the format of `options`, which name a single algo; computed on the CPU.
+    """Quantize a weight [out, in] to the format of `options`, which have a single algo; computed on the CPU.
 
     Raises:
-        ValueError: the weight has values that are not finite, or its row length is not a multiple of the group size.
+        ValueError: the weight has non-finite values, or its row length is not a multiple of the group size.
     """
     assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
     place = weight.place if isinstance(weight, paddle.Tensor) else None
@@ -64,10 +64,10 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
 def quantize_layer(
     name: str, weight: paddle.Tensor, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> QuantizedWeight:
-    """Quantize the weight of the layer `name`, float32 [out, in], after the transform `before`.
+    """Apply the transform `before` to the weight of the layer `name`, float32 [out, in], and quantize it.
 
     Raises:
-        ValueError: see `quantize`.
+        ValueError: as in `quantize`.
     """
     prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
     try:
@@ -79,19 +79,19 @@ def quantize_layer(
 def quantize_stack(
     name: str, read: Callable[[int], paddle.Tensor], groups: int, parts: int, options: QuantizationConfig
 ) -> QuantizedStack:
-    """Quantize the weight [G, O, I] of the layer `name`, each part [O / P, I] of each group on its own.
+    """Quantize a stacked weight [G, O, I], each matrix [O / P, I] of each group separately.
 
     Only one group at a time is in memory in full precision.
 
     Args:
         name: name of the layer, for errors.
-        read: function from the index of a group to its weight, float32 [O, I].
-        groups: G.
-        parts: P.
+        read: returns the weight of a group, float32 [O, I], by its index.
+        groups: number of groups G.
+        parts: number P of projections fused in a group's weight.
         options: format, with a single algo.
 
     Raises:
-        ValueError: see `quantize`.
+        ValueError: as in `quantize`.
     """
     return stack_weights(
         [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]
@@ -99,7 +99,7 @@ def quantize_stack(
 
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
-    """Create the tensors of a quantized weight [out, in] without values, to be loaded."""
+    """Create a quantized weight [out, in] with zero tensors, to be loaded later."""
     assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
     num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
     num_scales = -(-num_weights // block)
@@ -113,7 +113,7 @@ def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeigh
 
 
 def packed_bytes(shape: tuple[int, int], options: QuantizationConfig) -> int:
-    """Return the size in bytes of a quantized weight [out, in], scales included."""
+    """Return the size in bytes of a quantized weight [out, in], including scales."""
     num_weights = shape[0] * shape[1]
     num_codes = num_weights if options.algo == "weight_only_int8" else -(-num_weights // 2)
     num_scales = -(-num_weights // block_size_of(options, shape[1]))
@@ -126,7 +126,7 @@ def block_size_of(options: QuantizationConfig, in_features: int) -> int:
     """Return the number of consecutive weights that share a scale, for rows of `in_features` weights.
 
     Raises:
-        ValueError: `group_size` does not divide the rows.
+        ValueError: `group_size` does not divide `in_features`.
     """
     if options.algo not in _MAX_CODE:
         return options.block_size
@@ -140,7 +140,7 @@ def block_size_of(options: QuantizationConfig, in_features: int) -> int:
 
 
 def _encoded(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return codes, int8 [N] or packed uint8 [ceil(N / 2)], and scales float32 [B]; computed in chunks of blocks."""
+    """Return the codes, int8 [N] or packed uint8 [ceil(N / 2)], and the scales, float32 [B]."""
     encode = _integers if algo in _MAX_CODE else _nearest_levels
     step = block * max(1, _CHUNK // block)
     parts = [encode(values_N[begin : begin + step], block, algo) for begin in range(0, len(values_N), step)]
@@ -159,7 +159,7 @@ def _nearest_levels(values_N: np.ndarray, block: int, algo: str) -> tuple[np.nda
 
 
 def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of integer formats, int8 [N] or for int4 uint8 [N], and the scales, float32 [B]."""
+    """Return the codes of an integer format, int8 [N] or (for int4) uint8 [N], and the scales, float32 [B]."""
     values_BK = values_N.reshape(-1, block)
     scales_B = np.abs(values_BK).max(axis=1) / np.float32(_MAX_CODE[algo])
     codes = np.rint(values_BK / np.where(scales_B > 0, scales_B, np.float32(1))[:, None]).astype(np.int8).reshape(-1)
@@ -167,9 +167,9 @@ def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, 
 
 
 def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the values by the largest magnitude of their block; return them and the magnitudes, float32 [B].
+    """Divide each block by its largest magnitude; return the quotients and the magnitudes, float32 [B].
 
-    A short last block uses a division, and its scale is never 0, as in bitsandbytes.
+    As in bitsandbytes, a short last block is divided by a scale that is never 0.
     """
     num_full = len(values_N) // block
     blocks, rest = values_N[: num_full * block].reshape(num_full, block), values_N[num_full * block :]
@@ -183,14 +183,14 @@ def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
-    """Pack two codes per byte, the first in the high half; an odd number is padded with the code of 0."""
+    """Pack two codes per byte, the first in the high bits; an odd number of codes is padded with the code of 0."""
     if len(codes_N) % 2:
         codes_N = np.append(codes_N, np.uint8(np.abs(levels(algo)).argmin()))
     return (codes_N[::2] << 4) | codes_N[1::2]
 
 
 def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
-    """Return the scales in float32 or, with double quantization, their differences from the mean in 8 bits."""
+    """Return the scales in float32, or with double quantization their differences from the mean in 8 bits."""
     if not options.double_quant:
         return {"scales": scales_B}
     offset = scales_B.mean(dtype=np.float64).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Linear layers of the experts of a layer with frozen quantized weights."""
+"""Grouped linear layer (the experts of an MoE layer) with frozen quantized weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 
 
 class QuantizedGroupedLinear(QuantizedLayer):
-    """`GroupedLinear` with a packed weight [G, O, I], of which each part of each group is a matrix of its own.
+    """`GroupedLinear` with a packed weight [G, O, I].
 
-    The first axis of its buffers is that of the groups.
+    The fused projections of each group are packed separately. The first axis of the buffers is the group.
 
     Args:
         weight: packed weight.
-        compute_dtype: dtype of the activations, and of adapters on this layer.
+        compute_dtype: dtype of the activations and of adapters on this layer.
     """
 
     def __init__(self, weight: QuantizedStack, compute_dtype: paddle.dtype = paddle.float32) -> None:
@@ -33,12 +33,12 @@ class QuantizedGroupedLinear(QuantizedLayer):
 
     @property
     def stored(self) -> QuantizedStack:
-        """Packed weight, which shares the layer's tensors."""
+        """Packed weight; shares the layer's tensors."""
         return QuantizedStack(self._packed())
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
-        """(G, O, I)."""
+        """Shape (G, O, I) of the weight."""
         return self.stored.shape
 
     @paddle.no_grad()
@@ -47,7 +47,7 @@ class QuantizedGroupedLinear(QuantizedLayer):
         return dequantize_stack(self.stored)
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield each matrix of all groups, after the name of the linear layer that stands for it."""
+        """Yield (name, weight) of every matrix of all groups, named like separate linear layers."""
         stack = self.stored
         for group, part in itertools.product(range(stack.shape[0]), range(stack.parts)):
             yield matrix_name(name, group, part), stack.matrix(group, part)
@@ -61,11 +61,11 @@ class QuantizedGroupedLinear(QuantizedLayer):
         return layer
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs, each [N, O / P]; arguments are those of `ops.grouped_linear`."""
+        """Return the output of each fused projection, [N, O / P]; takes the arguments of `ops.grouped_linear`."""
         return quantized_grouped_linear(x_NI, self.stored, starts)
 
     def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
-        """Return the parts of the outputs of rows that all belong to one group."""
+        """Return the output of each fused projection for rows that all belong to one group."""
         stack = self.stored
         return tuple(quantized_linear(x_NI, stack.matrix(group, part)) for part in range(stack.parts))
 
@@ -75,4 +75,4 @@ class QuantizedGroupedLinear(QuantizedLayer):
 
 
 AnyGroupedLinear = GroupedLinear | QuantizedGroupedLinear
-"""Linear layers of experts, quantized or not."""
+"""Grouped linear layer, quantized or not."""

@@ -1,4 +1,4 @@
-"""Layers with a frozen quantized weight, and the linear one among them."""
+"""Base class of layers with a frozen quantized weight, and the quantized linear layer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from paddlenlp_ext.sharding_spec import Shard
 class QuantizedLayer(nn.Layer):
     """Layer with a quantized weight, or a stack of them.
 
-    The packed weight is stored in the buffers `codes`, `scales` and, with double quantization, `group_scales` and
-    `offset`, so it moves, saves and loads with the layer.
+    The packed weight is in the buffers `codes`, `scales` and, with double quantization, `group_scales` and `offset`, so
+    it is moved, saved and loaded with the layer.
 
     Args:
         weight: format and tensors of the weight.
-        num_weights: number of weights of the unsharded layer.
-        compute_dtype: dtype of the activations, and of adapters on this layer.
+        num_weights: number of weights in the unsharded layer.
+        compute_dtype: dtype of the activations and of adapters on this layer.
     """
 
     def __init__(self, weight: QuantizedWeight, num_weights: int, compute_dtype: paddle.dtype) -> None:
@@ -46,7 +46,7 @@ class QuantizedLayer(nn.Layer):
                 self.register_buffer(name, tensor)
 
     def _packed(self) -> QuantizedWeight:
-        """Return format and tensors; kernel caches of other codes than the present ones are dropped."""
+        """Return the packed weight; kernel caches computed from former codes are dropped."""
         tensors: dict[str, Any] = {name: getattr(self, name, None) for name in TENSORS}
         cache = self._format.kernel_cache
         if cache.setdefault("codes", tensors["codes"]) is not tensors["codes"]:
@@ -56,7 +56,7 @@ class QuantizedLayer(nn.Layer):
 
     @property
     def stored(self) -> QuantizedWeight | QuantizedStack:
-        """Packed weight, which shares the layer's tensors."""
+        """Packed weight; shares the layer's tensors."""
         raise NotImplementedError
 
     @property
@@ -66,7 +66,7 @@ class QuantizedLayer(nn.Layer):
 
     @property
     def is_residual(self) -> bool:
-        """True if an adapter's initialization (PiSSA, LoftQ) subtracted a part of the weight before quantization."""
+        """True if an adapter's initial factors (PiSSA, LoftQ) were subtracted from the weight before quantization."""
         return self._format.is_residual
 
     @property
@@ -75,7 +75,7 @@ class QuantizedLayer(nn.Layer):
         return self.stored.num_bytes
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield each matrix of the layer `name`, after the name of the linear layer that stands for it."""
+        """Yield (name, weight) of every matrix of the layer `name`, named like separate linear layers."""
         raise NotImplementedError
 
     def dequantized(self) -> nn.Layer:
@@ -87,9 +87,9 @@ class QuantizedLinear(QuantizedLayer):
     """Linear layer `x @ weight^T + bias` with a packed weight [out_features, in_features].
 
     Args:
-        weight: result of `quantization.quantize`.
+        weight: result of `quantize`.
         bias: [out_features], or None.
-        compute_dtype: dtype of the activations, and of adapters on this layer.
+        compute_dtype: dtype of the activations and of adapters on this layer.
     """
 
     def __init__(
@@ -103,21 +103,21 @@ class QuantizedLinear(QuantizedLayer):
 
     @property
     def stored(self) -> QuantizedWeight:
-        """Packed weight, which shares the layer's tensors."""
+        """Packed weight; shares the layer's tensors."""
         return self._packed()
 
     def shard_weight(self, shard: Shard) -> None:
         """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
 
         Raises:
-            ValueError: see `slicing.sharded_block_size`.
+            ValueError: as in `slice_weight`.
         """
         weight = slice_weight(self.stored, shard)
         self._set_packed(weight)
         self.out_features, self.in_features = weight.shape
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield the name of the layer, and the weight."""
+        """Yield the layer's name and weight."""
         yield name, self.stored
 
     def dequantized(self) -> Linear:
@@ -142,7 +142,7 @@ class QuantizedLinear(QuantizedLayer):
         return quantized_linear(x, self.stored)
 
     def as_frozen_linear(self) -> FrozenLinear | None:
-        """Return the layer as an operand of a fused adapter op; None if the bias trains."""
+        """Return the layer as an operand of a fused adapter op; None if the bias is trained."""
         is_frozen = self.bias is None or self.bias.stop_gradient
         return FrozenQuantized(self.stored, self.bias) if is_frozen else None
 

@@ -1,4 +1,4 @@
-"""Weight source for models whose layers are stored quantized, or are quantized while they are read."""
+"""Weight source for weights that are stored quantized or are quantized while reading."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class QuantizedWeights(WeightSource):
-    """Packed weights by layer; as a `WeightSource`, the dequantized weights under their ordinary names.
+    """Source of packed weights by layer; as a `WeightSource` it returns the dequantized weights.
 
     Args:
         source: the tensors on disk, in full precision or in the layout of checkpoint_tensors.py. Quantized fused layers
-            of a `SplitWeights` are split into their parts.
-        options: quantization of weights stored in full precision; None leaves them in full precision.
-        layers: names of the layers to which `options` apply, with their numbers of matrices
-            (quantization/quantize_model.py, `matrices_by_layer`).
-        before: transform of each weight before it is quantized, except those of experts.
+            of a `SplitWeights` are split into their projections.
+        options: quantization for weights stored in full precision; None leaves them in full precision.
+        layers: name of each layer to which `options` apply -> number of matrices (`matrices_by_layer` in
+            quantize_model.py).
+        before: transform of each weight before it is quantized, except expert weights.
 
     Raises:
-        ValueError: `options` for weights that are stored quantized, or a quantized fused layer of another size than its
-            parts.
+        ValueError: `options` are given for weights that are stored quantized, or the size of a quantized fused layer
+            differs from its projections.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class QuantizedWeights(WeightSource):
             )
         self._options = {} if options is None else options.for_layers(layers)
         self._matrices = layers
-        self._stacks: dict[str, tuple[int, int]] = {}  # layer of experts -> number of experts, and matrices of each
+        self._stacks: dict[str, tuple[int, int]] = {}  # expert layer -> number of experts, and of matrices per expert
         for stack, expert, part in filter(None, map(locate_matrix, self._stored)):
             experts, parts = self._stacks.get(stack, (0, 0))
             self._stacks[stack] = max(experts, expert + 1), max(parts, part + 1)
@@ -70,26 +70,26 @@ class QuantizedWeights(WeightSource):
                 self._add_parts(fused, part_rows(fused, source.layers))
 
     def _add_parts(self, fused: str, rows: Mapping[str, slice]) -> None:
-        """Add the parts of a layer that is stored quantized.
+        """Add the projections of a fused layer that is stored quantized.
 
         Raises:
-            ValueError: the layer has another size than its parts.
+            ValueError: the size of the fused layer differs from its projections.
         """
         outputs, _ = stored_shape(fused, self._stored[fused], self._source)
         expected = list(rows.values())[-1].stop
         if outputs != expected:
             raise ValueError(
-                f"{self.path}: {fused} has {outputs} outputs, but its parts ({', '.join(rows)}) have {expected} by "
-                "config.json; download the model again"
+                f"{self.path}: {fused} has {outputs} outputs, but by config.json its projections ({', '.join(rows)}) "
+                f"have {expected}; download the model again"
             )
         self._parts |= {part_name(fused, part): (fused, own) for part, own in rows.items()}
 
     def packed(self, layer: str) -> QuantizedWeight | QuantizedStack | None:
-        """Return the quantized weight of a layer, or of a layer of experts; None if it stays in full precision.
+        """Return the quantized weight of a linear or expert layer; None if it stays in full precision.
 
         Raises:
-            ValueError: the layer is part of a fused layer, and shares small blocks of scales with another part; or the
-                matrices of experts differ in number or format.
+            ValueError: the layer is a projection of a fused layer and cannot be split from it, because blocks of
+                scales are too small; or the matrices of experts differ in number or format.
         """
         if layer in self._stacks:
             return self._read_stack(layer)
@@ -102,7 +102,7 @@ class QuantizedWeights(WeightSource):
                 return slice_weight(weight, Shard(0, rows.start, rows.stop, weight.shape[0]))
             except ValueError as error:
                 raise ValueError(
-                    f"{self.path}: {fused} is stored quantized and cannot be split into its parts ({error}); start "
+                    f"{self.path}: {fused} is stored quantized and cannot be split into projections ({error}); start "
                     "from the original model, or dequantize this one (llm/merge_lora_params.py --model_name_or_path "
                     "MODEL --output_path COPY)"
                 ) from error
@@ -119,10 +119,10 @@ class QuantizedWeights(WeightSource):
         return paddle.to_tensor(self._source.read(name, "float32", shard)[0])
 
     def _read_stack(self, layer: str) -> QuantizedStack:
-        """Return the stored matrices of a layer of experts.
+        """Return the stored matrices of an expert layer.
 
         Raises:
-            ValueError: they differ in number or format.
+            ValueError: the experts have different numbers or formats of matrices.
         """
         experts, parts = self._stacks[layer]
         names = [[matrix_name(layer, expert, part) for part in range(parts)] for expert in range(experts)]
@@ -131,8 +131,8 @@ class QuantizedWeights(WeightSource):
         formats = {(each.shape, each.block_size, each.group_size) for row in stored for each in row}
         if len(formats) > 1 or parts != self._matrices.get(layer, parts):
             raise ValueError(
-                f"{self.path}: the quantized matrices of {layer} differ in number or format from those of a layer of "
-                "experts; start from the original model"
+                f"{self.path}: the experts of {layer} do not have the expected number of quantized matrices, all in "
+                "one format; start from the original model"
             )
         return stack_weights(stored)
 
@@ -173,7 +173,7 @@ class QuantizedWeights(WeightSource):
         return found is not None and found[0] in self._stacks
 
     def _stored_layer(self, name: str) -> str | None:
-        """Return the layer that stores a weight quantized, for experts their first matrix; None if there is none."""
+        """Return the layer that stores a weight quantized (for experts, the first matrix); None if no layer does."""
         layer = name.removesuffix(".weight")
         layer, _ = self._parts.get(layer, (layer, None))
         layer = matrix_name(layer, 0, 0) if layer in self._stacks else layer

@@ -1,12 +1,12 @@
-"""Slice a quantized weight, without changing any weight's value: tensor-parallel shards, parts of a fused layer.
+"""Slice a quantized weight for a tensor-parallel shard or a projection of a fused layer; no value changes.
 
 | shard along | content |
 | --- | --- |
 | outputs | complete rows, which are contiguous in the flattened weight |
 | inputs | the same columns of every row |
 
-A block that crosses a shard boundary is split into smaller blocks, which repeat its scale. 8-bit scales become float32,
-because the groups that they are quantized in cross the boundaries too.
+A block that crosses a shard boundary is split into smaller blocks with the same scale. 8-bit scales are dequantized to
+float32, because their groups cross the boundaries too.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
-"""Minimum number of weights that share a scale (unless the full weight has fewer): 2 bits per weight for the scales."""
+"""Minimum number of weights that share a scale, unless the full weight has smaller blocks; scales then take 2 bits per
+weight."""
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
-    """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have the same size.
+    """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have equal sizes.
 
     Raises:
-        ValueError: see `sharded_block_size`; or the shard is along the inputs, and the columns are in another order.
+        ValueError: as in `sharded_block_size`, or the shard is along the inputs and the columns are reordered.
     """
     if shard.axis == 1 and weight.order is not None:
         raise ValueError(
-            "a weight whose columns are in the order of their activations (desc_act) cannot be sharded along its "
+            "a weight with columns sorted by activation size (desc_act) cannot be sharded along its "
             "inputs; use one tensor-parallel rank, or a model that was quantized without desc_act"
         )
     block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
@@ -61,8 +62,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
     """Return the number of weights that share a scale in a shard of a weight [out, in].
 
     Raises:
-        ValueError: the blocks would be so small that the scales outweigh the codes, or a shard boundary would be inside
-            a byte.
+        ValueError: the blocks would be smaller than the minimum, or a shard boundary would be inside a byte.
     """
     size = shard.stop - shard.start
     run = math.gcd(size, shard.start) * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
@@ -74,14 +74,14 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
         if splits_byte:
             problem = "two codes share a byte, and a shard boundary would be inside one"
         raise ValueError(
-            f"{algo} in blocks of {block_size} cannot be sharded into parts of {size} of the {shard.size} {features} "
+            f"{algo} in blocks of {block_size} cannot be sharded into {size} of the {shard.size} {features} "
             f"of a weight {list(shape)}: {problem}; use fewer tensor-parallel ranks"
         )
     return block
 
 
 def _slice_flat(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
-    """Return a shard of an array with one number for each `unit` consecutive weights of the flattened weight."""
+    """Return a shard of an array that has one value for every `unit` consecutive weights of the flattened weight."""
     out, width = shape
     if shard.axis == 0:
         return stored[shard.start * width // unit : -(-shard.stop * width // unit)]

@@ -140,7 +140,9 @@ def test_load_quantized_experts_with_gate_and_up_in_one_matrix_raises(tmp_path: 
     for expert, weight in enumerate(weights):
         tensors |= tensors_to_store(matrix_name(GATE_UP, expert, 0), quantize(weight, options), "float32")
     save_sharded(tmp_path, {name: as_lazy(tensor).read() for name, tensor in tensors.items()})
-    with pytest.raises(ValueError, match=r"the quantized matrices of model\.layers\.1\..* differ in number or format"):
+    with pytest.raises(
+        ValueError, match=r"the experts of model\.layers\.1\..* do not have the expected number of quantized"
+    ):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -204,7 +206,7 @@ EXPERT = "model.layers.1.mlp.experts.{}"
             lambda tensors: {
                 k: tensors[k.replace(EXPERT.format("3.up_proj"), "model.layers.1.self_attn.k_proj")] for k in tensors
             },
-            r"the quantized matrices of model\.layers\.1\.mlp\.experts\.gate_up_proj differ in number or format",
+            r"experts of model\.layers\.1\.mlp\.experts\.gate_up_proj do not have the expected number of quantized",
         ),
     ],
     ids=["missing", "mixed", "another shape"],

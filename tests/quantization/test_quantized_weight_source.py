@@ -42,7 +42,11 @@ def test_quantized_weights_of_a_part_are_its_rows_to_the_bit(width: int):
     ("width", "sizes", "message"),
     [
         (5, LAYERS["qkv_proj"], r"a\.qkv_proj is stored quantized and cannot be split.*start from the original model"),
-        (64, {"q_proj": 40, "k_proj": 8}, r"a\.qkv_proj has 56 outputs, but its parts \(q_proj, k_proj\) have 48"),
+        (
+            64,
+            {"q_proj": 40, "k_proj": 8},
+            r"a\.qkv_proj has 56 outputs, but by config.json its projections \(q_proj, k_proj\) have 48",
+        ),
     ],
 )
 def test_quantized_weights_of_parts_that_do_not_fit_raise(width: int, sizes: dict[str, int], message: str):

@@ -1,11 +1,11 @@
 """AWQ (Lin et al. 2023, arXiv:2306.00978): scale the channels with large inputs before rounding, and clip the range.
 
-    y = Q(W diag(s)) diag(s)^-1 x,   s = mean|x|^a          a in [0, 1) with the least error of the outputs
+    y = Q(W diag(s)) diag(s)^-1 x,   s = mean|x|^a          a in [0, 1) that minimizes the output error
 
-diag(s)^-1 is folded into the norm or linear layer that computes x. The errors are computed from the second moments H of
-the inputs: |X D^T|^2 = trace(D H D^T) for an error D of the weight.
+diag(s)^-1 is folded into the norm or linear layer that computes x. Output errors are computed from the second moments H
+of the inputs: a weight error D gives |X D^T|^2 = trace(D H D^T).
 
-Shapes: O outputs, I inputs, G groups of a row, K inputs of a group.
+Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_t
 _EXPONENTS = tuple(step / 20 for step in range(20))
 _SHRINKS = tuple(1 - step / 20 for step in range(11))
 _SEARCH_ROWS = 512
-"""Rows of the weights on which exponents are compared; more rows change the choice little."""
+"""Number of weight rows used to compare exponents; more rows rarely change the choice."""
 
 
 def search_scales(
@@ -27,17 +27,17 @@ def search_scales(
     integers: IntegerFormat,
     channel_of_input: np.ndarray,
 ) -> np.ndarray:
-    """Return the scales of the channels, float32 [C], that leave the least error of the outputs.
+    """Return the channel scales, float32 [C], that minimize the output error.
 
     Args:
-        weight_OI: rows of all linear layers that read the inputs.
+        weight_OI: concatenated rows of all linear layers with these inputs.
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
-        integers: format in which the weight is rounded.
-        channel_of_input: channel of each input, int [I]; heads that share values share their channels.
+        integers: format that the weight is rounded to.
+        channel_of_input: channel of each input, int [I]; query heads that share a value head share channels.
 
     Raises:
-        ValueError: see `IntegerFormat`.
+        ValueError: as in `IntegerFormat`.
     """
     rows = np.unique(np.linspace(0, len(weight_OI) - 1, min(len(weight_OI), _SEARCH_ROWS)).astype(int))
     weight_OI = weight_OI[rows]
@@ -54,15 +54,15 @@ def search_scales(
 
 
 def search_clipping(weight_OI: np.ndarray, hessian_II: np.ndarray, integers: IntegerFormat) -> np.ndarray:
-    """Return the factor of each group's range, float32 [O, G], that leaves the least error of the group's products.
+    """Return the clipping factor of each group's range, float32 [O, G], that minimizes the group's output error.
 
     Args:
-        weight_OI: the weight.
+        weight_OI: the weight, float32.
         hessian_II: X^T X of the inputs, or a multiple of it.
-        integers: format in which the weight is rounded.
+        integers: format that the weight is rounded to.
 
     Raises:
-        ValueError: see `IntegerFormat`.
+        ValueError: as in `IntegerFormat`.
     """
     outputs, inputs = weight_OI.shape
     group = integers.group_of(inputs)
@@ -79,5 +79,5 @@ def search_clipping(weight_OI: np.ndarray, hessian_II: np.ndarray, integers: Int
 
 
 def output_error(difference_OI: np.ndarray, hessian_II: np.ndarray) -> float:
-    """Return the squared error of the outputs, trace(D H D^T), of an error D of the weight."""
+    """Return the squared output error trace(D H D^T) of a weight error D."""
     return float(np.einsum("oi,oi->", difference_OI @ hessian_II, difference_OI, dtype=np.float64))

@@ -1,14 +1,15 @@
-"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): round the inputs' columns one by one, and correct those that follow.
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): round the columns one by one, and correct the remaining columns.
 
     H = X^T X + damping mean(diag(X^T X))           U^T U = H^-1, U upper triangular
     e = (w_i - q_i) / U_ii                          error of column i
     w_j = w_j - e U_ij,   j > i                     correction of the later columns
 
-The corrections minimize |X (W - Q)^T|^2 given the columns that are already rounded. With `act_order` the columns with
-the largest inputs are rounded first; the groups remain those of neighbouring inputs, and their scales are fitted before
-the corrections. Otherwise the scale of a group is fitted when its first column is due, after all corrections.
+The corrections minimize |X (W - Q)^T|^2 given the already rounded columns. With `act_order` the columns with the
+largest inputs are rounded first; groups still consist of adjacent inputs, and their scales are fitted before any
+correction. Without it, a group's scale is fitted just before its first column is rounded, after all earlier
+corrections.
 
-Shapes: O outputs, I inputs, K inputs of a group.
+Shapes: O outputs, I inputs, K inputs per group.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ import paddle
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, IntegerWeight
 
 _COLUMNS = 128
-"""Columns whose corrections are applied to the later columns together, as in the paper."""
+"""Number of columns whose corrections are applied to later columns at once, as in the paper."""
 
 
 @dataclass(frozen=True)
 class InverseFactor:
-    """Order of the columns, and U for this order; layers that read the same inputs share it.
+    """Order of the columns, and the factor U for this order; layers with the same inputs share it.
 
     Attributes:
-        order: input of each column, int [I].
+        order: input index of each column, int [I].
         upper: U, float32 [I, I].
-        is_reordered: whether the order is that of the diagonal.
+        is_reordered: whether the columns are sorted by the diagonal of H.
     """
 
     order: np.ndarray
@@ -42,13 +43,13 @@ class InverseFactor:
     def from_hessian(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
         """Return the upper Cholesky factor U of H^-1.
 
-        The full inverse is not computed: if L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with
+        The inverse of H is not computed: if L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with
         both axes reversed.
 
         Args:
             hessian_II: X^T X of the inputs, or a multiple of it.
-            act_order: order the columns by their diagonal, descending.
-            damping: share of the mean of the diagonal that is added to it.
+            act_order: sort the columns by the diagonal of H, descending.
+            damping: multiple of the diagonal's mean that is added to the diagonal.
 
         Raises:
             ValueError: H is not positive definite.
@@ -56,13 +57,14 @@ class InverseFactor:
         diagonal = hessian_II.diagonal().astype(np.float64)
         order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
         damped_II = hessian_II.astype(np.float64)
-        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # inputs that are always 0 correct nothing
+        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # inputs that are always 0 need no correction
         damped_II[np.diag_indices_from(damped_II)] += added
         try:
             lower_II = np.linalg.cholesky(damped_II[np.ix_(order[::-1], order[::-1])])
         except np.linalg.LinAlgError as error:
             raise ValueError(
-                "the second moments of the inputs are not positive definite; raise gptq_damping, or use more rows"
+                "the second moments of the inputs are not positive definite; raise gptq_damping or use more "
+                "calibration rows"
             ) from error
         identity = paddle.eye(len(lower_II), dtype="float64")
         inverse = paddle.linalg.triangular_solve(paddle.to_tensor(lower_II), identity, upper=False).numpy()
@@ -70,15 +72,15 @@ class InverseFactor:
 
 
 def gptq(weight_OI: np.ndarray, factor: InverseFactor, integers: IntegerFormat) -> IntegerWeight:
-    """Quantize a weight so that the error of the layer's outputs is small.
+    """Quantize a weight with GPTQ, which keeps the layer's output error small.
 
     Args:
         weight_OI: the weight, float32.
-        factor: order of the columns, and U of the layer's inputs.
+        factor: column order and U for the layer's inputs.
         integers: format of the result.
 
     Raises:
-        ValueError: see `IntegerFormat`.
+        ValueError: as in `IntegerFormat`.
     """
     outputs, inputs = weight_OI.shape
     group, order, upper_II = integers.group_of(inputs), factor.order, factor.upper

@@ -1,4 +1,4 @@
-"""Statistics of the inputs of linear layers, recorded while a decoder layer runs.
+"""Statistics of linear layers' inputs, recorded while a decoder layer runs on calibration data.
 
 Shapes: N rows, I inputs, G groups of rows (experts).
 """
@@ -17,10 +17,10 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 
 
 class InputStatistics:
-    """Sums over the inputs of a linear layer.
+    """Second moments and mean magnitudes of a linear layer's inputs.
 
     Attributes:
-        rows: number of inputs.
+        rows: number of input rows.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -31,38 +31,38 @@ class InputStatistics:
 
     @paddle.no_grad()
     def add(self, x_NI: paddle.Tensor) -> None:
-        """Add inputs [N, I]."""
+        """Add the inputs x [N, I] of a batch."""
         x_NI = x_NI.detach().astype("float32")
         self._moments.add_(paddle.matmul(x_NI, x_NI, transpose_x=True))
-        # Paddle's sum along an axis loses digits on the CPU
+        # a matmul, because Paddle's sum along an axis is less accurate on the CPU
         self._magnitudes.add_(paddle.matmul(paddle.ones([1, len(x_NI)]), x_NI.abs()))
         self.rows += len(x_NI)
 
     @property
     def hessian(self) -> np.ndarray:
-        """Return the mean of x^T x, float32 [I, I].
+        """Return the second moments of the inputs, the mean of x^T x, float32 [I, I].
 
         Raises:
-            ValueError: an input was not finite.
+            ValueError: an input is not finite.
         """
         mean = self._moments.numpy() / np.float32(max(self.rows, 1))
         if not np.isfinite(mean).all():
-            raise ValueError("inputs of the calibration rows are not finite; check the model and the rows")
+            raise ValueError("inputs from the calibration rows are not finite; check the model and the rows")
         return mean
 
     @property
     def magnitudes(self) -> np.ndarray:
-        """Return the mean of |x|, float32 [I]."""
+        """Return the mean magnitudes of the inputs, the mean of |x|, float32 [I]."""
         return self._magnitudes.numpy()[0] / np.float32(max(self.rows, 1))
 
     def derived(self, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once for all layers that read the inputs."""
+        """Return the result of `make`, computed once for all layers that share these statistics."""
         if self._derived is None:
             self._derived = make()
         return self._derived
 
     def divided(self, scales_I: np.ndarray) -> InputStatistics:
-        """Return the statistics of the inputs divided by positive scales [I]."""
+        """Return the statistics for inputs divided by positive scales [I]."""
         result, scale = InputStatistics(len(scales_I)), paddle.to_tensor(scales_I)
         result.rows = self.rows
         result._moments = self._moments / scale / scale.unsqueeze(1)
@@ -72,7 +72,7 @@ class InputStatistics:
 
 @contextmanager
 def record_inputs(layers: Mapping[str, nn.Layer]) -> Iterator[dict[str, InputStatistics]]:
-    """Record the inputs of linear layers within the block; layers that read one tensor share their statistics."""
+    """Record the inputs of linear layers within the block; layers with the same input tensor share statistics."""
     statistics: dict[str, InputStatistics] = {}
     last: list[Any] = [None, ""]
 

@@ -1,4 +1,4 @@
-"""Integers with a scale and a zero point for each group of inputs: rounding to nearest, and the packed weight.
+"""Integer formats with a scale and zero point per group of inputs: rounding to nearest, and packing.
 
     code = clip(round(w / scale) + zero, -2^(bits - 1), 2^(bits - 1) - 1)        w ~ (code - zero) scale
 
@@ -7,11 +7,11 @@
                    scale = (high - low) / (2^bits - 1)
                    zero = round(-low / scale) - 2^(bits - 1)
 
-A group without negative weights leaves its lowest code unused: GPTQ's files hold zero points minus 1, and programs
-disagree on how to read the result for the lowest one. Scales are rounded to their format in the file before a code is
-chosen. Arrays are NumPy's, in float32.
+A group without negative weights leaves its lowest code unused: GPTQ files store zero points minus 1, and programs
+disagree on how to read the lowest stored value. Scales are rounded to the file's dtype before codes are chosen. Arrays
+are NumPy arrays in float32.
 
-Shapes: O outputs, I inputs, G groups of a row, K inputs of a group.
+Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
 @dataclass(frozen=True, kw_only=True)
 class IntegerFormat:
-    """Format of the codes, scales and zero points of a weight.
+    """Format of a weight's codes, scales and zero points.
 
     Attributes:
         bits: 4 or 8.
-        group_size: inputs that share a scale; None: all inputs of a row.
+        group_size: number of inputs that share a scale; None: all inputs of a row.
         symmetric: whether all zero points are 0.
-        scale_dtype: format of the scales in the file.
+        scale_dtype: dtype of the scales in the file.
     """
 
     bits: int
@@ -43,14 +43,14 @@ class IntegerFormat:
 
     @property
     def algo(self) -> str:
-        """Name of the format of the codes."""
+        """Algo of the weight, such as weight_only_int4."""
         return f"weight_only_int{self.bits}"
 
     def group_of(self, inputs: int) -> int:
         """Return K, the number of inputs that share a scale, for rows of `inputs` weights.
 
         Raises:
-            ValueError: the group size does not divide the rows.
+            ValueError: the group size does not divide `inputs`.
         """
         group = self.group_size or inputs
         if inputs % group:
@@ -58,14 +58,14 @@ class IntegerFormat:
         return group
 
     def fit(self, values_OGK: np.ndarray, shrink: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return scales [O, G] and zero points [O, G] of groups of weights, both float32.
+        """Return the scales and zero points of groups of weights, float32 [O, G] each.
 
         Args:
             values_OGK: the weights.
-            shrink: factor of the range of each group; weights outside are clipped.
+            shrink: clipping factor of each group's range; weights outside the range are clipped.
 
         Raises:
-            ValueError: a scale is not finite in its format.
+            ValueError: a scale is not finite in `scale_dtype`.
         """
         least = -(1 << (self.bits - 1))
         if self.symmetric:
@@ -83,13 +83,13 @@ class IntegerFormat:
 
 
 def _rounded(scales: np.ndarray, dtype: str) -> np.ndarray:
-    """Return scales that `dtype` holds, as float32; groups of zeros, or below its smallest number, get 1."""
+    """Round scales to `dtype` and return them as float32; scales that become 0 are replaced by 1."""
     scales = scales.astype(np.float32)
     with np.errstate(over="ignore"):
         rounded = scales if dtype == "float32" else cast(cast(scales, "float32", dtype), dtype, "float32")
     if not np.isfinite(rounded).all():
         raise ValueError(
-            f"a weight has values that are not finite, or too large for scales in {dtype}; check the model, or choose "
+            f"a weight has values that are not finite or too large for scales in {dtype}; check the model, or choose "
             "another layout"
         )
     return np.where(rounded > 0, rounded, np.float32(1))
@@ -97,7 +97,7 @@ def _rounded(scales: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class IntegerWeight:
-    """Quantized weight in NumPy.
+    """Quantized weight as NumPy arrays.
 
     Attributes:
         codes: int8 [O, I].
@@ -110,12 +110,12 @@ class IntegerWeight:
     zeros: np.ndarray
 
     def dequantized(self) -> np.ndarray:
-        """Return the weight, float32 [O, I]."""
+        """Return the dequantized weight, float32 [O, I]."""
         codes_OGK = self.codes.reshape(*self.scales.shape, -1).astype(np.float32)
         return ((codes_OGK - self.zeros[..., None]) * self.scales[..., None]).reshape(self.codes.shape)
 
     def packed(self, integers: IntegerFormat) -> QuantizedWeight:
-        """Return codes and scales as the linear layer stores them."""
+        """Return the packed weight that a quantized linear layer uses."""
         out, inputs = self.codes.shape
         codes = self.codes.reshape(-1)
         if integers.bits == 4:
@@ -133,15 +133,15 @@ class IntegerWeight:
 def round_to_nearest(
     weight_OI: np.ndarray, integers: IntegerFormat, shrink_OG: float | np.ndarray = 1.0
 ) -> IntegerWeight:
-    """Quantize each weight on its own.
+    """Round each weight to the nearest value of the format.
 
     Args:
         weight_OI: the weight, float32.
         integers: format of the result.
-        shrink_OG: factor of the range of each group.
+        shrink_OG: clipping factor of each group's range.
 
     Raises:
-        ValueError: see `IntegerFormat`.
+        ValueError: as in `IntegerFormat`.
     """
     values_OGK = weight_OI.reshape(len(weight_OI), -1, integers.group_of(weight_OI.shape[1]))
     scales, zeros = integers.fit(values_OGK, shrink_OG)

@@ -1,11 +1,11 @@
 """Post-training quantization of one decoder layer.
 
     1. run the calibration batches through the layer in full precision, recording the inputs of its linear layers
-    2. AWQ: search the scales of each smoothing mapping, and move them into the producer
+    2. AWQ: search the scales of each smoothing mapping, and fold them into the producer
     3. quantize each matrix, and replace the linear layers
-    4. experts: the same in groups of experts, so that the statistics of few experts are in memory at a time
+    4. do the same for groups of experts, so that the statistics of only a few experts are in memory at once
 
-Shapes: G experts, P parts of an expert's matrix, O outputs, I inputs, F inner features.
+Shapes: G experts, P fused projections of an expert, O outputs, I inputs, F inner features.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGrouped
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 _STATISTICS_BYTES = 1 << 30
-"""Memory for the second moments of the inputs of a group of experts."""
+"""Memory limit for the second moments of a group of experts."""
 
 
 @paddle.no_grad()
@@ -48,18 +48,18 @@ def quantize_decoder_layer(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Replace the linear layers of a decoder layer by quantized ones, those of experts included.
+    """Replace the linear layers and experts of a decoder layer by quantized layers.
 
     Args:
         layer: the decoder layer.
-        names: name in the decoder layer of each layer to quantize -> its name in the model, for errors.
-        mappings: norms and linear layers that can take the scales of the linear layers that read them.
+        names: name within the decoder layer -> name in the model (for errors), for each layer to quantize.
+        mappings: AWQ's smoothing mappings of the decoder layer.
         run: runs the calibration batches through the layer.
         options: method and format.
-        errors: totals to which the errors of the matrices are added.
+        errors: totals to which the matrices' errors are added.
 
     Raises:
-        ValueError: see `quantize_matrix`.
+        ValueError: as in `quantize_matrix`.
     """
     linears: dict[str, Any] = {name: each for name in names if isinstance(each := layer_at(layer, name), Linear)}
     statistics: dict[str, InputStatistics] = {}
@@ -87,7 +87,7 @@ def quantize_decoder_layer(
 def _apply_smoothing(
     layer: nn.Layer, mapping: SmoothingMapping, statistics: dict[str, InputStatistics], options: PostTrainingOptions
 ) -> None:
-    """Search the scales of a mapping and move them; update the consumers' statistics for the scaled inputs."""
+    """Search and apply the scales of a mapping; update the consumers' statistics for the scaled inputs."""
     inputs = statistics[mapping.consumers[0]]
     consumers = [layer_at(layer, name) for name in mapping.consumers]
     channels = np.arange(consumers[0].in_features) if mapping.channel_of_input is None else mapping.channel_of_input
@@ -106,7 +106,7 @@ def _quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize layers of all experts: `gate_up_proj`, `down_proj` or both -> name in the model."""
+    """Quantize `gate_up_proj`, `down_proj` or both of all experts; `names` maps them to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
@@ -139,9 +139,9 @@ def _quantize_experts(
 def _scale_expert(
     matrices: dict[str, np.ndarray], inputs: InputStatistics, options: PostTrainingOptions
 ) -> InputStatistics:
-    """Move scales from the inputs of an expert's down to its up; return the statistics of the scaled inputs.
+    """Scale an expert's down_proj, and divide its up_proj by the scales; return the statistics of the scaled inputs.
 
-    Experts with biases have clamped gates, through which scales cannot move.
+    Not for clamped gates, because they are not linear in the output of up_proj.
     """
     down = matrices["down_proj"]
     inner = down.shape[1]

@@ -1,4 +1,4 @@
-"""Methods of post-training quantization, and the quantization of one matrix by each of them."""
+"""Options of post-training quantization, and quantization of one matrix with the chosen method."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class PostTrainingOptions:
         method: rtn (round to nearest), gptq or awq.
         integers: format of the weights.
         act_order: GPTQ: round the columns with the largest inputs first.
-        damping: GPTQ: share of the mean of the Hessian's diagonal that is added to it.
-        clips: AWQ: clip the range of each group.
+        damping: GPTQ: multiple of the mean of the Hessian's diagonal that is added to the diagonal.
+        clips: AWQ: search a clipping factor for each group's range.
         skipped: patterns of linear layers that stay in full precision.
     """
 
@@ -39,7 +39,7 @@ class PostTrainingOptions:
 
     @property
     def needs_rows(self) -> bool:
-        """True if the method reads calibration rows."""
+        """True if the method needs calibration rows."""
         return self.method != "rtn"
 
 
@@ -53,7 +53,7 @@ def prefix_errors(layer: str) -> Iterator[None]:
 
 
 class ErrorTotals:
-    """Squared errors of the outputs of all matrices, relative to the outputs, beside those of rounding to nearest."""
+    """Relative squared output errors of all matrices, for the chosen method and for rounding to nearest."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[float, float]] = []
@@ -61,7 +61,7 @@ class ErrorTotals:
     def add(
         self, weight_OI: np.ndarray, quantized_OI: np.ndarray, hessian_II: np.ndarray, options: IntegerFormat
     ) -> None:
-        """Add a matrix [O, I]; `hessian_II` is the mean of x^T x."""
+        """Add the errors of a matrix [O, I]; `hessian_II` is the mean of x^T x."""
         outputs = output_error(weight_OI, hessian_II)
         if outputs > 0:
             nearest = round_to_nearest(weight_OI, options).dequantized()
@@ -77,17 +77,17 @@ class ErrorTotals:
 def quantize_matrix(
     name: str, weight_OI: np.ndarray, inputs: InputStatistics | None, options: PostTrainingOptions, errors: ErrorTotals
 ) -> QuantizedWeight:
-    """Quantize a matrix; a method that reads inputs rounds a matrix without inputs to the nearest.
+    """Quantize a matrix; without input statistics, every method rounds to nearest.
 
     Args:
         name: name of the layer, for errors.
         weight_OI: the weight, float32.
-        inputs: statistics of its inputs; None if there are none.
+        inputs: statistics of the matrix's inputs; None if nothing was recorded.
         options: method and format.
-        errors: totals to which the error of the matrix is added.
+        errors: totals to which the matrix's error is added.
 
     Raises:
-        ValueError: see `IntegerFormat` and `gptq`.
+        ValueError: as in `IntegerFormat` and `gptq`.
     """
     integers = options.integers
     with prefix_errors(name):

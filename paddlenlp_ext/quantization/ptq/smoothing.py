@@ -1,9 +1,9 @@
-"""Move AWQ's smoothing scales between a layer and the linear layers that read its outputs.
+"""Move AWQ's smoothing scales from linear layers into the layer that computes their inputs.
 
     (producer(x) / s) (W diag(s))^T = producer(x) W^T
 
-The outputs of the model stay the same if a norm or linear layer is divided by s, and the linear layers that read its
-outputs, possibly after an elementwise product, are multiplied by s.
+The model's outputs do not change if a norm or linear layer (the producer) is divided by s, and the linear layers that
+read its outputs (the consumers), possibly after an elementwise product, are multiplied by s.
 
 Shapes: C channels of the producer, I inputs of a consumer.
 """
@@ -26,13 +26,12 @@ Producer = Linear | RMSNorm | LayerNorm
 
 @dataclass(frozen=True)
 class SmoothingMapping:
-    """Layer and all linear layers that read its outputs, by their names in a decoder layer.
+    """Producer and the linear layers that read its outputs, by their names within a decoder layer.
 
     Attributes:
         producer: name of a norm or linear layer.
         consumers: names of the linear layers.
-        channel_of_input: for each input of the consumers, the producer's channel that it reads, int [I]; None: input i
-            reads channel i.
+        channel_of_input: producer channel of each consumer input, int [I]; None: input i is channel i.
     """
 
     producer: str
@@ -42,7 +41,7 @@ class SmoothingMapping:
 
 @paddle.no_grad()
 def move_scales(producer: Producer, consumers: Sequence[Linear], scales_C: np.ndarray, channels: np.ndarray) -> None:
-    """Divide the producer's channels by the scales [C], and multiply the consumers' inputs by them."""
+    """Divide the producer's channels by the scales [C], and multiply the consumers' columns by them."""
     scale = paddle.to_tensor(scales_C)
     offset = producer.offset if isinstance(producer, RMSNorm) else 0.0
     weight = producer.weight.astype("float32")

@@ -56,5 +56,5 @@ def test_input_statistics_divided_are_those_of_the_divided_inputs():
 def test_input_statistics_of_inputs_that_are_not_finite_raise():
     statistics = InputStatistics(4)
     statistics.add(paddle.to_tensor(np.where(X[0, 0] == X, np.inf, X).astype(np.float32)))
-    with pytest.raises(ValueError, match="inputs of the calibration rows are not finite"):
+    with pytest.raises(ValueError, match="inputs from the calibration rows are not finite"):
         _ = statistics.hessian
