@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import paddle
@@ -75,3 +76,15 @@ def _by_backend(
         groups.setdefault((op.choose(tensor), tensor.dtype), []).append(tensor)
     for (backend, _), group in groups.items():
         yield backend, group
+
+
+def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
+    """Return the Euclidean norm of all gradients as one vector; 0 without gradients."""
+    return math.sqrt(sum_of_squares(gradients))
+
+
+@paddle.no_grad()
+def clip_gradients(gradients: list[paddle.Tensor], norm: float, max_norm: float) -> None:
+    """Scale gradients of norm `norm` down to `max_norm` in place; a `max_norm` of 0 or less disables clipping."""
+    if max_norm > 0.0 and norm > max_norm:
+        scale_(gradients, max_norm / norm)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import paddle
 
+from paddlenlp_ext.ops.gradient_clipping import global_norm
 from paddlenlp_ext.sharding_spec import Shard
-from paddlenlp_ext.trainer.optimizers.build_optimizer import global_norm
 
 
 class ProcessGroup(Protocol):

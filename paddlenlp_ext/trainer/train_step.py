@@ -28,14 +28,14 @@ from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
-from paddlenlp_ext.ops.gradient_clipping import scale_
+from paddlenlp_ext.ops.gradient_clipping import clip_gradients, scale_
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
-from paddlenlp_ext.trainer.optimizers.build_optimizer import clip_gradients, trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
 from paddlenlp_ext.trainer.stability.master_gradients import widen_gradients
 from paddlenlp_ext.trainer.trainer_state import StepReport

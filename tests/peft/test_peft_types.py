@@ -16,7 +16,7 @@ import pytest
 
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.adapters import tiny_model
 from tests.golden import DATA
 from tests.peft.methods import golden_checks as shared

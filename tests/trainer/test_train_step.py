@@ -14,7 +14,8 @@ from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.trainer import train_step
 from paddlenlp_ext.trainer.callbacks.callback import Callback
-from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer import Trainer

@@ -12,10 +12,11 @@ import paddle
 import pytest
 
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.ops.gradient_clipping import global_norm
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
-from paddlenlp_ext.trainer.optimizers.build_optimizer import global_norm, trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.train_step import NonFiniteError, autocast, micro_batch_seed
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import VOCABULARY, Rows, Tokenizer, assert_same_bits, make_config, make_model, weights

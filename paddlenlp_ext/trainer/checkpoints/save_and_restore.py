@@ -22,7 +22,7 @@ from paddlenlp_ext.checkpoint.training_state import load_training_state, save_tr
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.objectives.objective import Objective
-from paddlenlp_ext.trainer.optimizers.build_optimizer import updated_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import updated_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup

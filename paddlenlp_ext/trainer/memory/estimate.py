@@ -31,7 +31,7 @@ from paddlenlp_ext.trainer.memory.layer_activations import ActivationModel, Nume
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare
 from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, saved_inputs
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters, updated_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters, updated_parameters
 
 _PROCESS_BYTES = 370e6
 """Python, Paddle, the tokenizer and their libraries, before any tensor."""

@@ -39,7 +39,7 @@ from paddlenlp_ext.trainer.memory.layer_activations import (
     Numerics,
 )
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 
 
 @dataclass(frozen=True)

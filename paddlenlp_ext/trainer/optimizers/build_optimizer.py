@@ -1,109 +1,27 @@
-"""Optimizers and gradient clipping: AdamW with decoupled weight decay (arXiv:1711.05101), its variants, and Muon.
-
-Weight decay acts on matrices only. Vectors, which are norm weights and biases, are excluded, as is usual in the field;
-PaddleNLP decays them too, so its runs with `weight_decay` above 0 differ. An adapter method can exclude parameters
-(`allows_weight_decay`): IA3's scales are neutral at 1, not at 0.
-"""
+"""Build the optimizer that `optim` names: AdamW, AdamW with 8-bit moments, Adam-mini or Muon."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import paddle
 
-from paddlenlp_ext import paddle_compat
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.ops.adamw import AdamWUpdate, adamw_bf16_op, adamw_op
-from paddlenlp_ext.ops.adamw.updates import Bf16Update
 from paddlenlp_ext.ops.cpp.library import usable
-from paddlenlp_ext.ops.gradient_clipping import scale_, sum_of_squares
 from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
-from paddlenlp_ext.sharding_spec import Shard, full_shape, is_on_stage, is_updated_here, shard_of
+from paddlenlp_ext.sharding_spec import Shard, full_shape, shard_of
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
 from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
+from paddlenlp_ext.trainer.optimizers.fused_adamw import FusedAdamW
 from paddlenlp_ext.trainer.optimizers.muon import GatherShards, Muon, is_muon_matrix
 from paddlenlp_ext.trainer.optimizers.offload_state import OffloadedOptimizer, require_gpu
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
-
-
-class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW that updates all parameters in one call (ops/adamw, ops/adamw), for parameters in groups.
-
-    Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
-    other's checkpoint.
-
-    Attributes:
-        rounding: draws of stochastic rounding for bfloat16 parameters; None: they have fp32 copies.
-    """
-
-    rounding: StochasticRounding | None = None
-
-    @paddle.no_grad()
-    def step(self) -> None:
-        """Update every parameter that has a gradient; other parameters keep their state."""
-        updates = [update for group in paddle_compat.parameter_groups(self) for update in self._updates(group)]
-        constants = paddle_compat.adam_constants(self)
-        single = [update for update in updates if update.parameter.dtype == paddle.float32]
-        if single:
-            adamw_op.choose(single[0].parameter)(single, *constants)
-        half = [self._half_update(update) for update in updates if update.parameter.dtype != paddle.float32]
-        if half:
-            adamw_bf16_op.choose(half[0].update.parameter)(half, *constants)
-
-    def _updates(self, group: dict) -> Iterable[AdamWUpdate]:
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        paddle_compat.create_accumulators(self, parameters)
-        state, masters = paddle_compat.accumulators(self), paddle_compat.master_weights(self)
-        kinds = paddle_compat.adam_state_kinds(self)
-        rate, decay = self.get_lr(), group["weight_decay"]
-        for parameter in parameters:
-            scale = parameter.optimize_attr["learning_rate"]
-            key = masters.get(parameter.name, parameter).name
-            moment1, moment2, beta1_power, beta2_power = (state[kind][key] for kind in kinds)
-            yield AdamWUpdate(
-                parameter, parameter.grad, moment1, moment2, beta1_power, beta2_power, rate * scale, decay
-            )
-
-    def _half_update(self, update: AdamWUpdate) -> Bf16Update:
-        if self.rounding is not None:
-            return Bf16Update(update, position=self.rounding.position(update.parameter))
-        return Bf16Update(update, master=paddle_compat.master_weights(self)[update.parameter.name])
-
-
-def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters by structured name in the model's order; in a pipeline, those of this stage."""
-    named = model.named_parameters()
-    return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
-
-
-def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters that this process's optimizer updates; on a single process, all of them."""
-    return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
-
-
-def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Group the parameters updated here by weight decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio).
-
-    The `learning_rate` of a group is a multiplier of the run's learning rate, as in Paddle's optimizers.
-    """
-    groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
-    for name, parameter in updated_parameters(model).items():
-        key = (_decays(model, name, parameter), float(model.learning_rate_scale(name)))
-        groups.setdefault(key, []).append(parameter)
-    return [
-        {"params": members, "weight_decay": weight_decay if decays else 0.0, "learning_rate": scale}
-        for (decays, scale), members in groups.items()
-    ]
-
-
-def _decays(model: TrainableModel, name: str, parameter: paddle.Tensor) -> bool:
-    return parameter.ndim >= 2 and model.allows_weight_decay(name)
+from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups, trainable_parameters, updated_parameters
 
 
 def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int) -> StochasticRounding | None:
@@ -223,15 +141,3 @@ _BUILDERS: dict[str, Callable[[_Request], Any]] = {
     "adamw_8bit": _adamw_8bit,
     "muon": _muon,
 }
-
-
-def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
-    """Return the Euclidean norm of all gradients as one vector; 0 without gradients."""
-    return math.sqrt(sum_of_squares(gradients))
-
-
-@paddle.no_grad()
-def clip_gradients(gradients: list[paddle.Tensor], norm: float, max_norm: float) -> None:
-    """Scale gradients of norm `norm` down to `max_norm` in place; a `max_norm` of 0 or less disables clipping."""
-    if max_norm > 0.0 and norm > max_norm:
-        scale_(gradients, max_norm / norm)

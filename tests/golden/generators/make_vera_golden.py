@@ -30,7 +30,7 @@ def main() -> None:
             parameter.data += torch.from_numpy(0.1 * generator.standard_normal(parameter.shape).astype(np.float32))
         model.save_pretrained(folder)
         (folder / "README.md").unlink()
-        # Vectors only: no weight decay here (trainer/optimizers/build_optimizer.py).
+        # Vectors only: no weight decay here (trainer/optimizers/parameter_groups.py).
         golden = measure(model, spec["base"], weight_decay=0.0) | pair
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())

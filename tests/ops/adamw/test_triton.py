@@ -18,7 +18,9 @@ from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 from paddlenlp_ext.trainer.optimizers import adamw_8bit as optimizer_module
 from paddlenlp_ext.trainer.optimizers import build_optimizer as trainer_optimizer
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
-from paddlenlp_ext.trainer.optimizers.build_optimizer import FusedAdamW, build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
+from paddlenlp_ext.trainer.optimizers.fused_adamw import FusedAdamW
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.arrays import normal
 from tests.ops.adamw import test_adamw as fp32
 from tests.ops.adamw import test_adamw_bf16 as bf16

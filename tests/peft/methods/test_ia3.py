@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.methods.ia3 import IA3Config
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
-from paddlenlp_ext.trainer.optimizers.build_optimizer import parameter_groups
+from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups
 from tests.common.adapters import logits_of, tiny_model, train
 
 

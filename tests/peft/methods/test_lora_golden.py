@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.golden import DATA
 from tests.golden.cases.peft_cases import CASES, EPSILON, LEARNING_RATE, STEPS, WEIGHT_DECAY
 from tests.peft.methods import golden_checks as shared

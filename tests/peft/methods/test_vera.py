@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import TorchUniform, VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.save_as_lora import save_as_lora
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.adapters import logits_of, loss_of, same_bits, tiny_model, train
 from tests.golden import DATA
 from tests.golden.cases.vera_cases import CASES

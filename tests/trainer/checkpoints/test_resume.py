@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.train_step import OptimizerStep

@@ -25,8 +25,9 @@ from paddlenlp_ext.quantization.quantize_model import packed_size, quantize_line
 from paddlenlp_ext.trainer.memory import estimate as estimate_module
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
-from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.models import TINY_LLAMA
 from tests.common.training import VOCABULARY, make_config, make_model
 
@@ -210,7 +211,7 @@ model.train()
 from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.trainer.forward_backward import loss_sum
-from paddlenlp_ext.trainer.optimizers.build_optimizer import FusedAdamW
+from paddlenlp_ext.trainer.optimizers.fused_adamw import FusedAdamW
 trained = [p for p in model.parameters() if not p.stop_gradient]
 optimizer = FusedAdamW(parameters=[{"params": trained, "weight_decay": 0.0}])
 ids = np.random.default_rng(0).integers(1, shape["vocab_size"], tokens + 1).astype(np.int32)

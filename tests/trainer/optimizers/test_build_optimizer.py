@@ -12,14 +12,10 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.trainer.optimizers.build_optimizer import (
-    build_optimizer,
-    clip_gradients,
-    global_norm,
-    parameter_groups,
-    trainable_parameters,
-)
+from paddlenlp_ext.ops.gradient_clipping import clip_gradients, global_norm
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups, trainable_parameters
 
 BETA1, BETA2, EPSILON, DECAY = 0.9, 0.99, 1e-8, 0.1
 

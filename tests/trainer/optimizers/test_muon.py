@@ -15,9 +15,10 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Shard, set_placement
-from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.muon import is_muon_matrix, moment_bytes, orthogonalize
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.adapters import default_config, tiny_model
 from tests.common.models import TINY_LLAMA
 from tests.trainer.optimizers.toy import (

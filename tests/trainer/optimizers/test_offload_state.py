@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
-from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.offload_state import OffloadedOptimizer
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 

@@ -7,7 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.sharding_spec import Shard, full_shape, set_placement, shard_of
-from paddlenlp_ext.trainer.optimizers.build_optimizer import FusedAdamW
+from paddlenlp_ext.trainer.optimizers.fused_adamw import FusedAdamW
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
 
 

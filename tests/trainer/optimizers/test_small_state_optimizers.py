@@ -14,8 +14,9 @@ from paddlenlp_ext.ops.adamw import reference as adamw_reference
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 from paddlenlp_ext.trainer.optimizers.adamw_mini import num_blocks
-from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, trainable_parameters
+from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.golden import DATA
 from tests.trainer.optimizers.toy import (
     BETA1,

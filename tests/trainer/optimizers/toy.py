@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.trainer.optimizers.build_optimizer import trainable_parameters
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 
 BETA1, BETA2, EPSILON, DECAY, RATE = 0.9, 0.99, 1e-8, 0.1, 1e-2
 HEAD_DIM = 4
