@@ -1,16 +1,16 @@
 """Collate the packs of a micro-batch into the arrays of one batch.
 
-A row of L tokens is a document of L - 1 positions: position t holds token t and its label is token t + 1. Labels are
-shifted here, once; the model and the loss never shift. Documents are concatenated without padding. Two rows, of four
-and three tokens (`*` marks target tokens), become
+A row of L tokens is a document of L - 1 positions: position t holds token t, and its label is token t + 1. Labels are
+shifted only here, not in the model or the loss. Documents are concatenated without padding. Two rows of four and three
+tokens (`*` marks target tokens) become
 
     row 0: a b c* d*          row 1: x y* z
 
     input_ids          a   b   c | x   y
     labels             -   c   d | y   -         - is -100: the position does not count in the loss
-    position_ids       0   1   2 | 0   1         counted from 0 in each document
+    position_ids       0   1   2 | 0   1         start at 0 in each document
     document_lengths   3         | 2
-    attention          1         |               causal, within the position's own document
+    attention          1         |               causal within a document
                        1   1     |
                        1   1   1 |
                        ----------+------
@@ -19,7 +19,7 @@ and three tokens (`*` marks target tokens), become
 
 The mask is never stored: attention receives `document_lengths`.
 
-Shapes: B batch, S positions of a batch row, L tokens of a row.
+Shapes: B batch size, S positions of a batch row, L tokens of a row.
 """
 
 from __future__ import annotations
@@ -43,20 +43,18 @@ RowT = TypeVar("RowT", bound=EncodedRow)
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Arrays of one micro-batch.
+    """Arrays of a micro-batch.
 
     Attributes:
         input_ids: int64 [B, S].
         labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
-        position_ids: int64 [B, S], counted from zero in every document; with PoSE (pose.py), they skip some positions.
-        document_lengths: the lengths of the documents of each batch row; they sum to S, and trailing padding is one
-            more document.
+        position_ids: int64 [B, S], from zero in every document; PoSE (pose.py) skips some positions.
+        document_lengths: document lengths of each batch row, with sum S; trailing padding is the last document.
         row_indices: dataset rows of the batch, in order.
-        num_tokens: positions that hold a token of the data; B x S minus padding.
-        document_parents: for each document of a batch row, the index in that row of the document that it continues
-            and whose positions it attends to as well; None: it continues no document. None in place of all rows: no
-            document of the batch continues another.
-        padding: positions of padding at the end of each batch row.
+        num_tokens: number of positions without padding.
+        document_parents: for each document of a batch row, the index of the document that it continues and attends to,
+            or None. None instead of the tuples: no document of the batch continues another document.
+        padding: number of padding positions at the end of each batch row.
     """
 
     input_ids: np.ndarray
@@ -70,13 +68,13 @@ class PackedBatch:
 
     @property
     def token_mask(self) -> np.ndarray:
-        """Mask of the positions that hold a token of the data, bool [B, S]."""
+        """Mask of the positions without padding, bool [B, S]."""
         ends_B1 = self.input_ids.shape[1] - np.array(self.padding or (0,))[:, None]
         return np.arange(self.input_ids.shape[1]) < np.broadcast_to(ends_B1, (len(self.input_ids), 1))
 
     @property
     def num_positions(self) -> int:
-        """Number of positions, padding included: B x S."""
+        """Number of positions with padding: B x S."""
         return int(self.input_ids.size)
 
     @property
@@ -86,7 +84,7 @@ class PackedBatch:
 
     @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Number of positions of each document's prompt, everything before its last answer; 0 in padding.
+        """Number of prompt positions of each document, before its last answer; 0 for padding.
 
         As in generation, the prompt ends with the position that predicts the first token of the answer.
         """
@@ -112,13 +110,13 @@ def collate(
     """Concatenate the rows of a micro-batch.
 
     Args:
-        packs: the micro-batch; each pack is a list of rows.
-        pad_to_multiple_of: make S a multiple of this, by one document of padding at the end.
-        pad_to_length: give each pack a batch row of this many positions (B = number of packs). None: the batch is
-            one row that holds all documents (B = 1).
-        pad_token_id: token at padding positions, which never count in the loss.
-        positions: function from a row to its positions, int64 [L - 1]; a document that continues another one reads them
-            from its first position on.
+        packs: packs of the micro-batch, as lists of rows.
+        pad_to_multiple_of: pad S to a multiple of this number, with one document of padding at the end.
+        pad_to_length: pad each pack to a batch row of this length (B = number of packs). None: one batch row holds all
+            documents (B = 1).
+        pad_token_id: token at padding positions; they do not count in the loss.
+        positions: function from a row to its position ids, int64 [L - 1]; a document reads them from its
+            `first_position` on.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -132,7 +130,7 @@ def collate(
 
 
 def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) -> list[list[RowT]]:
-    """Return the rows of each batch row: of one pack if packs are padded to a length, else of all packs."""
+    """Return the rows of each batch row: one pack if packs are padded to a length, else all packs."""
     if pad_to_length is None:
         return [list(itertools.chain.from_iterable(packs))]
     return [list(pack) for pack in packs]
@@ -194,25 +192,25 @@ def _fill(
 
 
 class Collate(Protocol):
-    """Function from a micro-batch to its batch."""
+    """Interface of the function that collates a micro-batch."""
 
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
-        """Collate packs of row indices; in training, the epoch determines random positions (pose.py)."""
+        """Collate packs of row indices; `epoch` selects the random positions of PoSE in training."""
         ...
 
 
 def build_collate(
     rows: TrainingRows, data: DataConfig, pad_token_id: int, vocab_size: int, skips: PositionSkips | None = None
 ) -> Collate:
-    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
+    """Return a function that collates packs of row indices with the configured padding.
 
     Args:
         rows: the dataset.
         data: `config.data` of a run.
         pad_token_id: token at padding positions.
-        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id,
-            for which a sharded embedding would return zeros without an error.
-        skips: random positions of the rows in training; None: consecutive positions.
+        vocab_size: vocabulary size of the model. The returned function raises ValueError for token ids beyond it; a
+            sharded embedding would return zeros for them without an error.
+        skips: random positions of training rows (PoSE); None: consecutive positions.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
@@ -231,10 +229,10 @@ def build_collate(
 
 
 def check_tokens(rows: TrainingRows, packs: Sequence[Sequence[EncodedRow]], vocab_size: int) -> None:
-    """Check that the model's vocabulary has all tokens of a micro-batch.
+    """Check that the vocabulary of the model has all tokens of a micro-batch.
 
     Raises:
-        ValueError: it lacks a token; the message names the row's file and line.
+        ValueError: a token id is outside the vocabulary; the message names file and line of the row.
     """
     for row in itertools.chain.from_iterable(packs):
         if (largest := int(row.tokens.max())) >= vocab_size:

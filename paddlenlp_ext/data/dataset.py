@@ -34,8 +34,8 @@ class TokenizedDataset:
     """Tokenized rows of one split, mapped from disk; an item is an `EncodedRow`.
 
     Attributes:
-        lengths: int64 [rows], number of positions of each row in a batch (its number of tokens minus one).
-        stats: numbers of rows and tokens.
+        lengths: int64 [rows], positions that each row takes in a batch: its number of tokens minus one.
+        stats: counts of rows and tokens.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class TokenizedDataset:
         return self._readers[file].name, int(line)
 
     def head(self, count: int) -> list[EncodedRow]:
-        """Return the first rows, at most `count`."""
+        """Return at most `count` rows from the start."""
         return [self[index] for index in range(min(count, len(self)))]
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """Yield (prompt ids, reference answer, question) of the last target of every row, to evaluate by generation.
+        """Yield (prompt ids, reference answer, question) for the last target answer of every row.
 
-        The ids are the tokens of the row before its last target answer. The texts are read from the data files again.
+        The prompt ids are the tokens before that answer. The texts are read from the data files again.
 
         Raises:
             ValueError: the dataset is plain text, without answers, or a row has an empty prompt.
@@ -94,12 +94,12 @@ class TokenizedDataset:
         assert index == len(self), f"{len(self) - index} rows are no longer in the data files"
 
     def _is_at(self, index: int, location: Location) -> bool:
-        """Return whether an example is of the row at a location."""
+        """Return whether an example comes from the row at a location."""
         file, line, column = self._arrays.locations[index]
         return (location.file, location.line, location.column) == (self._readers[file].name, line, column)
 
     def _answer(self, row: SourceRow, number: int) -> tuple[str, str]:
-        """Return an answer of a row, as the model is to write it, and the question before it."""
+        """Return an answer in the form that the model should generate, and the question before it."""
         conversation = parse_row(row.value)
         position = [index for index, message in enumerate(conversation.messages) if message.is_answer][number]
         answer, text = conversation.messages[position], conversation.messages[position].content
@@ -123,11 +123,11 @@ def load_dataset(
     Args:
         dataset_name_or_path: a folder with `train.json` and `dev.json`, a data file, a built-in name, a hub id, rows as
             a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
-        split: "train" or "dev"; a file and rows in memory are the split that is named.
+        split: "train" or "dev"; it only names the split if the dataset is a file or rows in memory.
         tokenizer: a Hugging Face tokenizer, such as `AutoTokenizer` returns.
-        template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
+        template: chat template, if already loaded; None loads the configured one.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
-        keys: further data keys of a run, such as `max_length` or `chat_template`; none with `config.data`.
+        keys: data keys of a run, such as `max_length` or `chat_template`; not allowed with `config.data`.
 
     Raises:
         ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
@@ -154,7 +154,7 @@ def load_split(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
 ) -> TokenizedDataset:
-    """Tokenize the rows of some readers, or map their tokens from the cache; see `load_dataset`."""
+    """Tokenize the rows of a list of readers, or map their tokens from the cache; see `load_dataset`."""
     template = choose_template(config, tokenizer, template)
     encoder = RowEncoder.from_config(config, template, readers)
     key = cache_key(

@@ -1,7 +1,7 @@
 """Mix several datasets by weights (`train_dataset_prob`).
 
-The k-th row of a source with weight w has the time (k + 1/2) / w, and rows are read in the order of their times. After
-any number of rows, each source has its share to within one row. A source that ends starts over, shuffled anew.
+The k-th row of a source with weight w gets the time (k + 1/2) / w, and rows are read in the order of these times. After
+any number of rows, the share of each source is exact to within one row. A source that ends starts over in a new order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
-    """Return the weights in `train_dataset_prob`, which sum to 1.
+    """Parse `train_dataset_prob`, and return the weights scaled to a sum of 1.
 
     Raises:
-        ValueError: there are not as many weights as datasets, or one is not a number above 0.
+        ValueError: the number of weights is not the number of datasets, or a weight is not a number above 0.
     """
     try:
         weights = [float(part) for part in written.split(",")]
@@ -38,7 +38,7 @@ def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
 
 
 def next_source(drawn: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the source of the next row.
+    """Return the index of the source that provides the next row.
 
     Args:
         drawn: number of rows read from each source.
@@ -48,10 +48,10 @@ def next_source(drawn: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows from number `first` on, in the order that `next_source` gives.
+    """Return the sources of `count` rows, starting at row `first`, in the order of `next_source`.
 
     Returns:
-        The source of each row, int [count], and the number of rows of this source before it, int [count].
+        The source of each row, int [count], and the number of earlier rows from this source, int [count].
     """
     end = first + count
     numbers = [np.arange(math.ceil(end * weight) + 1) for weight in weights]
@@ -62,7 +62,7 @@ def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarr
 
 
 class MixedDataset:
-    """Rows of several datasets; their indices follow each other.
+    """Concatenation of several datasets, whose rows are mixed by weights.
 
     An epoch ends when every row of every dataset has been read at least once.
 
@@ -72,8 +72,8 @@ class MixedDataset:
         weights: share of each dataset in the rows that are read; they sum to 1.
 
     Attributes:
-        lengths: int64 [rows], number of positions of each row in a batch.
-        stats: numbers of rows and tokens of all datasets.
+        lengths: int64 [rows], positions that each row takes in a batch.
+        stats: counts of rows and tokens over all datasets.
         rows_per_epoch: number of rows that are read in an epoch.
     """
 
@@ -102,13 +102,13 @@ class MixedDataset:
         return self._parts[part].source(row)
 
     def head(self, count: int) -> list[EncodedRow]:
-        """Return the first rows, at most `count`."""
+        """Return at most `count` rows from the start."""
         return [self[index] for index in range(min(count, len(self)))]
 
     def epoch_rows(self, epoch: int, seed: int) -> np.ndarray:
         """Return the rows of an epoch in reading order, int64 [rows_per_epoch].
 
-        Each dataset is read to its end before one of its rows is read again, also from one epoch to the next.
+        All rows of a dataset are read before one is read again, across epochs too.
         """
         sources, numbers = schedule(self.weights, epoch * self.rows_per_epoch, self.rows_per_epoch)
         rows = np.empty(self.rows_per_epoch, dtype=np.int64)

@@ -1,30 +1,29 @@
-"""Plan the order of rows, the rows of each pack, and the packs of each optimizer step.
+"""Plan the order of rows, pack them, and group packs of similar cost into optimizer steps.
 
-A plan is a pure function of (lengths, settings, seed, epoch): nothing has to be saved to resume a run.
+A plan is a pure function of (lengths, settings, seed, epoch), so resuming a run needs no saved order.
 
     rows of an epoch, shuffled    5 4 2 9 1 10           lengths; capacity 10
     in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
     greedy                        [9 1] [10] [5 4] [2]   rows are chosen within a group of the stream to fill packs
 
-A pack of two rows, with 5 and 4 positions, is collated into (see `collate` for labels and mask):
+`collate` turns a pack of two rows with 5 and 4 positions into
 
     position_ids       0 1 2 3 4 | 0 1 2 3
     document_lengths   5         | 4               no attention across the bar
 
-Greedy packing: best-fit decreasing wastes the space that the shortest row cannot fill; if no row is shorter than 60
+Greedy packing: best-fit decreasing wastes space that is smaller than the shortest row; if no row is shorter than 60
 tokens, each pack may lose up to 59 positions. Here a pack takes rows until one or two waiting rows fill the remaining
-room to the last position. With hundreds of rows to choose from, such rows nearly always exist.
+space exactly. Among hundreds of waiting rows, such rows nearly always exist.
 
-The available lengths are the bits of one large integer (bit n: a row of length n is waiting), and of its mirror image.
-Finding the longest row that fits, or all pairs with a given sum, takes a handful of word operations: a million rows
-take about a second in plain Python. docs/data.md compares the fraction of filled positions with an upper bound: the
-loss is below 0.1 % for instructions of many lengths, at most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows all
-have about the same length.
+The waiting lengths are bits of a large integer (bit n is set while a row of length n waits) and of its mirror image.
+Finding the longest row that fits, or all pairs with a given sum, takes a few integer operations: packing a million rows
+takes about a second in plain Python. docs/data.md compares the fraction of filled positions with an upper bound. The
+loss is below 0.1 % for instructions of many lengths, at most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have
+similar lengths.
 
-Load balancing: attention over a pack costs the sum of its rows' squared lengths, which varies widely between equally
-full packs (one long row, or twenty short ones). In an optimizer step all devices wait for the slowest, so packs of
-similar cost are grouped into steps. The number of devices matters only when the micro-batches of a step are assigned to
-them: a step reads the same rows on one device and on many.
+Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. It varies widely between
+equally full packs (one long row, or twenty short rows). In an optimizer step all devices wait for the slowest one, so
+packs of similar cost are grouped into steps. A step has the same rows on one device and on many.
 """
 
 from __future__ import annotations
@@ -37,31 +36,32 @@ Pack = list[int]
 """Indices of the rows of a pack."""
 PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
-"""Rows of the stream that greedy packing reorders together."""
+"""Number of consecutive rows that greedy packing reorders together."""
 CARRIED_ROWS = 1024
-"""Rows of a group that are carried over to the next group, so that enough rows remain to choose from."""
+"""Number of unpacked rows that move to the next group, so that enough rows remain to choose from."""
 CLOSE_WITHIN = 3.0
-"""Try to close a pack when its remaining room is at most this many mean lengths."""
+"""Try to fill a pack exactly once its remaining space is at most this many mean row lengths."""
 CLOSE_WASTE = 2
 """Positions that a closed pack may leave empty."""
 STEPS_PER_BLOCK = 16
-"""Optimizer steps whose packs are sorted together; blocks stay in the order of the stream."""
+"""Number of optimizer steps whose packs are sorted together by cost."""
 
 
 class PackingPlan:
-    """Plan the packs and micro-batches of every epoch.
+    """Plan of the packs and micro-batches of every epoch.
 
     Args:
-        lengths: int [rows], positions of every row (`TokenizedDataset.lengths`).
-        batch_size: packs in a micro-batch; the last one of an epoch may hold fewer.
-        packing: "none" (a pack is a row), "in_order" (the first row that does not fit closes the pack; rows stay in the
-            order of the stream) or "greedy" (rows are chosen within a group of the stream to fill packs).
+        lengths: int [rows], number of positions of every row (`TokenizedDataset.lengths`).
+        batch_size: packs in a micro-batch; the last micro-batch of an epoch may hold fewer.
+        packing: "none" (a pack is a row), "in_order" (rows stay in order; the first row that does not fit closes the
+            pack) or "greedy" (rows of a group are chosen to fill packs).
         capacity: positions of a pack; required for packing.
-        seed: determines the order, together with the number of the epoch.
-        shuffle: False preserves the order of the file, for evaluation.
-        order: function from an epoch to its rows in reading order, which may repeat; None: every row once, shuffled.
-        packs_per_step: packs of an optimizer step, on all devices; greedy packing gives a step packs of similar cost.
-        lead: packs before the first complete step; they complete a step that began earlier.
+        seed: seed of the order; the epoch number changes the order too.
+        shuffle: False keeps the order of the files, for evaluation.
+        order: function from an epoch to its row indices in reading order, in which rows may repeat; None: every row
+            once, shuffled.
+        packs_per_step: packs of an optimizer step over all devices; greedy packing groups packs of similar cost.
+        lead: number of packs at the start that complete the step of an earlier window.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PackingPlan:
         return [order[pack].tolist() for pack in self._packed_positions(self.lengths[order], epoch)]
 
     def _packed_positions(self, lengths: np.ndarray, epoch: int) -> list[Pack]:
-        """Return the packs of an epoch by position in its order; `lengths` are those of the rows in this order."""
+        """Return the packs of an epoch as positions in its row order; `lengths` has the row lengths in this order."""
         positions = np.arange(len(lengths))
         if self.packing == "none":
             return [[position] for position in positions.tolist()]
@@ -120,7 +120,7 @@ class PackingPlan:
         return leading + [packs[index] for index in even]
 
     def fill(self, epoch: int) -> float:
-        """Return the fraction of positions that hold a token if every pack has `capacity` positions."""
+        """Return the fraction of filled positions in packs of `capacity` positions."""
         assert self.capacity is not None, "fill needs a capacity"
         num_packs = len(self.packs(epoch))
         return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
@@ -137,7 +137,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Successive permutations from one seed; raw generator bits and a stable sort do not depend on NumPy's version."""
+    """Generator of permutations from a seed; raw bits and a stable sort make them independent of NumPy's version."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -150,7 +150,7 @@ class _Permutations:
 
 
 def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list[Pack]:
-    """Pack rows by next-fit: they stay in the given order, and the first row that does not fit closes a pack."""
+    """Pack rows by next-fit: rows stay in order, and the first row that does not fit closes a pack."""
     packs: list[Pack] = []
     room = 0
     for row, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
@@ -163,7 +163,7 @@ def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list
 
 
 class _LengthIndex:
-    """Waiting rows by length; rows of equal length are taken in the order of the stream."""
+    """Index of waiting rows by length; rows of equal length are taken in reading order."""
 
     def __init__(self, rows: list[int], lengths: list[int], capacity: int) -> None:
         self.capacity = capacity
@@ -189,12 +189,12 @@ class _LengthIndex:
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:
-        """Return the greatest waiting length that fits, or 0 if none does."""
+        """Return the greatest waiting length that fits into `room` positions, or 0."""
         fitting = self._present & ((1 << (room + 1)) - 1)
         return max(fitting.bit_length() - 1, 0)
 
     def pair_filling(self, room: int) -> int:
-        """Return the longer length of two waiting rows that together fill `room`, or 0 if there are none."""
+        """Return the greater length of two waiting rows that together fill `room` positions, or 0 without such rows."""
         # Bit n of the shifted mirror image: a row of length room - n is waiting.
         pairs = self._present & (self._mirrored >> (self.capacity - room))
         half = room >> 1
@@ -208,12 +208,12 @@ class _LengthIndex:
 
 
 def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
-    """Yield the packs of each group of the stream.
+    """Yield the packs of each group of rows.
 
     Args:
-        order: int [rows], the stream of row numbers.
-        lengths: positions of every row, indexed by row number; none above `capacity`.
-        capacity: positions of a pack.
+        order: int [rows], row indices in reading order.
+        lengths: number of positions by row index, at most `capacity`.
+        capacity: number of positions of a pack.
     """
     length_of = lengths.tolist()
     stream = order.tolist()
@@ -231,8 +231,8 @@ def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iter
 def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
     """Pack rows until at most `num_left` of them remain.
 
-    Each pack begins with the next row of the stream, so the rows of a pack are as random as the stream. The last
-    `CARRIED_ROWS` rows of a dataset are packed longest first instead, as short rows are easier to place at the end.
+    Each pack starts with the next waiting row in reading order, so packs are as random as this order. The last
+    `CARRIED_ROWS` rows of a dataset are packed longest first, because short rows are easier to place at the end.
     """
     waiting = _LengthIndex(rows, lengths, capacity)
     close_room = int(CLOSE_WITHIN * sum(lengths[row] for row in rows) / len(rows))
@@ -264,7 +264,7 @@ def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
 
 
 def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
-    """Return one or two rows that fill the room with at most `CLOSE_WASTE` positions to spare, or none."""
+    """Return one or two rows that leave at most `CLOSE_WASTE` of `room` positions empty, or an empty list."""
     for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]
@@ -275,21 +275,21 @@ def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
 
 
 def attention_cost(lengths: Sequence[int] | np.ndarray) -> int:
-    """Return the cost of attention over documents of these lengths, up to a factor: the sum of their squares."""
+    """Return the attention cost of documents up to a constant factor: the sum of their squared lengths."""
     return int(np.square(np.asarray(lengths, dtype=np.int64)).sum())
 
 
 def sort_into_even_steps(
     costs: Sequence[int], packs_per_step: int, permutation: Callable[[int], np.ndarray]
 ) -> list[int]:
-    """Reorder packs so that the packs of each optimizer step cost about the same.
+    """Reorder packs so that the packs of an optimizer step have similar attention costs.
 
     Each block of `STEPS_PER_BLOCK` steps is sorted by cost and divided into steps, which are shuffled. Packs that do
     not fill a step stay at the end.
 
     Args:
-        costs: cost of each pack, in the order of the stream.
-        packs_per_step: packs of an optimizer step, on all devices.
+        costs: attention cost of each pack, in reading order.
+        packs_per_step: packs of an optimizer step over all devices.
         permutation: function from a number n to a random permutation of range(n).
 
     Returns:
@@ -310,10 +310,10 @@ def sort_into_even_steps(
 def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Assign the micro-batches of a step to ranks, the most expensive first, each to the least loaded rank.
 
-    Longest processing time first (Graham 1969). The numbers of micro-batches of any two ranks differ by at most one.
+    Longest processing time first (Graham 1969). Micro-batch counts of any two ranks differ by at most one.
 
     Args:
-        costs: cost of each micro-batch.
+        costs: attention cost of each micro-batch.
         num_ranks: number of ranks.
 
     Returns:

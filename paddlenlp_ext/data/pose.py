@@ -1,12 +1,12 @@
 """Positional skip-wise training (PoSE, Zhu et al. 2023, arXiv:2309.10400).
 
-The tokens of a row are split into two chunks, and the positions of the second one are raised by a random skip. Rows of
-the trained length thereby show the model positions of a longer context. Six tokens in a context of 20:
+Each row is split into two chunks, and a random skip is added to the positions of the second chunk. So rows of the
+training length show the model positions of a longer context. Example with six tokens in a context of 20:
 
     tokens          a  b  c  d  e  f
     position_ids    0  1  9 10 11 12         boundary 2, skip 7
 
-Tokens, labels and visibility do not change.
+Tokens, labels and attention mask do not change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 
 @dataclass(frozen=True)
 class PositionSkips:
-    """Random positions of rows; a pure function of the seed, the epoch and the row.
+    """Random positions of rows, as a pure function of seed, epoch and row.
 
     Attributes:
         context: number of positions to spread rows over.
@@ -34,8 +34,8 @@ class PositionSkips:
     def positions(self, epoch: int, row: int, length: int) -> np.ndarray:
         """Return the positions of a row, int64 [length], increasing and below the context.
 
-        The boundary is uniform in 1 ... length - 1, and the skip uniform in 0 ... context - length. A row of one token,
-        or one that is as long as the context, keeps its positions.
+        The boundary is uniform in 1 ... length - 1, and the skip is uniform in 0 ... context - length. Positions do not
+        change in a row of one token or of the full context length.
 
         Args:
             epoch: number of the epoch.
@@ -55,14 +55,14 @@ class PositionSkips:
 
 
 def position_skips(config: RunConfig, context: int) -> PositionSkips | None:
-    """Return the random positions of a run's training rows; None without PoSE.
+    """Return the random positions for the training rows of a run, or None without PoSE.
 
     Args:
         config: the run's configuration.
-        context: the model's context.
+        context: context length of the model.
 
     Raises:
-        ValueError: the context is not longer than the rows may be.
+        ValueError: the context is not longer than `max_length`.
     """
     if not config.data.use_pose_convert:
         return None

@@ -1,4 +1,4 @@
-"""Read rows for prediction: they have the formats of training, except that the last answer is optional."""
+"""Read rows for prediction, in the formats of training rows; the last answer is optional."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from paddlenlp_ext.data.rows.source_row import InvalidRow, location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate
 
 ItemT = TypeVar("ItemT")
-_STAND_IN = "?"  # replaces the missing answer of a row, so that `parse_row` accepts the row
+_STAND_IN = "?"  # placeholder for a missing answer, so that `parse_row` accepts the row
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt of a row: its messages up to the last question, and its reference answer.
+    """Prompt of a row: the messages before the answer to generate, and the reference answer.
 
     Attributes:
-        conversation: the messages, of which the last is a question or the result of a tool; with the row's tools and
-            template variables.
-        reference: text of the row's answer, or None.
+        conversation: messages that end with a question or a tool result, with the tools and template variables.
+        reference: text of the last answer in the row, or None.
     """
 
     conversation: Conversation
     reference: str | None
 
     def with_system(self, text: str) -> Prompt:
-        """Return the prompt with a system prompt, unless it has one."""
+        """Return the prompt with a system prompt; an existing system prompt stays."""
         if self.conversation.system is not None:
             return self
         return replace(self, conversation=self.conversation.with_system(text))
@@ -48,19 +47,19 @@ class Prompt:
 
     @property
     def src(self) -> str | list[str]:
-        """Questions as the "src" of a row: a string, or a list if there are several turns."""
+        """Value of "src" in the output: the question as a string, or a list with the questions of several turns."""
         questions = [message.content for message in self.conversation.messages if message.role == USER]
         return questions if len(questions) > 1 else (questions or [self.text])[0]
 
     @property
     def tgt(self) -> str | list[str]:
-        """Answers as the "tgt" of a row; a missing last answer is empty."""
+        """Value of "tgt" in the output: the answers, with an empty string for a missing last answer."""
         answers = [message.content for message in self.conversation.answers] + [self.reference or ""]
         return answers if isinstance(self.src, list) else answers[-1]
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
-    """Return the prompt of every row of a file of JSON lines, or of one JSON array in a .json file.
+    """Return the prompt of every row in a file of JSON lines, or in the array of a .json file.
 
     Raises:
         ValueError: as for `parse_file`.
@@ -69,16 +68,16 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
 
 
 def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_rows: int | None = None) -> list[ItemT]:
-    """Return the result of `parse` for the JSON value of every row of a file.
+    """Apply `parse` to the JSON value of every row of a file, and return the results.
 
     Args:
         path: file in any format of rows.
-        parse: function from the value of a row to its item; it raises `InvalidRowError` for an invalid row.
+        parse: function from the value of a row to its result; it raises `InvalidRowError` for an invalid row.
         max_rows: number of rows to read; None: all.
 
     Raises:
-        ValueError: the file does not exist, holds no rows, or holds invalid rows; the message lists the first few and
-            their number.
+        ValueError: the file does not exist, has no rows, or has invalid rows; the message counts the invalid rows and
+            lists the first few.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -104,9 +103,9 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """Return the prompt of a row in any known format, with or without its last answer.
+    """Return the prompt of a row in any known format, with or without a last answer.
 
-    Loss weights and ratings of answers have no effect.
+    Loss weights and ratings are ignored.
 
     Raises:
         InvalidRowError: the row is invalid, as for `formats.parse_row`.
@@ -124,7 +123,7 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a row with a stand-in for its missing last answer; None if the row has one or its format is unknown."""
+    """Return a row with a placeholder for its missing last answer; None if the answer exists or no format matches."""
     if "src" in row:
         return _complete_target(row)
     for questions, answer_key in (
@@ -166,12 +165,12 @@ def _is_given(answer: Any) -> bool:
 
 
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
-    """Return prompt ids of at most `max_tokens`, and True if the prompt had to be truncated.
+    """Return at most `max_tokens` prompt ids, and whether the prompt was truncated.
 
-    The oldest turns are removed first, then the end of the last message. The text of the template is never removed.
+    The oldest turns are removed first, then the end of the last message. Text of the template is never removed.
 
     Raises:
-        ValueError: the text of the template and the system prompt exceed `max_tokens` by themselves.
+        ValueError: template and system prompt alone exceed `max_tokens`.
     """
     conversation = prompt.conversation
     ids = template.encode_prompt(conversation)
@@ -188,7 +187,7 @@ def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: 
         ids = template.encode_prompt(replace(conversation, messages=(*before, replace(last, content=text))))
     if len(ids) > max_tokens:
         raise ValueError(
-            f"{max_tokens} tokens are too few for a prompt, which has {len(ids)} without its question; raise "
+            f"the prompt has {len(ids)} tokens without its question, and at most {max_tokens} are allowed; raise "
             "src_length or max_length"
         )
     return ids, was_truncated

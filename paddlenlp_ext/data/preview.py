@@ -1,4 +1,4 @@
-"""Print rows as the model sees them: every token, with target tokens highlighted (`--preview_data N`)."""
+"""Print tokenized rows with target tokens highlighted (`--preview_data N`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paddlenlp_ext.data.training_rows import TrainingRows
 
 CONTEXT_STYLE = "dim"
 TARGET_STYLES = ("bold green", "bold green underline")
-"""Styles of alternate tokens, which make the token borders visible."""
+"""Styles of alternating tokens, which show the token boundaries."""
 TARGET_BRACKETS = ("⟦", "⟧")
-"""Marks of target spans in output without colors."""
+"""Brackets around target spans in output without colors."""
 
 
 def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: Console | None = None) -> None:
-    """Print the first rows of a dataset, with the target tokens in color.
+    """Print the first rows of a dataset with target tokens in color.
 
     Args:
         dataset: a tokenized split, or a stream.
@@ -47,9 +47,9 @@ def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: 
 
 
 def style_row(row: EncodedRow | TokenizedRow, tokenizer: Any, marked: bool = False) -> Text:
-    """Return the text of a row, styled by its loss mask; `marked` adds brackets around target spans.
+    """Return the text of a row, styled by its loss mask; `marked` puts brackets around target spans.
 
-    A row with several parts has a line with the name of each part before it.
+    In a row with several sequences, such as a preference pair, a line with its name precedes each sequence.
     """
     text = Text()
     for name, tokens, mask in row.parts:
@@ -82,7 +82,7 @@ def _end_of_run(flags: list[bool], start: int) -> int:
 
 
 def _pieces(tokens: list[int], tokenizer: Any) -> list[str]:
-    """Return the text of every token; tokens that are parts of one character stay together."""
+    """Return the text of every token; tokens that together encode one character form one piece."""
     pieces: list[str] = []
     held: list[int] = []
     for token in tokens:

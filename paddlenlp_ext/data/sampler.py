@@ -1,8 +1,8 @@
 """Divide the micro-batches of every epoch into optimizer steps.
 
-The rows of each step are a pure function of the configuration and the dataset, known before the first step. A step
-reads `gradient_accumulation_steps` micro-batches per data-parallel rank, all of one epoch. The last step of an epoch
-may have fewer, because no micro-batch is carried over into the next epoch.
+The rows of each step are a pure function of the configuration and the dataset, and known before the first step. A step
+reads `gradient_accumulation_steps` micro-batches per data-parallel rank from one epoch. The last step of an epoch may
+have fewer, because micro-batches do not cross epochs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _ROWS_HASHED = 100_000
 
 
 class DataOrder:
-    """Optimizer steps of a run.
+    """Optimizer steps of a run over stored rows.
 
     Args:
         plan: micro-batches of each epoch.
         micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
-        num_train_epochs: number of epochs; the steps of a partial epoch are rounded up.
-        max_steps: number of steps; takes precedence over `num_train_epochs` if positive.
+        num_train_epochs: number of epochs; a partial epoch is rounded up to full steps.
+        max_steps: number of steps; if positive, it replaces `num_train_epochs`.
 
     Attributes:
-        total_steps: optimizer steps of the run.
+        total_steps: number of optimizer steps of the run.
 
     Raises:
         ValueError: the dataset is empty, or the run has no optimizer step.
@@ -56,7 +56,7 @@ class DataOrder:
         self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
         if self.total_steps < 1:
             raise ValueError(
-                f"num_train_epochs: {num_train_epochs} makes no optimizer step; use a number above 0, or set max_steps"
+                f"num_train_epochs: {num_train_epochs} gives no optimizer step; use a number above 0, or set max_steps"
             )
 
     def num_steps(self, epoch: int) -> int:
@@ -75,7 +75,7 @@ class DataOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield the global batches from step `index` of `epoch` onwards, epoch after epoch without end."""
+        """Yield global batches without end, starting at step `index` of `epoch`."""
         assert cursor is None, "a position in a stored dataset has no cursor"
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
@@ -94,14 +94,14 @@ class DataOrder:
 
 
 def packing_kind(data: DataConfig) -> str:
-    """Return the packing that `config.data` selects: none, in_order or greedy."""
+    """Return the packing that the data keys select: "none", "in_order" or "greedy"."""
     if not data.zero_padding:
         return "none"
     return "greedy" if data.greedy_zero_padding else "in_order"
 
 
 def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> DataOrder | StreamOrder:
-    """Build the optimizer steps of a run over `rows`.
+    """Build the order of optimizer steps of a run over `rows`.
 
     Raises:
         ValueError: the run has no optimizer step, or `rows` is a stream and `max_steps` is not set.
@@ -138,7 +138,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
 
 def data_order_facts(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
-    """Return everything that determines the order of the data, under names for users; checkpoints save it."""
+    """Return the settings and rows that determine the data order, by descriptive name; checkpoints save them."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,
@@ -152,7 +152,7 @@ def data_order_facts(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
 
 def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Check that a run resumes with the data order of its checkpoint.
+    """Check that a resumed run has the data order of its checkpoint.
 
     Raises:
         ValueError: the data order differs; the message names the changes and the remedies.
@@ -175,7 +175,7 @@ def _row_facts(rows: TrainingRows) -> dict[str, Any]:
 
 
 def _fingerprint(rows: TokenizedDataset | MixedDataset) -> str:
-    """Return a hash of all lengths, and of the tokens of all rows (100,000 evenly spaced rows of a larger dataset)."""
+    """Return a hash of all lengths and of the tokens of at most 100,000 evenly spaced rows."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):
         row = rows[index]

@@ -1,4 +1,4 @@
-"""Global batch of an optimizer step: micro-batches of packs of rows."""
+"""Global batch of an optimizer step: micro-batches, which hold packs of rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MicroBatch = list[Pack]
 
 @dataclass(frozen=True)
 class StepBatch:
-    """Micro-batches of one optimizer step, on all ranks.
+    """Micro-batches of one optimizer step over all ranks.
 
     Attributes:
         epoch: number of the epoch.
         index: number of the step within its epoch.
-        micro_batches: packs of row indices of each micro-batch.
-        costs: cost of attention of each micro-batch.
-        end_fraction: fraction of the epoch that is complete after this step.
-        is_last: the step is the last of its epoch.
-        next_cursor: position after the step in a stream, plain values for JSON; None for a stored dataset, whose
-            position is (epoch, index).
+        micro_batches: the packs of each micro-batch, as row indices.
+        costs: attention cost of each micro-batch.
+        end_fraction: completed fraction of the epoch after this step.
+        is_last: whether the step is the last of its epoch.
+        next_cursor: position in a stream after the step, as JSON values; None for a stored dataset, whose position is
+            (epoch, index).
     """
 
     epoch: int
@@ -34,7 +34,7 @@ class StepBatch:
     next_cursor: dict[str, Any] | None = None
 
     def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
-        """Return the micro-batches of one rank by their index in the step; all ranks have about the same cost."""
+        """Return the micro-batches of a rank by their index in the step; attention costs are balanced over ranks."""
         return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
 
     @property

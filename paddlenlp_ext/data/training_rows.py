@@ -1,4 +1,4 @@
-"""Rows of a run's training: a stored dataset, a mixture of several, or a stream."""
+"""Load the training rows of a run: a stored dataset, a mixture of datasets, or a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_rows(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> TrainingRows:
-    """Return the rows of a split as the configuration requests them.
+    """Load the rows of a split as the configuration requests.
 
     | split and keys | rows |
     |---|---|
@@ -40,7 +40,7 @@ def load_rows(
         config: `config.data` of a run.
         split: "train" or "dev".
         tokenizer, template, fingerprint: as for `load_dataset`.
-        rows: rows in memory, in place of `dataset_name_or_path`.
+        rows: rows in memory to use instead of `dataset_name_or_path`.
 
     Raises:
         ValueError: as for `load_dataset`.

@@ -121,5 +121,5 @@ def test_encode_truncated_prompt_keeps_blanks():
 
 
 def test_encode_truncated_prompt_with_too_small_a_limit_raises():
-    with pytest.raises(ValueError, match="2 tokens are too few for a prompt, which has 3 without its question"):
+    with pytest.raises(ValueError, match="the prompt has 3 tokens without its question, and at most 2 are allowed"):
         encode_truncated_prompt(Letters(), prompt("abc", (), "s", None), 2)

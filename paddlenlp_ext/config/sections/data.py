@@ -22,7 +22,7 @@ class DataConfig(OptionGroup):
     train_dataset_prob: str | None = option(
         None, help="weights of the datasets in dataset_name_or_path, as 0.7,0.3: rows are mixed by them in training"
     )
-    task_name: str | None = option(None, help="configuration of a data set of the hub")
+    task_name: str | None = option(None, help="configuration of a hub data set")
     dataset_num_proc: int | None = option(
         None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
     )

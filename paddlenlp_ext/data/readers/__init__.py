@@ -1,1 +1,1 @@
-"""Formats of data files: each module registers a reader under the suffixes of its files."""
+"""Readers of rows: file formats, which register under their suffixes, hub data sets, built-in data and memory."""

@@ -1,9 +1,9 @@
-"""Interface of readers: a file is read block by block, from any block on.
+"""Interface of readers: they read a file block by block, starting at any block.
 
-    reader.blocks() --> Block, Block, ...       a block holds some hundred rows and the cursor of the next block
+    reader.blocks() --> Block, Block, ...       a block holds a few hundred rows and the cursor of the next block
     block.rows()    --> SourceRow, InvalidRow, SourceRow, ...
 
-Blocks are small and can be sent to another process, which then parses their rows. No reader holds a file in memory.
+Blocks are small and can be sent to another process, which parses their rows. No reader holds a whole file in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from paddlenlp_ext.utils.registry import Registry
 BLOCK_BYTES = 1 << 18
 """Approximate size of a block, in bytes of uncompressed text."""
 BLOCK_ROWS = 500
-"""Rows of a block in formats that have no text."""
+"""Number of rows in a block of a binary format."""
 _HASHED_BYTES = 1 << 20
 
 Cursor = tuple[int, ...]
-"""Start of a block within a file, in numbers whose meaning the reader defines; () is the start of the file."""
+"""Position in a file where a block starts; each reader defines the meaning of the numbers. () is the start."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class ParsedBlock(Block):
-    """Block of rows that its reader has already parsed."""
+    """Block whose rows are already parsed."""
 
     parsed: tuple[SourceRow | InvalidRow, ...]
 
@@ -57,11 +57,11 @@ class ParsedBlock(Block):
 
 
 class Reader(ABC):
-    """Reader of one file, or of another ordered collection of rows.
+    """Reader of a file or another ordered collection of rows.
 
     Attributes:
         name: name of the file in locations.
-        size: its size in bytes; 0 if unknown.
+        size: size of the file in bytes; 0 if unknown.
     """
 
     name: str
@@ -69,12 +69,12 @@ class Reader(ABC):
 
     @property
     def is_json_text(self) -> bool:
-        """True if the bytes that `fingerprint` hashes are the text of JSON rows."""
+        """True if `fingerprint` hashes the JSON text of the rows."""
         return False
 
     @abstractmethod
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the blocks of the file from a cursor on.
+        """Yield the blocks of the file, starting at a cursor.
 
         Raises:
             ValueError: the file is damaged, or a package that reads it is not installed.
@@ -82,7 +82,7 @@ class Reader(ABC):
 
     @abstractmethod
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return a name and a hash of the contents, which identify the rows; `observe` receives the hashed bytes."""
+        """Return a name and a hash that identify the rows; pass the hashed bytes to `observe`."""
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
         """Yield all rows of the file."""
@@ -94,7 +94,7 @@ class FileReader(Reader):
     """Reader of a file on disk.
 
     Attributes:
-        may_be_compressed: whether files of this format may have a further suffix, .gz or .zst.
+        may_be_compressed: whether a suffix .gz or .zst may follow the suffix of the format.
     """
 
     may_be_compressed: bool = True
@@ -118,7 +118,7 @@ READERS: Registry[type[FileReader]] = Registry("data file format", "paddlenlp_ex
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix that names the format of a file: ".json" for both rows.json and rows.json.gz."""
+    """Return the suffix of the format of a file, without compression: ".json" for rows.json and rows.json.gz."""
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 

@@ -1,4 +1,4 @@
-"""Read files that may be compressed (.gz, .zst) as a stream of bytes."""
+"""Read plain and compressed files (.gz, .zst) as a stream of uncompressed bytes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 _CHUNK = 1 << 17
 _COMPRESSED_CHUNK = 1 << 11
-"""Bytes of Zstandard that are decompressed at a time: at most 64 MB of text, for 128 KB of which 4 bytes can stand."""
+"""Bytes of Zstandard data to decompress at once. 4 bytes can expand to 128 KB, so this yields at most 64 MB."""
 MAX_ROW_BYTES = 1 << 26
-"""Limit of the text of one row; without it a compressed file of some kilobytes could fill the memory."""
+"""Maximum size of a row; without a limit, a compressed file of a few kilobytes could fill the memory."""
 
 
 def row_too_long() -> str:
-    """Return the message about a row of more than `MAX_ROW_BYTES`."""
+    """Return the error message about a row longer than `MAX_ROW_BYTES`."""
     return f"a row is longer than {MAX_ROW_BYTES >> 20} MiB; split it into several rows"
 
 
 class ByteStream:
-    """Uncompressed bytes of a file, from its beginning to its end.
+    """Stream of the uncompressed bytes of a file.
 
     Args:
         file: the open file.
@@ -58,7 +58,7 @@ class ByteStream:
             raise self._damaged(error) from error
 
     def read_lines(self, count: int) -> bytes:
-        """Return about `count` bytes that end with a line, or with the file.
+        """Return about `count` bytes, up to the end of a line or of the file.
 
         Raises:
             ValueError: the compressed data is damaged, or a line is longer than `MAX_ROW_BYTES`.
@@ -75,7 +75,7 @@ class ByteStream:
         return content + rest
 
     def skip(self, count: int) -> None:
-        """Move forward by `count` bytes, which decompresses them if the file is compressed.
+        """Skip `count` bytes; a compressed file is decompressed up to there.
 
         Raises:
             ValueError: the compressed data is damaged, or the file has become shorter.

@@ -1,8 +1,8 @@
 """Find the files of a dataset and open their readers.
 
-A dataset is a directory, the name of a built-in dataset, or a data set of the Hugging Face hub. The directory holds
-`train.json` and `dev.json`, or directories `train/` and `dev/` of such files; other suffixes select other formats
-(`readers/`). Several datasets are read one after the other.
+A dataset is a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. A directory holds
+`train.json` and `dev.json`, or folders `train/` and `dev/` with such files. The suffix of a file selects its format.
+Several datasets are read one after the other.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPLITS = ("train", "dev")
 ADVERTISE_GEN = "AdvertiseGen"
-"""Name of a dataset that is read from a folder of the user: it is not distributed with the package."""
+"""Dataset of PaddleNLP's examples, which users download themselves."""
 BUILTIN_NAMES = ("inflection",)
 
 
 def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the datasets that the key names: a list, or names separated by commas.
+    """Return the datasets in `dataset_name_or_path`, a list or names separated by commas.
 
     Raises:
         ValueError: there is no name, or a name is empty.
@@ -42,7 +42,7 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
 
 
 class MissingSplitError(ValueError):
-    """A dataset that exists has no such split."""
+    """Error about a split that an existing dataset lacks."""
 
 
 def open_dataset(config: DataConfig, split: str, is_stream: bool = False) -> list[Reader]:
@@ -66,9 +66,9 @@ def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
 def open_splits(
     names: Sequence[str], split: str, task_name: str | None = None, is_stream: bool = False
 ) -> list[Reader]:
-    """Return the readers of one split of several datasets; those without a dev split are left out.
+    """Return the readers of a split of several datasets; a dataset without a dev split is left out.
 
-    Arguments are those of `open_split`.
+    The arguments are those of `open_split`.
 
     Raises:
         ValueError: as for `open_split`; or no dataset has a dev split.
@@ -88,13 +88,13 @@ def open_splits(
 
 
 def open_split(name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> list[Reader]:
-    """Return the readers of one split of one dataset, in reading order.
+    """Return the readers of a split of a dataset, in reading order.
 
     Args:
         name: a directory, a built-in name or a hub id.
         split: "train" or "dev".
-        task_name: configuration of a data set of the hub.
-        is_stream: whether a data set of the hub is read while it is downloaded.
+        task_name: configuration of a hub data set.
+        is_stream: whether to read a hub data set during its download.
 
     Raises:
         ValueError: the dataset does not exist, lacks the split, or holds it twice.
@@ -106,18 +106,20 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     if is_saved_dataset(folder) or (not folder.exists() and is_hub_id(name)):
         return [HubReader(name, split, task_name, is_stream)]
     if task_name:
-        raise ValueError(f"task_name: {task_name!r} selects a configuration of a data set of the hub; remove it")
+        raise ValueError(
+            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not one; remove it"
+        )
     return [open_reader(path) for path in find_files(name, split)]
 
 
 def open_reader(path: Path) -> Reader:
-    """Return the reader of a file; a file with an unknown suffix holds JSON lines."""
+    """Return the reader of a file; an unknown suffix means JSON lines."""
     suffix = suffix_of(path)
     return READERS.get(suffix if suffix in READERS.names() else "")(path)
 
 
 def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
-    """Return the files of one split of a directory, in the order of their names; a file is a dev split of its own.
+    """Return the files of a split in a directory, sorted by name; the path of a file is accepted as a dev split.
 
     Raises:
         ValueError: the directory does not exist, lacks the split, or holds it twice.
@@ -168,5 +170,5 @@ def _find_folder(dataset_name_or_path: str) -> Path:
 
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:
-    """Yield every row of a file, or an `InvalidRow` where one cannot be read; blank lines are not rows."""
+    """Yield every row of a file, with an `InvalidRow` for each unreadable row; blank lines are not rows."""
     return open_reader(path).rows()

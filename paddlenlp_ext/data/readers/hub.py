@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, read with the package `datasets` (the extra `hub`)."""
+"""Data sets on the Hugging Face hub, read with the package `datasets` (the extra `hub`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "validation", "test")}
-"""Split of a run -> its names on the hub, the preferred one first."""
+"""Split of a run -> its names on the hub, the preferred name first."""
 _SAVED = "dataset_dict.json"
 """File that `DatasetDict.save_to_disk` writes into its folder."""
 
@@ -31,15 +31,15 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 class HubReader(Reader):
-    """Reader of a split of a data set of the hub; a cursor is the number of rows before it.
+    """Reader of a split of a hub data set; a cursor is the number of rows before it.
 
-    Locations count rows as lines. A column that is null in a row is not a field of that row.
+    The line of a location is the row number. A null column is not a field of its row.
 
     Args:
         name: hub id, or a folder that `DatasetDict.save_to_disk` wrote.
-        split: "train" or "dev"; "dev" is the split dev, validation or test, in this order.
-        task_name: configuration of the data set; None for its only one.
-        is_stream: read rows while they are downloaded.
+        split: "train" or "dev"; "dev" selects the first of the splits dev, validation and test that exists.
+        task_name: configuration of the data set; None for the only configuration.
+        is_stream: read rows during the download.
 
     Raises:
         ValueError: `datasets` is not installed, the data set cannot be fetched, or it has no such split.
@@ -66,7 +66,7 @@ class HubReader(Reader):
         self._rows: Any = splits[found]
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the rows from a cursor on."""
+        """Yield blocks, starting at a cursor."""
         (row,) = start or (0,)
         total = getattr(self._rows, "num_rows", None)
         rows = iter(self._rows.skip(row))
@@ -76,7 +76,7 @@ class HubReader(Reader):
             yield ParsedBlock((row,), row / total if total else 0.0, parsed)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the name, and the fingerprint that `datasets` computes from the data and its version."""
+        """Return the name and the fingerprint that `datasets` computes from the data and its version."""
         return self.name, str(self._rows._fingerprint)
 
     def _row(self, index: int, value: dict[str, Any]) -> SourceRow:

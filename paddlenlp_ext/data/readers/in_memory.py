@@ -25,8 +25,8 @@ class Rows(Protocol):
 class InMemoryReader(Reader):
     """Reader of rows in memory; a cursor is the number of rows before it.
 
-    An error names the index of its row: "row 3" is `rows[3]`. In a `datasets.Dataset`, a column that is null in a row
-    is not a field of that row, as in a Parquet file.
+    An error names the index of its row: "row 3" is `rows[3]`. A null column of a
+    `datasets.Dataset` is not a field of its row.
 
     Args:
         rows: the rows.
@@ -45,7 +45,7 @@ class InMemoryReader(Reader):
         self._has_columns = hasattr(rows, "column_names")
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the rows from a cursor on."""
+        """Yield blocks, starting at a cursor."""
         (first,) = start or (0,)
         total = len(self._rows)
         for begin in range(first, total, BLOCK_ROWS):

@@ -7,12 +7,12 @@ The rows come from the lexicon in the package `lemminflect` (MIT; derived from t
     noun   plural
     adj    comparative, superlative
 
-Variants of a form are written `a/b`; an empty column is a form that does not exist. Questions cover only forms with one
-spelling, of lemmas of 3 to 12 lower-case letters (no names and no hyphens). The score is the fraction of answers that
-equal the word: it measures how well a model learns spelling rules (carry, carried; stop, stopping) and exceptions
-(mouse, mice).
+`a/b` lists variants of a form, and an empty column means that the form does not exist. Questions cover forms with a
+single spelling and lemmas of 3 to 12 lower-case letters, without names and hyphens. The score is the fraction of
+answers that equal the word. It measures how well a model learns spelling rules (carry, carried; stop, stopping) and
+exceptions (mouse, mice).
 
-The splits share no lemma: a hash of the lemma decides its split.
+A hash of the lemma selects its split, so the splits share no lemma.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FORM = re.compile(r"[a-z]+")
 
 @dataclass(frozen=True)
 class Form:
-    """Column of the lexicon: the name of the form in a question, and the ending of its regular form."""
+    """Column of the lexicon, with the name of the form in questions and the ending of the regular form."""
 
     column: int
     question: str
@@ -61,7 +61,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Item:
-    """Candidate question on one form of one lemma."""
+    """Candidate question about one form of a lemma."""
 
     location: Location
     lemma: str
@@ -75,7 +75,7 @@ class Item:
 
     @property
     def rank(self) -> str:
-        """Sort key of a pseudo-random order that is the same on every machine."""
+        """Sort key of a pseudo-random order, equal on every machine."""
         return _digest(f"{self.lemma} {self.form.question}")
 
 
@@ -98,7 +98,7 @@ def lexicon_path() -> Path:
 
 
 def read_inflection(split: str) -> Iterator[SourceRow]:
-    """Yield the questions of a split as {"src", "tgt"} rows; a location is a line of the lexicon."""
+    """Yield the questions of a split as {"src", "tgt"} rows, each with its line in the lexicon as location."""
     path = lexicon_path()
     with gzip.open(path, "rt", encoding="utf-8") as lexicon:
         items = [
@@ -124,11 +124,11 @@ class InflectionReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """True: earlier versions looked for keys in the compressed lexicon, and their caches stay valid."""
+        """True, because earlier versions searched the compressed lexicon for keys; so their caches stay valid."""
         return True
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the rows from a cursor on."""
+        """Yield blocks, starting at a cursor."""
         rows = tuple(read_inflection(self._split))
         for first in range(start[0] if start else 0, len(rows), BLOCK_ROWS):
             block = rows[first : first + BLOCK_ROWS]

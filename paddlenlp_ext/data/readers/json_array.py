@@ -1,4 +1,4 @@
-"""JSON files (.json): one JSON array of rows, read piece by piece, or JSON lines."""
+"""JSON files (.json): a JSON array of rows, parsed incrementally, or JSON lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paddlenlp_ext.utils.json_reader import ENCODING, JsonError, Location, decod
 
 _FIRST_BYTES = 1 << 12
 _LONGEST_WORD = 16
-"""Characters within which a JSON token that is not a string ends, so that an error further from the end is final."""
+"""Maximum length of a JSON token other than a string; an error farther from the end of the text is a syntax error."""
 
 
 @READERS.register(".json")
 class JsonReader(JsonLinesReader):
-    """Reader of a JSON array or of JSON lines; a cursor in an array is (byte, line, column) of an element."""
+    """Reader of a JSON array or of JSON lines; a cursor in an array is the (byte, line, column) of an element."""
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the rows from a cursor on; a syntax error in an array is fatal, as no later element can be found."""
+        """Yield blocks from a cursor on; a syntax error in an array is fatal: later elements cannot be found."""
         with open_bytes(self.path) as stream:
             is_array = _begins_array(stream)
         if not is_array:
@@ -50,10 +50,10 @@ def _begins_array(stream: ByteStream) -> bool:
 
 
 class _ArrayText:
-    """Part of the text of a JSON array: it grows at its end and is dropped at its beginning.
+    """Window over the text of a JSON array, which is read at its end and dropped at its beginning.
 
     Attributes:
-        text: the part in memory.
+        text: text in memory.
         at: offset of the current position in `text`.
         location: location of the current position.
         byte: offset of the current position in the uncompressed file.
@@ -75,7 +75,7 @@ class _ArrayText:
         return self.byte, self.location.line, self.location.column
 
     def rows(self, is_start: bool) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the elements; after each, the position is that of the next element or of the closing bracket."""
+        """Yield the elements, each time with the position at the next element or at the closing bracket."""
         try:
             if is_start:
                 self._enter()
@@ -95,7 +95,7 @@ class _ArrayText:
             yield InvalidRow(location, error.reason, f"{error}; the rest of the file cannot be read", fatal=True)
 
     def _enter(self) -> None:
-        """Move behind the opening bracket."""
+        """Move past the opening bracket."""
         while not self.text and self._grow():
             pass
         if self.text.startswith("\ufeff"):
@@ -117,7 +117,7 @@ class _ArrayText:
         return row
 
     def _read_value(self) -> tuple[Any, int]:
-        """Read the value at the current position, with more text if the value may continue after the text."""
+        """Parse the value at the current position, and read more text while the value may continue."""
         while True:
             try:
                 value, end = read_value(self.text, self.at, allow_nan=True)
@@ -129,7 +129,7 @@ class _ArrayText:
                     raise
 
     def _pass_separator(self) -> JsonError | None:
-        """Move behind a comma and white space; return an error if no element and no closing bracket can follow."""
+        """Move past a comma and white space; return an error unless a comma or the closing bracket follows."""
         try:
             self._skip_space()
             if self._peek() == ",":
@@ -157,10 +157,10 @@ class _ArrayText:
         self.at = offset
 
     def _grow(self) -> bool:
-        """Drop the text before the position and append at least as much as remains; return False at the end.
+        """Drop the text before the position and append at least as much as remains; return False at the file's end.
 
         Raises:
-            JsonError: the bytes after the text are not UTF-8, or the text before the end of an element is too long.
+            JsonError: the next bytes are not UTF-8, or an element is too long.
         """
         if self._encoding_error is not None:
             raise JsonError(self._encoding_error, self.text, len(self.text), ENCODING)
@@ -180,7 +180,7 @@ class _ArrayText:
         return True
 
     def _decoded_part(self, content: bytes) -> str:
-        """Return the text before the first byte that is not UTF-8, and store the error."""
+        """Store the encoding error, and return the text before it."""
         try:
             return decode_utf8(content)
         except JsonError as error:

@@ -1,4 +1,4 @@
-"""JSON lines: one JSON object per line (.jsonl, and .json without an array)."""
+"""JSON lines: one JSON object per line (.jsonl, and .json files that do not hold an array)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class LinesBlock(Block):
-    """Consecutive lines of a file: their bytes, and the number of the first one."""
+    """Consecutive lines of a file: their bytes and the number of the first line."""
 
     file: str
     first_line: int
     content: bytes
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
-        """Yield a row, or an `InvalidRow`, for every line that is not blank."""
+        """Yield a `SourceRow` or an `InvalidRow` for every line that is not blank."""
         for line, raw in enumerate(self.content.split(b"\n"), start=self.first_line):
             if raw.strip():
                 yield _read_line(Location(self.file, line, 1), raw.rstrip(b"\r"))
@@ -30,7 +30,7 @@ class LinesBlock(Block):
 
 @READERS.register("", ".jsonl")
 class JsonLinesReader(FileReader):
-    """Reader of JSON lines, also of files with an unknown suffix; a cursor is (byte, line)."""
+    """Reader of JSON lines, used for files with an unknown suffix too; a cursor is (byte, line)."""
 
     @property
     def is_json_text(self) -> bool:
@@ -38,7 +38,7 @@ class JsonLinesReader(FileReader):
         return self.path.suffix not in COMPRESSIONS
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the lines from a cursor on, about 256 KB at a time."""
+        """Yield blocks of about 256 KB, starting at a cursor."""
         offset, line = start or (0, 1)
         with open_bytes(self.path) as stream:
             stream.skip(offset)

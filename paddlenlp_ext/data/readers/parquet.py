@@ -12,15 +12,15 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 @READERS.register(".parquet")
 class ParquetReader(FileReader):
-    """Reader of a Parquet file; a cursor is the number of rows before it, and locations count rows as lines.
+    """Reader of a Parquet file; a cursor is the number of rows before it, and the line of a location is the row number.
 
-    A column that is null in a row is not a field of that row.
+    A null column is not a field of its row.
     """
 
     may_be_compressed = False
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield the rows from a cursor on; row groups before it are not read."""
+        """Yield blocks, starting at a cursor; row groups before it are not read."""
         parquet = import_extra("pyarrow.parquet", "parquet", self.name)
         (row,) = start or (0,)
         try:

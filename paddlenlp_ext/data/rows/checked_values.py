@@ -1,4 +1,4 @@
-"""Checked access to the values of a row; errors name the path and the remedy."""
+"""Read values of a row and check their types; errors name the path of the value and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, read_document
 
 FieldPath = tuple[str | int, ...]
-"""Keys and indices that lead from a row to one of its parts."""
+"""Keys and indices that lead from a row to a value in it."""
 
 WRONG_TYPE = "wrong type"
 MISSING_KEY = "missing key"
@@ -16,10 +16,10 @@ EMPTY_TARGET = "empty target"
 
 
 def read_text(value: Any, path: FieldPath) -> str:
-    """Return a string.
+    """Return a value that must be a string.
 
     Raises:
-        InvalidRowError: the value is no string, or has an unpaired surrogate.
+        InvalidRowError: the value is not a string, or has an unpaired surrogate.
     """
     if not isinstance(value, str):
         raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write a string", path)
@@ -31,17 +31,17 @@ def read_text(value: Any, path: FieldPath) -> str:
 
 
 def read_texts(value: Any, path: FieldPath) -> list[str]:
-    """Return the strings of a list, or of a single string."""
+    """Return the strings in a list; a single string counts as a list of one."""
     if isinstance(value, list):
         return [read_text(item, (*path, index)) for index, item in enumerate(value)]
     return [read_text(value, path)]
 
 
 def read_list(value: Any, path: FieldPath) -> list[Any]:
-    """Return a list.
+    """Return a value that must be a list.
 
     Raises:
-        InvalidRowError: the value is no list.
+        InvalidRowError: the value is not a list.
     """
     if not isinstance(value, list):
         raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write a list", path)
@@ -49,10 +49,10 @@ def read_list(value: Any, path: FieldPath) -> list[Any]:
 
 
 def read_object(value: Any, path: FieldPath) -> dict[str, Any]:
-    """Return an object.
+    """Return a value that must be a JSON object.
 
     Raises:
-        InvalidRowError: the value is no object.
+        InvalidRowError: the value is not an object.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"{dotted(path)} is {type_name(value)}; write an object", path)
@@ -63,7 +63,7 @@ def read_member(item: Any, key: str, path: FieldPath) -> Any:
     """Return the value of a key of an object.
 
     Raises:
-        InvalidRowError: the item is no object, or lacks the key.
+        InvalidRowError: the item is not an object, or lacks the key.
     """
     if key not in read_object(item, path):
         raise InvalidRowError(MISSING_KEY, f"{dotted(path)} has {describe_keys(item)}; add {key!r}", path)
@@ -100,7 +100,7 @@ def check_target(text: str, path: FieldPath) -> None:
     """Check that an answer is not empty.
 
     Raises:
-        InvalidRowError: it is.
+        InvalidRowError: the answer is empty.
     """
     if not text.strip():
         raise InvalidRowError(EMPTY_TARGET, f"{dotted(path)} is empty; write an answer or remove the row", path)
@@ -112,7 +112,7 @@ def describe_keys(row: dict[str, Any]) -> str:
 
 
 def dotted(path: FieldPath) -> str:
-    """Return a path as it is written in Python: `messages[2].content`."""
+    """Return a path in Python's notation: `messages[2].content`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""Conversations: the messages of a row, in the form that every chat template starts from."""
+"""Conversations: the messages of a row, which every chat template takes as input."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ REFUSED = "template refuses"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Call of a tool in an answer.
+    """Tool call in an answer.
 
     Attributes:
         name: name of the tool.
         arguments: its arguments, as JSON values.
-        call_id: identifier of the call, which the result of the tool repeats.
+        call_id: identifier of the call; the tool result repeats it.
     """
 
     name: str
@@ -35,10 +35,10 @@ class Message:
     Attributes:
         role: "system", "user", "assistant" or "tool".
         content: text of the message; empty in an answer that only calls tools.
-        reasoning: thought before the content of an answer; None if the row has none.
-        tool_calls: calls of tools in an answer.
+        reasoning: reasoning before the content of an answer; None if the row has no reasoning.
+        tool_calls: tool calls in an answer.
         name: name of the tool or of the speaker.
-        call_id: identifier of the call whose result a tool message is.
+        call_id: in a tool message, identifier of the call that it answers.
         is_target: True if the tokens of an answer count in the loss.
         path: keys and indices that lead from the row to the message, for errors.
     """
@@ -60,7 +60,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Conversation of a row.
+    """Messages of a row, with tools and template variables.
 
     Attributes:
         messages: the messages in order.
@@ -91,7 +91,7 @@ class Conversation:
 
     @classmethod
     def asking(cls, question: str, history: Sequence[tuple[str, str]] = (), system: str | None = None) -> Conversation:
-        """Return the conversation of a question, after (question, answer) turns and an optional system prompt."""
+        """Return a conversation that ends with a question, after an optional system prompt and earlier turns."""
         asked = cls.from_turns(system, [*history, (question, "")])
         return asked.until(len(asked.messages) - 1)
 
@@ -116,7 +116,7 @@ class Conversation:
     def without_oldest_turn(self) -> Conversation | None:
         """Return the conversation without its first question and the messages up to the next question.
 
-        System messages before the first question stay. None: there is no later question.
+        System messages before the first question stay. Return None if there is no later question.
         """
         head = 0
         while head < len(self.messages) and self.messages[head].role == SYSTEM:
@@ -141,7 +141,7 @@ class Conversation:
 
 
 def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Message]]:
-    """Return (question, answer) of each turn, for a template that writes nothing else.
+    """Return the question and the answer of each turn, for a template that can write only these.
 
     Args:
         conversation: an optional system prompt, then user and assistant messages alternately.
@@ -181,14 +181,12 @@ def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Messa
 
 
 def _check_plain(message: Message, template: str) -> None:
-    """Check that a message has nothing but a role and a text."""
+    """Check that a message has only a role and a text: no tool calls, tool result or reasoning."""
     if message.role == TOOL:
-        problem = f"{template} cannot write a message of a tool; use a chat template in Jinja"
+        problem = f"{template} cannot write tool messages; use a Jinja chat template"
         raise InvalidRowError(ROLE_ORDER, problem, message.path)
     if message.tool_calls:
-        raise InvalidRowError(
-            REFUSED, f"{template} cannot write tool calls; use a chat template in Jinja", message.path
-        )
+        raise InvalidRowError(REFUSED, f"{template} cannot write tool calls; use a Jinja chat template", message.path)
     if message.reasoning is not None:
         problem = f"{template} cannot write reasoning; write it into the answer, or remove it"
         raise InvalidRowError(REFUSED, problem, message.path)

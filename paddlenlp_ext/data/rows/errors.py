@@ -14,8 +14,8 @@ class InvalidRowError(ValueError):
     """Row that violates its format or cannot be tokenized.
 
     Attributes:
-        reason: short category, under which the statistics count the row.
-        path: keys and indices that lead from the row to the invalid part.
+        reason: short category; the statistics count dropped rows by it.
+        path: keys and indices that lead from the row to the invalid value.
         by_policy: the row is valid, but an option excludes it.
     """
 
@@ -27,7 +27,7 @@ class InvalidRowError(ValueError):
 
 
 class DataError(ValueError):
-    """Invalid rows of a dataset: `problems` holds all of them, the message lists the first few and their number."""
+    """Error that lists the first invalid rows of a dataset and counts all of them; `problems` holds every one."""
 
     def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)

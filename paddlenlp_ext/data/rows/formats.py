@@ -1,6 +1,6 @@
-"""Parsers of the formats of a row, each of which returns a `Conversation`.
+"""Parse a row of any known format into a `Conversation`.
 
-The keys of a row select its format. `row_fields` lists the known fields and their effects.
+The keys of a row select its format. `known_fields` lists the fields and their effects.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_row(value: Any) -> Conversation:
     """Return the conversation in a row of any known format.
 
     Raises:
-        InvalidRowError: the row matches no format or two formats, or a part is missing, empty or of the wrong type.
+        InvalidRowError: the row matches no format or two formats, or a value is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {type_name(value)}; write a JSON object")
@@ -93,7 +93,7 @@ def _check_answers(conversation: Conversation) -> None:
 
 
 def _template_kwargs(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template that the row sets, in `chat_template_kwargs` or directly."""
+    """Return the template variables that the row sets in `chat_template_kwargs` or in fields with their names."""
     given = row.get("chat_template_kwargs")
     kwargs = {} if given in NOTHING else read_json(given, ("chat_template_kwargs",))
     kwargs = dict(read_object(kwargs, ("chat_template_kwargs",)))
@@ -110,7 +110,7 @@ def _template_kwargs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_text(value: Any) -> str:
-    """Return the plain text of a row, for `autoregressive`: its `src` (lists are joined) or its `text`.
+    """Return the plain text of a row for `autoregressive`: `src`, with the items of a list joined, or `text`.
 
     Raises:
         InvalidRowError: both keys are missing, the text is empty or of the wrong type, or a field makes the row
@@ -145,9 +145,9 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
 
 
 def _parse_prompt(row: dict[str, Any]) -> Conversation:
-    """Return the turns of two texts, or of two lists of messages.
+    """Return the conversation of a prompt and a completion, each a text or a list of messages.
 
-    Answers in the prompt are context, unless their weight is 1.
+    Answers in the prompt do not count in the loss, unless their weight is 1.
     """
     if not isinstance(row["prompt"], list):
         return Conversation.from_turns(None, [_turn(row, "prompt", "completion")])

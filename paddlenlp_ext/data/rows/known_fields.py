@@ -1,9 +1,9 @@
-"""Known fields of rows and messages, and their effects. `docs/make_data.py` writes them to docs/data.md as a table.
+"""Known fields of rows and messages, and their effects. `docs/make_data.py` writes this table into docs/data.md.
 
     RowFormat       fields that a format reads
-    TEXTS           fields that make a row of another format invalid, because their text would be lost
+    TEXTS           questions and answers; a row whose format does not read them is invalid, because they would be lost
     LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
-    REFUSALS        fields that make a row invalid, because they ask for something unsupported or are in the wrong place
+    REFUSALS        fields that make a row invalid: their feature is not supported, or they are in the wrong place
     METADATA        fields that are ignored
 
 Other fields are ignored too, and named in the log.
@@ -24,31 +24,31 @@ NO_TARGET = "no target token"
 
 
 TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
-"""Fields with questions or answers, which make a row of a format that does not read them invalid."""
+"""Fields with questions or answers; a row is invalid if its format does not read them."""
 KWARGS = ("enable_thinking", "reasoning_effort", "documents")
-"""Fields of a row that are variables of the chat template, as in `chat_template_kwargs`."""
+"""Fields of a row that set variables of the chat template, as `chat_template_kwargs` does."""
 TOOLS = ("tools", "functions")
-"""Fields of a row with the specifications of tools; `functions` is their older form."""
+"""Fields of a row with tool specifications; `functions` is OpenAI's older name."""
 CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
 """Fields that rows of every conversation format may have."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Fields of an answer with the thought before its content."""
+"""Fields of an answer with the reasoning before its content."""
 CALLS = ("tool_calls", "function_call")
-"""Fields of an answer with the calls of tools; `function_call` is their older form, of one call."""
+"""Fields of an answer with tool calls; `function_call` is OpenAI's older field, with a single call."""
 MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
-"""Fields that messages of every format may have, besides role and content."""
+"""Fields that a message of any format may have in addition to role and content."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Fields of one format of rows.
+    """Row format and the fields that it reads.
 
     Attributes:
         name: name of the format in error messages and in docs/data.md.
-        required: fields of the row that select the format; each entry lists alternatives.
+        required: fields that a row of this format must have; each entry lists alternative names.
         optional: other fields of the row that are read.
         message: fields of its messages that are read.
-        lost: fields that make the row invalid unless they are read.
+        lost: fields that make a row invalid unless the format reads them.
     """
 
     name: str
@@ -77,24 +77,24 @@ ADVERTISE_GEN = RowFormat("AdvertiseGen", (("content",), ("summary",)))
 TEXT = RowFormat("plain text", (("src", "text"),), optional=())
 CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVERTISE_GEN)
 PART = ("type", "text", "value")
-"""Fields of a content part, which is an item of a message's `content`."""
+"""Fields of a content part, an item in the list `content` of a message."""
 LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
 """Fields of an answer or a row that decide whether its tokens count in the loss."""
 EMPTY = (None, "", [], {})
-"""Values that make a field equal to an absent one."""
+"""Values that count as an absent field."""
 NOTHING = (*EMPTY, "[]", False)
-"""Values of a field that ask for nothing."""
+"""Values that leave a feature off."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Fields of a row or a message that make the row invalid if they are set.
+    """Fields that make a row invalid if the row or a message sets them.
 
     Attributes:
         names: names of the fields.
-        problem: what is wrong with a row that sets the field, as the end of a sentence about the field.
-        remedy: what to do about it.
-        accepted: values that do not set the field.
+        problem: end of the error message, after the name of the field.
+        remedy: advice in the error message.
+        accepted: values that count as not set.
     """
 
     names: tuple[str, ...]
@@ -159,7 +159,7 @@ METADATA = (
 """Fields that describe a row and do not change its tokens."""
 
 MISPLACED = REFUSALS[2:5]
-"""Refusals of fields that are read in rows or messages, where they are somewhere else."""
+"""Refusals of fields that are read elsewhere in a row."""
 _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
 _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
@@ -167,13 +167,13 @@ _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 def check_refusals(
     fields: dict[str, Any], path: FieldPath = (), read: Container[str] = (), turn_labels: bool = False
 ) -> None:
-    """Check that no field of a row, message or part asks for something unsupported.
+    """Check that a row, message or content part sets no unsupported field.
 
     Args:
-        fields: the row, message or part.
-        path: its path.
-        read: fields that are read there.
-        turn_labels: accept a list in `label`, which then has a loss weight for each turn instead of a rating.
+        fields: the row, message or content part.
+        path: its path in the row.
+        read: fields that its format reads.
+        turn_labels: accept a list in `label`, which gives a loss weight to each turn, rather than a rating.
 
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
@@ -187,7 +187,7 @@ def check_refusals(
 
 
 def check_row_weights(row: dict[str, Any]) -> None:
-    """Check that a row's loss weights are 1.
+    """Check that all loss weights of a row are 1.
 
     Raises:
         InvalidRowError: a weight is not 1.
@@ -198,10 +198,10 @@ def check_row_weights(row: dict[str, Any]) -> None:
 
 
 def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
-    """Check that a row has no questions or answers in fields that its format does not read.
+    """Check that a row has questions and answers only in fields that its format reads.
 
     Raises:
-        InvalidRowError: such a field is set and would be lost.
+        InvalidRowError: another field has text that would be lost.
     """
     for name in row_format.lost:
         if name not in row_format.fields and row.get(name) not in NOTHING:
@@ -210,7 +210,7 @@ def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
 
 
 def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool]:
-    """Return the loss weights of a row or message: name -> True for 1, False for 0.
+    """Return the loss weights of a row or message by field: True for 1, False for 0.
 
     Raises:
         InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
@@ -231,14 +231,14 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
 
 
 def context_turns(labels: Any, count: int) -> frozenset[int]:
-    """Return the turns that are context, from `label` of a row with `tgt`: one loss weight for each turn.
+    """Return the indices of turns that do not count in the loss, from the loss weights in `label` of a src/tgt row.
 
     Args:
-        labels: value of the field.
+        labels: value of `label`.
         count: number of turns.
 
     Raises:
-        InvalidRowError: another number of weights, or a weight that is neither 0 nor 1.
+        InvalidRowError: the number of weights is not the number of turns, or a weight is neither 0 nor 1.
     """
     if not isinstance(labels, list) or not labels:
         return frozenset()
@@ -256,17 +256,17 @@ def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
     """Check that a content part has no loss weights.
 
     Raises:
-        InvalidRowError: the part has one.
+        InvalidRowError: the content part has a loss weight.
     """
     for name in LOSS_WEIGHTS:
         if part.get(name) is not None:
             raise InvalidRowError(
-                NOT_SUPPORTED, f"{name} of a part is not supported; set it on the message", (*path, name)
+                NOT_SUPPORTED, f"{name} of a content part is not supported; set it on the message", (*path, name)
             )
 
 
 def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without loss weights and ratings of answers, which prediction does not need."""
+    """Return a row without loss weights and ratings, which prediction ignores."""
     ignored = {*LOSS_WEIGHTS, *RATINGS.names}
 
     def strip(fields: Any) -> Any:
@@ -280,7 +280,7 @@ def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
-    """Yield each field of a row that is neither read nor metadata, messages' fields as `messages[].name`."""
+    """Yield each field of a row that is neither read nor metadata; fields of messages appear as `messages[].name`."""
     if not isinstance(row, dict):
         return
     for row_format in (TEXT,) if autoregressive else CONVERSATION_FORMATS:
@@ -294,7 +294,7 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
 
 
 def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the unknown fields of a row of a format, and those of the messages in its fields `lists`."""
+    """Yield the unknown fields of a row and of the messages in its fields `lists`."""
     yield from _unknown(row, row_format.fields)
     for key in lists:
         if key in row_format.fields:
@@ -302,7 +302,7 @@ def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str])
 
 
 def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:
-    """Yield the unknown fields of messages or of content parts, once for each name."""
+    """Yield each unknown field of messages or content parts once."""
     found: dict[str, None] = {}
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
@@ -316,7 +316,7 @@ def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
 
 
 def markdown_table() -> str:
-    """Return the table of docs/data.md: known fields and their effects."""
+    """Return the table of known fields and their effects in docs/data.md."""
     lines = ["| fields | in | effect |", "|---|---|---|"]
 
     def add(names: tuple[str, ...], holder: str, effect: str) -> None:
@@ -329,7 +329,11 @@ def markdown_table() -> str:
         add(row_format.message, f"message: {row_format.name}", "read")
     add(PART, "part of `content`", 'read: `text` or `value`, if `type` is "text"; other types are invalid')
     add(LOSS_WEIGHTS, "answer", "1: target; 0: context, which does not count in the loss; other values are invalid")
-    add(LOSS_WEIGHTS, "other message", "0: no effect; other values are invalid, because only answers can be targets")
+    add(
+        LOSS_WEIGHTS,
+        "other message",
+        "0: no effect; other values are invalid, because only assistant messages can be targets",
+    )
     add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
     add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
     add(("label",), f"row: {SRC_TGT.name}", "a list: the weight of each turn, 1 or 0; other values as below")

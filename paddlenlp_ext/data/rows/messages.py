@@ -57,14 +57,14 @@ SHAREGPT_ROLES = {
     "tool_response": TOOL,
 }
 CALL_ROLES = ("function_call", "tool_call")
-"""Roles of messages whose content is one call of a tool, or a list of calls, as JSON."""
-THOUGHT_TAGS = ("<think>", "</think>")
+"""Roles of messages whose content is a tool call, or a list of tool calls, as JSON."""
+THINK_TAGS = ("<think>", "</think>")
 
 
 def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Message]:
     """Return the messages of a list; answers count in the loss unless their weight is 0.
 
-    A message with calls of tools only continues the answer before it.
+    A message that holds only tool calls continues the answer before it.
 
     Raises:
         InvalidRowError: a message has a wrong type or role, an empty answer, or a field that is not supported.
@@ -84,9 +84,9 @@ def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Me
 
 
 def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the specifications of a row's tools in OpenAI's form, from `tools` or the older `functions`.
+    """Return the tool specifications of a row in OpenAI's form, from `tools` or the older `functions`.
 
-    Both may be a list, or a string of JSON.
+    Either field may be a list or a string of JSON.
 
     Raises:
         InvalidRowError: a specification has no name or the wrong type, or both fields are set.
@@ -97,7 +97,7 @@ def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     if not given:
         return ()
     field: FieldPath = (given[0],)
-    # A part of a string of JSON has no location of its own.
+    # Values inside a string of JSON cannot be located separately.
     is_text = isinstance(row[given[0]], str)
     tools = []
     for index, tool in enumerate(read_list(read_json(row[given[0]], field), field)):
@@ -153,32 +153,32 @@ def _read_message(item: Any, path: FieldPath, row_format: RowFormat, roles: dict
 
 
 def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], path: FieldPath) -> None:
-    """Check that a message that is no answer has nothing that only answers may have."""
+    """Reject assistant-only fields (loss weight 1, reasoning, tool calls) on messages of other roles."""
     for name, is_target in weights.items():
         if is_target:
-            problem = f"{name} makes a {role} message a target, but only answers can be targets; remove it"
+            problem = f"{name} makes a {role} message a target, but only assistant messages can be targets; remove it"
             raise InvalidRowError(NOT_SUPPORTED, problem, (*path, name))
     for name in (*REASONING, *CALLS):
         if item.get(name) not in NOTHING:
-            problem = f"{name} is in a {role} message, but only answers have it; remove it"
+            problem = f"{name} is in a {role} message, but only assistant messages may have it; remove it"
             raise InvalidRowError(NOT_SUPPORTED, problem, (*path, name))
 
 
 def _read_reasoning(item: dict[str, Any], from_parts: str | None, path: FieldPath) -> str | None:
-    """Return the thought of an answer, from one of its fields or its parts."""
+    """Return the reasoning of an answer, from one of its fields or from its content parts."""
     found = from_parts
     for name in REASONING:
         if item.get(name) in NOTHING:
             continue
         text = read_text(item[name], (*path, name))
         if found not in (None, text):
-            raise InvalidRowError(NOT_SUPPORTED, f"{name} differs from the other thought; keep one", (*path, name))
+            raise InvalidRowError(NOT_SUPPORTED, f"{name} differs from the other reasoning; keep one", (*path, name))
         found = text
     return found
 
 
 def _read_calls(item: dict[str, Any], path: FieldPath) -> Iterator[ToolCall]:
-    """Yield the calls in `tool_calls` and `function_call`."""
+    """Yield the tool calls in `tool_calls` and `function_call`."""
     if item.get("tool_calls") not in NOTHING:
         field = (*path, "tool_calls")
         value = read_json(item["tool_calls"], field)
@@ -190,7 +190,7 @@ def _read_calls(item: dict[str, Any], path: FieldPath) -> Iterator[ToolCall]:
 
 
 def _read_call(call: Any, path: FieldPath) -> ToolCall:
-    """Return a call, in OpenAI's form or as an object with `name` and `arguments` (or `parameters`)."""
+    """Return a tool call, given in OpenAI's form or as an object with `name` and `arguments` (or `parameters`)."""
     specification = read_object(call, path)
     call_id = specification.get("id")
     if "function" in specification:
@@ -208,16 +208,16 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
 
 
 def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[ToolCall]]:
-    """Return content, thought and calls of a message whose content is JSON, with an optional thought before it."""
-    thought, rest = split_thought(text)
+    """Return content, reasoning and tool calls of a message whose content is JSON after optional reasoning."""
+    thought, rest = split_reasoning(text)
     value = read_json(rest, path)
     calls = value if isinstance(value, list) else [value]
     return "", thought, [_read_call(call, path) for call in calls]
 
 
-def split_thought(text: str) -> tuple[str | None, str]:
-    """Return the thought in `<think>` tags at the beginning of a text, and the rest; None: the text has none."""
-    opening, closing = THOUGHT_TAGS
+def split_reasoning(text: str) -> tuple[str | None, str]:
+    """Return the reasoning in `<think>` tags at the start of a text, or None, and the rest of the text."""
+    opening, closing = THINK_TAGS
     stripped = text.lstrip()
     if not stripped.startswith(opening) or closing not in stripped:
         return None, text
@@ -226,7 +226,7 @@ def split_thought(text: str) -> tuple[str | None, str]:
 
 
 def _read_content(value: Any, path: FieldPath, is_answer: bool) -> tuple[str, str | None, list[ToolCall]]:
-    """Return text, thought and calls of OpenAI content: a string, or a list of parts with "text" or "value"."""
+    """Return text, reasoning and tool calls of OpenAI content: a string, or a list of content parts."""
     if not isinstance(value, list):
         return read_text(value, path), None, []
     texts: list[str] = []
@@ -237,7 +237,11 @@ def _read_content(value: Any, path: FieldPath, is_answer: bool) -> tuple[str, st
         kind = part.get("type") if isinstance(part, dict) else None
         allowed = ("text", "reasoning", "thinking", "tool_call") if is_answer else ("text",)
         if not isinstance(kind, str) or kind not in allowed:
-            remedy = "only answers have it" if kind in ("reasoning", "thinking", "tool_call") else _remedy(kind)
+            remedy = (
+                "only assistant messages may have it"
+                if kind in ("reasoning", "thinking", "tool_call")
+                else _remedy(kind)
+            )
             raise InvalidRowError(WRONG_TYPE, f'the part is of type {kind!r}, not "text"; {remedy}', part_path)
         check_refusals(part, part_path, (kind,))
         check_no_weights(part, part_path)

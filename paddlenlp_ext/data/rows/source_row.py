@@ -1,4 +1,4 @@
-"""Rows as readers yield them, valid or invalid, with their location in the file."""
+"""Rows that readers yield, valid or invalid, with their location in the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.json_reader import Location, locate
 
 @dataclass(frozen=True)
 class SourceRow:
-    """Row of a data file: its JSON value, and the source text of that value, in which `location_of` finds parts."""
+    """Row of a data file: its location, its JSON value, and the text of the value, in which errors are located."""
 
     location: Location
     value: Any
@@ -23,11 +23,11 @@ class InvalidRow:
 
     Attributes:
         location: file, line and column of the error.
-        reason: short category, under which the statistics count the row.
+        reason: short category; the statistics count dropped rows by it.
         message: the error and its remedy.
         by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
-        fatal: the rest of the file cannot be read, so skipping only this row is impossible.
-        num_target_tokens: target tokens that the row would have had; 0 if it was not tokenized.
+        fatal: the rest of the file cannot be read, so the row cannot be skipped alone.
+        num_target_tokens: number of target tokens that are lost with the row; 0 if it was not tokenized.
     """
 
     location: Location
@@ -42,7 +42,7 @@ class InvalidRow:
 
 
 def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
-    """Return the location of the part of a row at `path`."""
+    """Return the location of the value at `path` in a row."""
     if not row.text:
         return row.location
     return row.location.after(row.text[: locate(row.text, path)])

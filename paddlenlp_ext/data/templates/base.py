@@ -5,8 +5,8 @@
     turn      prompt (head + content + tail)    lead    answer
     loss      0  0  0  0  0  0  0  0  0  0  0   0 or 1   1  1  1
 
-The parts are encoded separately, so that training uses exactly the prompt ids that generation starts from. Most rows
-are one example; a row whose earlier turns the template rewrites is unfolded into several.
+Prompt, lead and answer are encoded separately, so that training uses exactly the prompt ids of generation. Most rows
+give one example; a row whose earlier turns the template rewrites is unfolded into several.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paddlenlp_ext.data.templates.text_encoder import TextEncoder
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """Options of a run that change what a chat template writes, and what of it counts in the loss.
+    """Options of a run that change the text of a chat template and its loss mask.
 
     Attributes:
-        kwargs: variables of the template, such as `enable_thinking`; a row may set them itself.
-        learn_empty_think: an empty thought before an answer counts in the loss.
-        mask_reasoning: thoughts do not count in the loss.
+        kwargs: variables of the template, such as `enable_thinking`; rows may override them.
+        learn_empty_think: whether an empty reasoning block before an answer counts in the loss.
+        mask_reasoning: whether reasoning is excluded from the loss.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -44,18 +44,18 @@ class TemplateOptions:
 
 
 class ChatTemplate(ABC):
-    """Base class of chat templates, which render a conversation to text and token ids, prompts separate from answers.
+    """Base class of chat templates, which render conversations to text and encode them as token ids.
 
     Attributes:
-        text: source of the template.
+        text: source text of the template.
         encoder: encoder of the tokenizer.
         prefix_ids: ids added before the first prompt.
-        answer_end_ids: ids added after every answer, as targets.
-        pieces_continue: True if each piece of text is encoded as the continuation of the piece before it.
+        answer_end_ids: ids added after every answer; they are targets.
+        pieces_continue: whether each piece of text is encoded as a continuation of the previous piece.
         stop_token_ids: ids that end generation.
-        tail_ids: ids of the text after the end of the last answer, such as a line break, which is no target.
-        ends_answers: True if a special token ends every answer. If False, loading the template logs a warning.
-        writes_messages: True if it writes any list of messages, False if only turns of a question and an answer.
+        tail_ids: ids of the text after the last answer, such as a line break; they are not targets.
+        ends_answers: whether a special token ends every answer; if not, loading the template logs a warning.
+        writes_messages: whether the template writes any list of messages, rather than only question-answer turns.
     """
 
     text: str
@@ -70,19 +70,18 @@ class ChatTemplate(ABC):
 
     @property
     def identity(self) -> str:
-        """Text that determines the rendering, as part of the cache key."""
+        """Text that identifies the rendering in the cache key."""
         return self.text
 
     @abstractmethod
     def render(self, conversation: Conversation) -> list[Example]:
         """Return the examples of a conversation as text, in the order of their last answers.
 
-        There are several if the template writes earlier answers differently once later messages follow. Each target
-        answer is a target in exactly one example.
+        There are several if the template rewrites earlier answers once later messages follow. Each target answer is a
+        target in exactly one example.
 
         Raises:
-            InvalidRowError: the template refuses the conversation or does not write all of it, or an answer cannot be
-                located.
+            InvalidRowError: the template rejects the conversation or leaves a part out, or an answer cannot be located.
         """
 
     @abstractmethod
@@ -90,10 +89,10 @@ class ChatTemplate(ABC):
         """Return the prompt ids after which the model generates the answer to the last message.
 
         Args:
-            conversation: messages of which the last is not an answer.
+            conversation: messages, the last of them not an answer.
 
         Raises:
-            InvalidRowError: the template refuses the conversation.
+            InvalidRowError: the template rejects the conversation.
         """
 
     def encode(self, conversation: Conversation) -> list[tuple[list[int], list[bool]]]:
@@ -105,11 +104,11 @@ class ChatTemplate(ABC):
         return [join_turns(turns) for turns in self.encode_turns([e.turns for e in self.render(conversation)])]
 
     def answer_text(self, turn: RenderedTurn) -> str:
-        """Return the text that the model is to generate in a turn, without special tokens."""
+        """Return the text that the model should generate in a turn."""
         return "".join(lead.text for lead in turn.lead if not lead.is_prompt) + turn.answer
 
     def encode_turns(self, examples: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
-        """Return the ids of all turns of many examples, from one call of the tokenizer."""
+        """Encode the turns of many examples with one call of the tokenizer."""
         texts: list[str] = []
         continues: list[bool] = []
         for turns in examples:
@@ -130,7 +129,7 @@ class ChatTemplate(ABC):
         return encoded
 
     def add_prefix(self, prompt: list[int]) -> list[int]:
-        """Return the prompt with `prefix_ids` before it, unless its text already begins with them."""
+        """Return prompt ids that start with `prefix_ids`; they are added unless already there."""
         prefix = list(self.prefix_ids)
         return prompt if prompt[: len(prefix)] == prefix else prefix + prompt
 

@@ -1,16 +1,16 @@
-"""Chat templates in Jinja, and the exact span of every answer in the rendered text.
+"""Locate the exact span of every answer in the text of a Jinja template.
 
-A template that marks the assistant's text with `{% generation %}` decides itself what is learned. Without marks,
-answers are not searched for in the text, because an answer may also occur in the question. Their spans are differences
-of renderings:
+A template that marks the assistant's text with `{% generation %}` selects the targets itself. Without marks, answers
+are not searched for in the text, because an answer may also occur in a question. Their spans are differences of
+renderings:
 
-- An answer begins where the prompt ends: the rendering of the messages before it, with the generation prompt, as a
-  server renders it.
-- It ends where the rendering of the messages up to it ends, at the last special token (`<|im_end|>`, but not the line
-  break after it).
+- An answer starts where its prompt ends. The prompt is the rendering of the earlier messages with the generation
+  prompt, as a server renders it.
+- It ends with the rendering of the messages up to the answer, at the last special token (`<|im_end|>`, but not the
+  line break after it).
 
-If the template writes an answer differently once later messages follow (Qwen3's drops earlier thoughts), the answer is
-a target only in an example of its own, which ends with it.
+If a template rewrites an answer once later messages follow (Qwen3 drops earlier reasoning), the answer is a target only
+in a separate example that ends with it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedT
 
 
 class Renderings:
-    """Renderings of a conversation and of its beginnings, each computed once.
+    """Cached renderings of a conversation and of its first messages.
 
     Args:
         conversation: the messages.
         renderer: renderer of the template.
         kwargs: variables of the template.
-        options: options of the run, which decide what counts in the loss.
-        probe: texts that the template writes around contents for these variables.
+        options: options of the run for the loss mask.
+        probe: texts that the template writes around contents with these variables.
         special: pattern of special tokens.
     """
 
@@ -62,13 +62,13 @@ class Renderings:
         return self._render(count, False)
 
     def prompt(self, count: int) -> str:
-        """Return the text of the first `count` messages, with the prompt of the next answer."""
+        """Return the text of the first `count` messages with the generation prompt of the next answer."""
         return self._render(count, True)
 
     def located(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return the (start, end) of answers in the text of the first `count` messages, by their index.
+        """Return the (start, end) of answers in the text of the first `count` messages, by message index.
 
-        Answers that the template writes differently in the text that ends with them are left out.
+        Answers are left out if the template writes them differently in the text that ends with them.
         """
         if self.renderer.is_marked:
             spans = self._marked_spans(count)
@@ -84,18 +84,18 @@ class Renderings:
         }
 
     def _span(self, index: int) -> tuple[int, int] | None:
-        """Return (start, end) of the answer at `index` in the text that ends with it; None if it cannot be located."""
+        """Return the (start, end) of an answer in the text that ends with it, or None if it cannot be located."""
         text = self.text(index + 1)
         start = self._start(index, text)
         return None if start is None else (start, self._end(text, start))
 
     def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return the spans that the template marks in the first `count` messages, with the end token after each."""
+        """Return the spans that the template marks in the first `count` messages, extended by their end tokens."""
         if count not in self._marks:
             renderer = self.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
             answers = [index for index in self.answers if index < count]
-            if len(spans) > len(answers):  # such as a mark of the content and another one of the end token
+            if len(spans) > len(answers):  # for example separate marks for content and end token
                 spans = _join_adjacent(spans)
             if len(spans) != len(answers):
                 problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
@@ -107,15 +107,15 @@ class Renderings:
         return self._marks[count]
 
     def _with_end_token(self, text: str, end: int) -> int:
-        """Return the end of a marked span, after the end token if that follows outside the mark."""
+        """Return the end of a marked span, extended by an end token that follows the mark."""
         token = self.special.match(text, end)
         return end if token is None or token[0] not in self.probe.answer_end else token.end()
 
     def answer_after_prompt(self, index: int) -> str | None:
-        """Return the text of the answer at `index` without the prompt, which the template writes differently before it.
+        """Return the text of an answer whose prompt the template rewrites in the text that ends with the answer.
 
-        The message before the answer is replaced by a label to locate the end of the prompt. None: it is not the same
-        in both texts.
+        A label in place of the message before the answer locates the end of the prompt. Return None if the text after
+        the label differs.
         """
         if index == 0:
             return None
@@ -143,7 +143,7 @@ class Renderings:
         return None
 
     def _start_of_greeting(self, text: str) -> int | None:
-        """Return the start of an answer to nothing: it has no prompt, so its content is replaced to locate it."""
+        """Return the start of an answer that is the first message, located by a label in place of its content."""
         label = "Zq0x"
         greeting = replace(self.messages[0], content=label, reasoning=None)
         labelled = replace(self.conversation, messages=(greeting,))
@@ -166,7 +166,7 @@ class Renderings:
 
 
 def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans of which no one begins where another ends."""
+    """Merge spans that start where another span ends."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and joined[-1][1] == start:
@@ -176,21 +176,21 @@ def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def unfold(renderings: Renderings) -> list[Example]:
-    """Return examples such that each target reads as in the text that ends with it.
+    """Return examples in which each target reads as in the text that ends with it.
 
-    The first example is the full conversation. Targets that it writes differently are in examples that end with the
-    last of them.
+    The last example is the full conversation. Targets that its text rewrites are in shorter examples, which end with
+    the last such target.
     """
     remaining = {index for index in renderings.answers if renderings.messages[index].is_target}
     examples: list[Example] = []
     count = len(renderings.messages)
     while remaining:
         located = renderings.located(count)
-        learned = remaining & set(located)
+        targets = remaining & set(located)
         last = max(remaining)
-        if learned:
-            examples.append(_example(renderings, count, located, learned))
-            remaining -= learned
+        if targets:
+            examples.append(_example(renderings, count, located, targets))
+            remaining -= targets
         elif count == last + 1:
             examples.append(_spliced_example(renderings, last))
             remaining.remove(last)
@@ -199,10 +199,10 @@ def unfold(renderings: Renderings) -> list[Example]:
 
 
 def _spliced_example(renderings: Renderings, index: int) -> Example:
-    """Return the example of an answer whose prompt the template writes differently once it is answered.
+    """Return the example of an answer whose prompt the template rewrites once the answer follows.
 
-    gpt-oss's template drops the thought of a call from the text of the final answer, but not from its prompt. The
-    example is the prompt, as a server renders it, and the answer.
+    The template of gpt-oss drops the reasoning of a tool call from the text with the final answer, but not from the
+    prompt. The example consists of the prompt, as a server renders it, and the answer.
     """
     answer = renderings.answer_after_prompt(index)
     if answer is None:
@@ -213,8 +213,8 @@ def _spliced_example(renderings: Renderings, index: int) -> Example:
     return Example(renderings.conversation.until(index + 1).with_targets((index,)), (turn,))
 
 
-def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, int]], learned: set[int]) -> Example:
-    """Return the example of the first `count` messages, in which only the `learned` answers are targets."""
+def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, int]], targets: set[int]) -> Example:
+    """Return the example of the first `count` messages; only the answers in `targets` are targets."""
     text = renderings.text(count)
     turns: list[RenderedTurn] = []
     previous_end = 0
@@ -223,37 +223,39 @@ def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, i
         if renderings.renderer.is_marked and index and text.startswith(prompt := renderings.prompt(index)):
             header = text[start : len(prompt)]
         turn = _turn(renderings, index, text[previous_end:start], header, text[start + len(header) : end])
-        turns.append(turn if index in learned or not turn.is_target else replace(turn, is_target=False))
+        turns.append(turn if index in targets or not turn.is_target else replace(turn, is_target=False))
         previous_end = end
-    return Example(renderings.conversation.until(count).with_targets(learned), tuple(turns))
+    return Example(renderings.conversation.until(count).with_targets(targets), tuple(turns))
 
 
 def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: str) -> RenderedTurn:
     """Return the turn of the answer at `index`.
 
     Args:
-        renderings: the conversation.
+        renderings: renderings of the conversation.
         index: index of the answer.
         prompt: text before the answer, from the end of the answer before it.
-        header: text of the generation prompt that the template marks as learned.
+        header: text of the generation prompt that the template marks as a target.
         answer: text of the answer.
     """
     message, options = renderings.messages[index], renderings.options
-    thought = renderings.renderer.thought_of(message).strip()
+    thought = renderings.renderer.reasoning_of(message).strip()
     match = renderings.probe.thought.match(answer)
     found = match[1].strip() if match else None
     if thought and message.is_target and (found == "" or renderings.probe.empty_thought.search(prompt + header)):
-        problem = "the chat template writes an empty thought before the thought of the row; set enable_thinking to true"
+        problem = (
+            "the chat template writes an empty reasoning block before the row's reasoning; set enable_thinking to true"
+        )
         raise InvalidRowError(REFUSED, problem, message.path)
     is_left_out = options.mask_reasoning if thought else not options.learn_empty_think
     block = match[0] if match and found == thought and is_left_out and message.is_target else ""
     if thought and options.mask_reasoning and message.is_target and not block:
-        problem = "mask_reasoning: the thought cannot be located in the text of the chat template"
+        problem = "mask_reasoning: the reasoning cannot be located in the text of the chat template"
         raise InvalidRowError(REFUSED, problem, message.path)
     head, content, tail = _split_prompt(renderings, index, prompt)
     leads = []
     if header:
-        # A thought that begins in the header is left out from there; an empty one may be all in the header.
+        # Reasoning may start in the header; an empty reasoning block may be entirely in the header.
         begun = (renderings.probe.thought_start if block else renderings.probe.empty_thought).search(header)
         start = begun.start() if begun and is_left_out else len(header)
         leads = [Lead(header[:start], True, True), Lead(header[start:], False, True)]
@@ -274,14 +276,14 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
         tuple(leads),
         is_target=message.is_target,
         number=renderings.answers.index(index),
-        has_thought=bool(thought),
+        has_reasoning=bool(thought),
         num_tool_calls=len(message.tool_calls),
-        has_empty_thought=bool(block) and not thought,
+        has_empty_reasoning=bool(block) and not thought,
     )
 
 
 def _split_prompt(renderings: Renderings, index: int, prompt: str) -> tuple[str, str | None, str]:
-    """Return head, content and tail of a prompt; the content is the message before the answer, None if rewritten."""
+    """Split a prompt into head, content and tail; the content is None if the template rewrites the message."""
     before: Message | None = renderings.messages[index - 1] if index else None
     tail = None if before is None else renderings.probe.prompt_tails.get(before.role)
     if before is None or tail is None:

@@ -1,8 +1,8 @@
-"""Check that a Jinja template writes all of a conversation.
+"""Check that a Jinja template writes all content of a conversation.
 
-A template decides itself which fields of a message it reads. A field that it ignores would be lost without a word, so
-a conversation with tools, tool calls, reasoning or system messages that are not in the text is rendered once more with
-a label in place of each of them: a label that is missing in the text names the part that the template does not write.
+A template decides which fields of a message it reads, and ignored fields would be lost silently. Therefore a
+conversation with tools, tool calls, reasoning or system messages is rendered again with a label in place of each of
+these. A label that is missing in the text shows which content the template does not write.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 
 
 @dataclass(frozen=True)
 class _Label:
-    """Label in place of a part of a conversation.
+    """Label in place of content of a conversation.
 
     Attributes:
         text: the label.
-        what: the part, in words.
-        path: location of the part in the row.
-        answer: index of the message that has to write it when it is the last one; None: the full text has to.
+        what: name of the content in error messages.
+        path: path of the content in the row.
+        answer: index of the message whose text must contain the label when it is the last message; None: the text of
+            the full conversation must contain it.
     """
 
     text: str
@@ -35,12 +36,12 @@ class _Label:
 
 
 def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
-    """Check that the template writes the tools, calls, results, thoughts and system messages of a conversation.
+    """Check that the template writes tools, tool calls, tool results, reasoning and system messages.
 
-    Thoughts and contents are checked in target answers only: templates drop earlier thoughts on purpose.
+    Reasoning and contents are checked only in target answers, because templates drop earlier reasoning on purpose.
 
     Raises:
-        InvalidRowError: it does not write one of them, or raises an error.
+        InvalidRowError: the template leaves content out, or raises an error.
     """
     labels: list[_Label] = []
     labelled = _label(conversation, labels)
@@ -56,7 +57,7 @@ def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Ma
 
 
 def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
-    """Return a conversation with labels in place of its rare parts, and append the labels."""
+    """Return a conversation with labels in place of content to check, and append the labels to `labels`."""
 
     def add(what: str, path: tuple[str | int, ...], answer: int | None = None) -> str:
         labels.append(_Label(f"Zq{len(labels)}x", what, path, answer))
@@ -78,7 +79,7 @@ def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
 
 
 def _label_answer(message: Message, index: int, add: Callable[..., str]) -> Message:
-    inline, rest = split_thought(message.content)
+    inline, rest = split_reasoning(message.content)
     if inline is None and message.reasoning is None and not message.tool_calls:
         return message
     changed = message
@@ -93,7 +94,7 @@ def _label_answer(message: Message, index: int, add: Callable[..., str]) -> Mess
             if message.reasoning is not None:
                 changed = replace(changed, reasoning=thought)
             if inline is not None:
-                opening, closing = THOUGHT_TAGS
+                opening, closing = THINK_TAGS
                 content = f"{opening}\n{thought}\n{closing}\n\n{content}"
         changed = replace(changed, content=content)
     return replace(changed, tool_calls=tuple(calls))

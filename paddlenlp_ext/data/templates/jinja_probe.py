@@ -1,4 +1,4 @@
-"""Texts that a Jinja template writes around questions, answers and thoughts, found by rendering probes."""
+"""Find the texts that a Jinja template writes around questions, answers and reasoning, by rendering probes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, TOOL, USER, Conversation, Message, ToolCall
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS
+from paddlenlp_ext.data.rows.messages import THINK_TAGS
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 from paddlenlp_ext.data.templates.text_encoder import end_of_answer
 
@@ -21,19 +21,19 @@ REMEDY = "mark the assistant's text with {% generation %} in the template, or sp
 
 @dataclass(frozen=True)
 class Probe:
-    """Texts of a template for one choice of its variables.
+    """Texts of a template for given variables.
 
     Attributes:
         text: a rendered question and answer.
         prompt_tails: role of the last message of a prompt -> text after its content.
         answer_tail: text after the content of an answer.
-        answer_end: its beginning, which belongs to the answer: up to the last special token.
-        headers: texts between the last message and an answer, longest first.
-        thought: pattern of a thought at the beginning of an answer, with the thought as its group.
-        thought_start: pattern of the beginning of a thought at the end of a text.
-        empty_thought: pattern of an empty thought at the end of a text.
-        call_end: special token after a call of a tool; empty if there is none.
-        rewrites: True if the template writes an answer differently once another turn follows.
+        answer_end: start of `answer_tail` that belongs to the answer, up to the last special token.
+        headers: texts between the last message and an answer, the longest first.
+        thought: pattern of reasoning at the start of an answer, with the reasoning as its group.
+        thought_start: pattern of the reasoning start tag at the end of a text.
+        empty_thought: pattern of an empty reasoning block at the end of a text.
+        call_end: special token after a tool call, or an empty string.
+        rewrites: whether the template rewrites an answer once another turn follows.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Probe:
 
 
 def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pattern[str]) -> Probe:
-    """Render probes and compare them.
+    """Render probes with a template, and compare them.
 
     Raises:
-        ValueError: the template cannot be rendered, does not write question and answer once each, or writes answers
-            that cannot be located.
+        ValueError: the template cannot be rendered, does not write question and answer exactly once, or its answers
+            cannot be located.
     """
     question, answer = Message(USER, _QUESTION), Message(ASSISTANT, _ANSWER)
 
@@ -76,7 +76,7 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
             "the generation prompt of the chat template is not a prefix of the answered question, so answers "
             f"cannot be located; {REMEDY}"
         )
-    opening, closing = THOUGHT_TAGS
+    opening, closing = THINK_TAGS
     if renderer.reasoning_key is not None:
         thinking = _or_empty(lambda: render(question, Message(ASSISTANT, _ANSWER, reasoning=_THOUGHT)))
         if _THOUGHT in thinking and thinking.startswith(base):
@@ -112,7 +112,7 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
 
 
 def _headers(base: str, prompt: str, full: str) -> tuple[str, ...]:
-    """Return the text between the question and the answer: the generation prompt, or what both texts share of it."""
+    """Return the text between question and answer: the generation prompt, or its common start with the full text."""
     if full.startswith(prompt):
         return (prompt.removeprefix(base),)
     common = _common_prefix(prompt, full)
@@ -120,11 +120,11 @@ def _headers(base: str, prompt: str, full: str) -> tuple[str, ...]:
 
 
 def _thought_close(after: str, plain: str) -> str:
-    """Return the text that ends a thought, without what the template writes before every answer.
+    """Return the text that ends reasoning, without text that the template writes before every answer.
 
     Args:
-        after: text between a thought and the content.
-        plain: text between the header and the content of an answer without a thought, which may be an empty thought.
+        after: text between reasoning and content.
+        plain: text between header and content of an answer without reasoning; it may be an empty reasoning block.
     """
     if plain.strip().endswith(after.strip()):
         return after.strip()
@@ -140,7 +140,7 @@ def _common_prefix(first: str, second: str) -> str:
 
 
 def _or_empty(render: Callable[[], str]) -> str:
-    """Return a rendering, or an empty text if the template refuses it."""
+    """Return a rendering, or an empty string if the template raises an error."""
     try:
         return render()
     except InvalidRowError:

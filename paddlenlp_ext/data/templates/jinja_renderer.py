@@ -13,12 +13,14 @@ from jinja2.exceptions import TemplateError
 
 from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THOUGHT_TAGS, split_thought
+from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_sandbox import bound_template, limited
 
 _FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
-"""Variables that fix the date, so that training, its resumption and prediction have the same prompts: that of Llama 3's
-template with its default value, and the same day for templates that read the clock."""
+"""Variables that fix the date, so that training, resumed training and prediction have equal prompts.
+
+`date_string` is the default of Llama 3's template; `strftime_now` is the same day, for templates that read the clock.
+"""
 _DATE_FORMATS = ("-d", "-m", *"aAbBdejmyYHIMSp")
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
@@ -30,9 +32,9 @@ Spans = list[tuple[int, int]]
 
 @contextmanager
 def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
-    """Limit the rendering of a template, and yield its name for transformers.
+    """Limit time and memory of a rendering, and yield the name of the template for transformers.
 
-    Any error of the template, which is a program, becomes an error of the row.
+    A template is a program, so any exception becomes an `InvalidRowError`.
     """
     try:
         with limited(sum(len(message.content) for message in conversation.messages)):
@@ -43,12 +45,12 @@ def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
 
 
 class Renderer:
-    """Source of a Jinja template, with the variables of its tokenizer.
+    """Renderer of a Jinja template with the variables of a tokenizer.
 
     Attributes:
-        text: the source.
-        is_marked: True if it marks the assistant's text with `{% generation %}`.
-        reasoning_key: field of a message from which it reads the thought; None if it reads none.
+        text: source text of the template.
+        is_marked: whether the template marks the assistant's text with `{% generation %}`.
+        reasoning_key: message field from which the template reads reasoning, or None.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -57,14 +59,14 @@ class Renderer:
         found = set(_REASONING_KEY.findall(text))
         keys = ("reasoning_content", "thinking", "reasoning")
         self.reasoning_key = next((key for key in keys if key in found), None)
-        self._writes_tags = any(tag in text for tag in THOUGHT_TAGS)
+        self._writes_tags = any(tag in text for tag in THINK_TAGS)
         self._tokenizer = tokenizer
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
         """Check that the template has the variables.
 
         Raises:
-            ValueError: it does not mention one of them, or `strftime_now` is not a date.
+            ValueError: the template lacks a variable, or `strftime_now` is not a date.
         """
         self._source(kwargs)
         for name in kwargs:
@@ -72,7 +74,7 @@ class Renderer:
                 raise ValueError(f"the chat template has no variable {name!r}; remove it")
 
     def _source(self, kwargs: Mapping[str, Any]) -> str:
-        """Return the template, with a macro in place of the function `strftime_now` if it calls that.
+        """Return the template; a macro replaces the function `strftime_now` if the template calls it.
 
         Raises:
             ValueError: `strftime_now` in `kwargs` is not a date.
@@ -88,10 +90,10 @@ class Renderer:
         return f"{{% macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro +%}}{self.text}"
 
     def text_of(self, conversation: Conversation, kwargs: Mapping[str, Any], for_generation: bool = False) -> str:
-        """Return the text of a conversation, with the prompt of the next answer if it is for generation.
+        """Return the text of a conversation, with the generation prompt if `for_generation` is set.
 
         Raises:
-            InvalidRowError: the template raises an error, or exceeds the limits of sandbox.py.
+            InvalidRowError: the template raises an error, or exceeds the limits of jinja_sandbox.py.
         """
         messages = self.dictionaries(conversation)
         with _bounded(self._source(kwargs), conversation) as name:
@@ -105,7 +107,7 @@ class Renderer:
             )
 
     def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
-        """Return the text of a conversation, and the (start, end) of each span that the template marks in it.
+        """Return the text of a conversation, and the (start, end) of each marked span.
 
         Raises:
             InvalidRowError: as for `text_of`.
@@ -124,24 +126,24 @@ class Renderer:
             )
         return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
 
-    def thought_of(self, message: Message) -> str:
-        """Return the thought of an answer, from its field or from tags in its content; empty if it has none."""
+    def reasoning_of(self, message: Message) -> str:
+        """Return the reasoning of an answer, from its field or from tags in its content, or an empty string."""
         if message.reasoning is not None:
             return message.reasoning
-        return split_thought(message.content)[0] or ""
+        return split_reasoning(message.content)[0] or ""
 
     def dictionaries(self, conversation: Conversation) -> list[dict[str, Any]]:
-        """Return the messages as the template reads them.
+        """Return the messages as dicts for the template.
 
         Raises:
-            InvalidRowError: an answer has two thoughts, or one that the template cannot write.
+            InvalidRowError: an answer has reasoning twice, or reasoning that the template cannot write.
         """
         return [self._dictionary(message) for message in conversation.messages]
 
     def _dictionary(self, message: Message) -> dict[str, Any]:
         written: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.is_answer:
-            written |= self._with_thought(message)
+            written |= self._with_reasoning(message)
         if message.tool_calls:
             written["tool_calls"] = [
                 {
@@ -156,11 +158,11 @@ class Renderer:
                 written[key] = value
         return written
 
-    def _with_thought(self, message: Message) -> dict[str, Any]:
-        """Return the content of an answer with its thought where the template reads it, and never twice."""
-        inline, rest = split_thought(message.content)
+    def _with_reasoning(self, message: Message) -> dict[str, Any]:
+        """Return the content of an answer with its reasoning in the place where the template reads it."""
+        inline, rest = split_reasoning(message.content)
         if message.reasoning is not None and inline is not None and inline.strip() != message.reasoning.strip():
-            problem = "the answer has a thought in its content and another one as a field; keep one"
+            problem = "the answer has reasoning in its content and different reasoning in a field; keep one"
             raise InvalidRowError(REFUSED, problem, message.path)
         if self.reasoning_key is not None:
             thought = message.reasoning if message.reasoning is not None else inline
@@ -170,10 +172,10 @@ class Renderer:
         if not self._writes_tags:
             problem = "the chat template does not write reasoning; write it into the answer, or remove it"
             raise InvalidRowError(REFUSED, problem, message.path)
-        opening, closing = THOUGHT_TAGS
+        opening, closing = THINK_TAGS
         return {"content": f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"}
 
 
 def key_of(kwargs: Mapping[str, Any]) -> str:
-    """Return a text that identifies variables of a template."""
+    """Return a text that identifies template variables and their values."""
     return json.dumps(dict(kwargs), sort_keys=True, default=str)

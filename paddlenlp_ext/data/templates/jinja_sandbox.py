@@ -1,17 +1,20 @@
-"""Limits on the time and the memory of a chat template, which comes with a model and is not trusted.
+"""Limit processor time and memory of a chat template, which comes with a model and is not trusted.
 
-Jinja's sandbox hides Python from a template, but lets it loop and build strings without bound. Here every operation
-that makes a value, and every iteration, is paid from the budget of the rendering. Operations whose result can be much
-larger than their operands are paid for in advance:
+Jinja's sandbox hides Python from a template, but does not bound its loops and strings. Here every operation that
+creates a value, and every iteration, is charged to the budget of the rendering. Operations whose result can be much
+larger than their operands are charged in advance:
 
     loops, calls, filters            a step each; the processor time is limited too
     + ~ slices literals filters      size of the result
     * ** % replace join format       size of the result, computed from the operands
 
-A container is paid as the text that it prints, so that lists of lists of one long string cannot grow in secret.
-transformers renders the template. It is asked for a name in place of the template, and `bound_template` replaces the
-code that it compiled for the name, which does nothing, by the template's code that pays. transformers must not compile
-the template itself: the compiler computes constant expressions.
+A container is charged for the text that it prints, so that nested lists of one long string cannot grow unnoticed.
+transformers renders the template. It receives a name in place of the template; `bound_template` replaces the empty code
+that transformers compiled for the name with the charging code of the template. transformers must not compile the
+template itself, because the compiler evaluates constant expressions.
+
+Limits of the operating system would need a child process for each process. It renders as fast as this sandbox, but
+takes 1.2 s to import transformers, or needs a copy of the environment in which transformers renders templates.
 """
 
 from __future__ import annotations
@@ -34,35 +37,35 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_SECONDS = 3.0
-"""Processor time of one rendering, or of all that find out how a template writes conversations."""
+"""Processor time of one rendering, or of all renderings that probe a template."""
 MAX_CHARS = 1 << 28
-"""Characters that one rendering may make, those of values that it drops included."""
+"""Maximum number of characters that a rendering may create, including dropped values."""
 _CHARS_PER_TEXT = 64
-"""Further characters for each character of the conversation: long texts are copied several times."""
+"""Additional characters for each character of the conversation, because long texts are copied several times."""
 _CHARS_PER_ENTRY = 512
 _MAX_WIDTH = 10_000
 _MAX_BITS = 1 << 16
-"""Limit of whole numbers that are products or powers."""
+"""Maximum number of bits of an integer product or power."""
 _STEPS_PER_CHECK = 16
 _EXPENSIVE_CHARS = 1 << 16
 
 _LOOP, _NEW, _WRITTEN, _STORED = "bounded loop", "new value", "written value", "stored value"
-"""Filters that pay; no template can name one, because of the space."""
+"""Charging filters; templates cannot name them because of the space."""
 _TAKE_ANY_OPTION = frozenset({"default", "d", "map", "select", "reject", "selectattr", "rejectattr", "groupby"})
 _TAKE_WIDTHS = frozenset({"batch", "slice", "center", "indent", "round", "tojson", "ljust", "rjust", "zfill"})
-"""Filters and methods of texts whose whole numbers are widths, counts or precisions."""
+"""Filters and string methods whose integer arguments are widths, counts or precisions."""
 _REFUSED_METHODS = ("translate", "maketrans", "to_bytes", "from_bytes", "expandtabs")
-_PAID_METHODS = frozenset({*_TAKE_WIDTHS, *_REFUSED_METHODS, "format", "format_map", "join", "replace"})
+_CHARGED_METHODS = frozenset({*_TAKE_WIDTHS, *_REFUSED_METHODS, "format", "format_map", "join", "replace"})
 _NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 _NUMBERS = {"{": re.compile(r"\{[^{}]*?(\d+)[^{}]*\}"), "%": re.compile(r"(\d+)")}
 
 
 class TemplateLimitError(SecurityError):
-    """A template that exceeds the limits of a rendering."""
+    """Error about a template that exceeds the limits of a rendering."""
 
 
 class _Budget:
-    """Rest of the limits of a rendering."""
+    """Remaining characters and processor time of a rendering."""
 
     __slots__ = ("_chars", "_deadline", "_steps")
 
@@ -74,13 +77,13 @@ class _Budget:
             self._deadline = min(self._deadline, outer._deadline)
 
     def step(self) -> None:
-        """Count an operation, and check the time after some."""
+        """Count an operation, and check the time after every 16 operations."""
         self._steps += 1
         if self._steps % _STEPS_PER_CHECK == 0:
             self.check_time()
 
     def spend(self, num_chars: int) -> None:
-        """Pay for a text."""
+        """Charge the characters of a text."""
         self._chars -= num_chars
         if self._chars < 0:
             raise TemplateLimitError(f"it builds texts of more than {MAX_CHARS:,} characters")
@@ -100,7 +103,7 @@ _BUDGET: ContextVar[_Budget | None] = ContextVar("budget of a rendering", defaul
 def limited(num_chars: int = 0) -> Iterator[None]:
     """Limit the renderings in the block; `num_chars` is the length of the conversation.
 
-    Within another such block, the time of that one counts too.
+    A block inside another block also ends at the deadline of the outer block.
     """
     token = _BUDGET.set(_Budget(MAX_CHARS + _CHARS_PER_TEXT * num_chars, _BUDGET.get()))
     try:
@@ -111,18 +114,18 @@ def limited(num_chars: int = 0) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(text: str) -> tuple[str, Template]:
-    """Return the name of a template, and the template compiled with the limits."""
+    """Return the name of a template and its compiled, charging code."""
     from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
     if len(text) > MAX_TEMPLATE_CHARS:
         raise TemplateLimitError(f"it has {len(text):,} characters, more than {MAX_TEMPLATE_CHARS:,}")
-    # A new environment, which has no other template; in some versions this function is the one with a cache.
+    # A new environment without other templates; in some versions of transformers, this function has the cache.
     compile_ = getattr(_cached_compile_jinja_template, "__wrapped__", _cached_compile_jinja_template)
     environment = compile_("").environment
     environment.__class__ = _BoundedEnvironment
     environment.num_written = len(text)
     environment.filters = {name: _bounded_filter(name, filter_) for name, filter_ in environment.filters.items()}
-    environment.filters |= {_LOOP: _bounded_loop, _NEW: _paid, _WRITTEN: _written, _STORED: _stored}
+    environment.filters |= {_LOOP: _bounded_loop, _NEW: _charged, _WRITTEN: _written, _STORED: _stored}
     environment.finalize = _written
     environment.globals.pop("lipsum", None)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -130,16 +133,16 @@ def _compiled(text: str) -> tuple[str, Template]:
 
 
 def bound_template(text: str) -> str:
-    """Compile a template with the limits, and return the name by which transformers renders it.
+    """Compile a template with limits, and return the name under which transformers renders it.
 
     Raises:
         TemplateLimitError: the template is too long.
-        jinja2.exceptions.TemplateError: it is not Jinja.
+        jinja2.exceptions.TemplateError: the text is not valid Jinja.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     name, bounded = _compiled(text)
-    placeholder = _compile_jinja_template(name)  # cached, but not forever
+    placeholder = _compile_jinja_template(name)  # may fall out of the cache of transformers
     if placeholder.environment is not bounded.environment:
         placeholder.environment = bounded.environment
         placeholder.globals = bounded.globals
@@ -151,7 +154,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Environment of a bounded template.
 
     Attributes:
-        num_written: characters of the template, the most that one iteration of a loop can write of it.
+        num_written: number of characters of the template, an upper bound of its text in one iteration.
     """
 
     num_written: int
@@ -159,12 +162,12 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        _PayingCode().visit(template)
+        _ChargingCode().visit(template)
         template.set_environment(self)
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator, and pay for its result."""
+        """Apply an operator, and charge its result."""
         budget = _BUDGET.get()
         if budget is not None:
             if isinstance(left, int) and isinstance(right, int):
@@ -176,75 +179,75 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
                     if isinstance(count, int) and not isinstance(value, float):
                         budget.spend(max(count, 0) * _size(value))
             elif operator == "%" and isinstance(left, str):
-                _pay_format(budget, left, "%", right)
-        return _paid(super().call_binop(context, operator, left, right))
+                _charge_format(budget, left, "%", right)
+        return _charged(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a macro, a function or a method, and pay for its result."""
+        """Call a macro, a function or a method, and charge its result."""
         budget = _BUDGET.get()
         if budget is not None:
             budget.step()
             collects = isinstance(__obj, type) or getattr(__obj, "catch_varargs", False)
             if collects or getattr(__obj, "catch_kwargs", False):
                 budget.spend(_size((args, kwargs)))
-            if isinstance(__obj, LoopContext) and args:  # the next level of a recursive loop
+            if isinstance(__obj, LoopContext) and args:  # next level of a recursive loop
                 args = (_bounded_loop(args[0], __self.num_written), *args[1:])
             elif not isinstance(__obj, Macro):
-                args = _pay_method(budget, getattr(__obj, "__wrapped__", __obj), args, kwargs)
-        return _paid(super().call(__context, __obj, *args, **kwargs))
+                args = _charge_method(budget, getattr(__obj, "__wrapped__", __obj), args, kwargs)
+        return _charged(super().call(__context, __obj, *args, **kwargs))
 
 
-class _PayingCode(NodeTransformer):
-    """Wrap iterables of loops, and expressions that make values without a call, in filters that pay."""
+class _ChargingCode(NodeTransformer):
+    """Wrap iterables of loops, and expressions that create values without a call, in charging filters."""
 
     def get_visitor(self, node: nodes.Node) -> Any:
-        """Return the method for the type of a node; None for a type that is left as it is."""
-        return getattr(self, f"pay_{type(node).__name__.lower()}", None)
+        """Return the visitor for the type of a node, or None for types that stay unchanged."""
+        return getattr(self, f"charge_{type(node).__name__.lower()}", None)
 
-    def pay_for(self, node: nodes.For) -> nodes.For:
+    def charge_for(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         written = sum(len(data.data) for statement in node.body for data in statement.find_all(nodes.TemplateData))
         node.iter = _filtered(node.iter, _LOOP, nodes.Const(written))
         return node
 
-    def pay_getitem(self, node: nodes.Getitem) -> nodes.Expr:
+    def charge_getitem(self, node: nodes.Getitem) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, _NEW) if isinstance(node.arg, nodes.Slice) else node
 
-    def pay_tuple(self, node: nodes.Tuple) -> nodes.Expr:
+    def charge_tuple(self, node: nodes.Tuple) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, _NEW) if node.ctx == "load" and node.items else node
 
-    def _pay_new(self, node: nodes.Expr) -> nodes.Expr:
+    def _charge_new(self, node: nodes.Expr) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, _NEW)
 
-    def pay_concat(self, node: nodes.Concat) -> nodes.Expr:
+    def charge_concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         node.nodes = [part if isinstance(part, nodes.Const) else _filtered(part, _WRITTEN) for part in node.nodes]
         return _filtered(node, _NEW)
 
-    def pay_add(self, node: nodes.Add) -> nodes.Expr:
+    def charge_add(self, node: nodes.Add) -> nodes.Expr:
         return _filtered(self._sum(node), _NEW)
 
     def _sum(self, node: nodes.Expr) -> nodes.Expr:
-        """Visit the operands of a sum, which is paid once."""
+        """Visit the operands of a sum; the sum is charged once."""
         if not isinstance(node, nodes.Add):
             return self.visit(node)
         node.left, node.right = self._sum(node.left), self._sum(node.right)
         return node
 
-    def pay_output(self, node: nodes.Output) -> nodes.Output:
-        node.nodes = [self._sum(part) for part in node.nodes]  # `finalize` pays for what is written
+    def charge_output(self, node: nodes.Output) -> nodes.Output:
+        node.nodes = [self._sum(part) for part in node.nodes]  # `finalize` charges the written text
         return node
 
-    def pay_assign(self, node: nodes.Assign) -> nodes.Assign:
+    def charge_assign(self, node: nodes.Assign) -> nodes.Assign:
         self.generic_visit(node)
         if isinstance(node.target, nodes.NSRef):
             node.node = _filtered(node.node, _STORED)
         return node
 
-    pay_list = pay_dict = _pay_new
+    charge_list = charge_dict = _charge_new
 
 
 def _filtered(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
@@ -252,7 +255,7 @@ def _filtered(node: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filt
 
 
 def _bounded_loop(iterable: Iterable[Any], num_written: int) -> Iterator[Any]:
-    """Yield the items of a loop, and pay for the text that the template writes in each iteration."""
+    """Yield the items of a loop, and charge the template text of each iteration."""
     budget = _BUDGET.get()
     for item in iterable:
         if budget is not None:
@@ -261,8 +264,8 @@ def _bounded_loop(iterable: Iterable[Any], num_written: int) -> Iterator[Any]:
         yield item
 
 
-def _paid(value: Any) -> Any:
-    """Pay for a new value, and return it."""
+def _charged(value: Any) -> Any:
+    """Charge a new value, and return it."""
     budget = _BUDGET.get()
     if budget is not None:
         if type(value) is str:  # the most frequent case
@@ -275,22 +278,22 @@ def _paid(value: Any) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """Pay for a value that is written as text, and return it; the contents of a namespace are not known."""
-    return _paid(value if type(value) is str else _stored(value))
+    """Charge a value that is written as text, and return it; a namespace is refused because its contents can change."""
+    return _charged(value if type(value) is str else _stored(value))
 
 
 def _stored(value: Any) -> Any:
-    """Return a value that is stored in a namespace."""
+    """Return a value that a namespace stores, unless it is a namespace."""
     if isinstance(value, Namespace):
         raise TemplateLimitError("it writes or stores a namespace")
     return value
 
 
 def _size(value: Any) -> int:
-    """Return the number of characters that a value prints, about.
+    """Return the approximate number of characters that a value prints.
 
     Raises:
-        TemplateLimitError: they are too many, or a container holds a namespace, whose contents can change.
+        TemplateLimitError: the text is too long, or a container holds a namespace, whose contents can change.
     """
     if isinstance(value, str | bytes):
         return len(value)
@@ -315,7 +318,7 @@ def _size(value: Any) -> int:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that pays for its result, before it is computed where it can be large."""
+    """Return a filter that charges its result, in advance if the result can be large."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after the context that Jinja passes
 
     @functools.wraps(function)
@@ -324,15 +327,15 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
         if budget is not None and len(args) > first:
             budget.step()
             if len(args) == first + 1 and not kwargs and type(args[first]) is str:  # the most frequent case
-                return _paid(function(*args))
-            args = (*args[:first], *_pay_filter(budget, name, args[first:], kwargs))
-        return _paid(function(*args, **kwargs))
+                return _charged(function(*args))
+            args = (*args[:first], *_charge_filter(budget, name, args[first:], kwargs))
+        return _charged(function(*args, **kwargs))
 
     return bounded
 
 
-def _pay_filter(budget: _Budget, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pay for a filter in advance, and return its arguments."""
+def _charge_filter(budget: _Budget, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Charge a filter in advance, and return its arguments."""
     value, *options = args
     if isinstance(value, Namespace):
         raise TemplateLimitError("it passes a namespace to a filter")
@@ -341,31 +344,31 @@ def _pay_filter(budget: _Budget, name: str, args: tuple[Any, ...], kwargs: Mappi
     options += kwargs.values()
     _check_widths(name, options)
     if name == "format":
-        _pay_format(budget, str(value), "%", options)
+        _charge_format(budget, str(value), "%", options)
     elif name == "sum" and not all(isinstance(option, str | int | float | None) for option in options):
         raise TemplateLimitError("it adds lists in a filter")
     elif name == "join":
         value = list(value)
         budget.spend(len(value) * max(map(_size, options), default=0))
     elif name == "replace":
-        _pay_replace(budget, str(value), *map(str, options[:2]))
+        _charge_replace(budget, str(value), *map(str, options[:2]))
     elif isinstance(value, str):
         budget.spend(len(value) * max((len(option) for option in options if isinstance(option, str)), default=0))
     return (value, *args[1:])
 
 
-def _pay_method(budget: _Budget, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Pay for a method of a text or number in advance, and return its arguments."""
+def _charge_method(budget: _Budget, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Charge a method of a string or number in advance, and return its arguments."""
     owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
     if not isinstance(owner, str | bytes | int):
         return args
-    if name not in _PAID_METHODS:
+    if name not in _CHARGED_METHODS:
         return args
     if name in _REFUSED_METHODS:
         raise TemplateLimitError(f"it calls {name}")
     if name in ("format", "format_map"):
         assert isinstance(owner, str)
-        _pay_format(budget, owner, "{", (args, kwargs))
+        _charge_format(budget, owner, "{", (args, kwargs))
         return args
     _check_widths(name, (*args, *kwargs.values()))
     if name == "join" and args:
@@ -373,7 +376,7 @@ def _pay_method(budget: _Budget, method: Any, args: tuple[Any, ...], kwargs: Map
         budget.spend(len(items) * _size(owner))
         return (items, *args[1:])
     if name == "replace" and len(args) > 1 and all(isinstance(option, str) for option in args[:2]):
-        _pay_replace(budget, str(owner), *args[:2])
+        _charge_replace(budget, str(owner), *args[:2])
     return args
 
 
@@ -383,12 +386,12 @@ def _check_widths(name: str, options: Iterable[Any]) -> None:
             raise TemplateLimitError(f"it passes {option} as a width or count, more than {_MAX_WIDTH:,}")
 
 
-def _pay_replace(budget: _Budget, text: str, old: str = "", new: str = "") -> None:
+def _charge_replace(budget: _Budget, text: str, old: str = "", new: str = "") -> None:
     budget.spend(len(text) + text.count(old) * len(new))
 
 
-def _pay_format(budget: _Budget, text: str, mark: str, values: Any) -> None:
-    """Pay for a text whose `mark` stands for values, with widths in digits."""
+def _charge_format(budget: _Budget, text: str, mark: str, values: Any) -> None:
+    """Charge a format string, whose fields start with `mark`, with its widths and values."""
     fields = text.replace("{{", "").replace("}}", "") if mark == "{" else text.partition("%")[2]
     numbers = _NUMBERS[mark].findall(fields)
     computes = _NESTED_FIELD.search(fields) if mark == "{" else "*" in fields

@@ -1,4 +1,4 @@
-"""Chat templates in Jinja."""
+"""Chat templates in Jinja, as in Hugging Face tokenizers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class JinjaTemplate(ChatTemplate):
     """Chat template in the Jinja dialect of Hugging Face tokenizers.
 
     Raises:
-        ValueError: the template cannot be rendered, has no variable of `options.kwargs`, or the assistant's text in it
-            cannot be located.
+        ValueError: the template cannot be rendered, lacks a variable of `options.kwargs`, or its answers cannot be
+            located.
     """
 
     writes_messages = True
@@ -50,7 +50,7 @@ class JinjaTemplate(ChatTemplate):
     def identity(self) -> str:
         """Source of the template, the rendered probe, and the options.
 
-        The options are left out for templates whose rows earlier versions read alike.
+        Options are omitted for templates that earlier versions rendered alike.
         """
         probe = self.probe(self.options.kwargs)
         options = "" if self.options == TemplateOptions() else repr(self.options)
@@ -74,7 +74,7 @@ class JinjaTemplate(ChatTemplate):
         return self.encoder.encode([text], [False])[0]
 
     def answer_text(self, turn: RenderedTurn) -> str:
-        """Return the text that the model is to generate in a turn, without special tokens."""
+        """Return the text that the model should generate in a turn, without special tokens."""
         return self.special.sub("", super().answer_text(turn)).strip()
 
     def _renderings(self, conversation: Conversation) -> Renderings:
@@ -87,7 +87,7 @@ class JinjaTemplate(ChatTemplate):
         return Renderings(conversation, self.renderer, kwargs, self.options, probe, self.special)
 
     def probe(self, kwargs: Mapping[str, Any]) -> Probe:
-        """Return the texts around questions and answers, for one choice of the template's variables.
+        """Return the texts around questions and answers for given template variables.
 
         Raises:
             ValueError: as for `probe_template`.
@@ -96,13 +96,13 @@ class JinjaTemplate(ChatTemplate):
         if key not in self._probes:
             if len(self._probes) >= _MAX_PROBES:
                 self._probes.clear()
-            with limited():  # all renderings together
+            with limited():  # one time limit for all renderings
                 self._probes[key] = probe_template(self.renderer, kwargs, self.special)
         return self._probes[key]
 
 
 def _needs_check(conversation: Conversation, text: str) -> bool:
-    """Return whether a conversation has parts that its template may leave out."""
+    """Return whether a conversation has content that its template may leave out."""
     if conversation.tools:
         return True
     for index, message in enumerate(conversation.messages):

@@ -15,25 +15,25 @@ FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 
 
 def load_template(option: str | None, tokenizer: Any, options: TemplateOptions | None = None) -> ChatTemplate:
-    """Return the template that the key `chat_template` selects.
+    """Load the template that the key `chat_template` selects.
 
     Args:
         option: None for the template of the tokenizer (no template if it has none), "none" for no template, or a path:
             a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
             `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
-        options: variables of a Jinja template, and what is learned of thoughts.
+        options: variables of a Jinja template, and the loss mask of reasoning.
 
     Raises:
-        ValueError: the file is missing or holds no template, the tokenizer has no end token, the template has no
-            variable of `options.kwargs`, or it has no thoughts that `options.mask_reasoning` could leave out.
+        ValueError: the file is missing or not a template, the tokenizer has no end token, the template lacks a variable
+            of `options.kwargs`, or `options.mask_reasoning` is set and the template writes no reasoning.
     """
     template = _load(option, tokenizer, options or TemplateOptions())
     if options is not None and not template.writes_messages:
         if options.kwargs:
-            raise ValueError("chat_template_kwargs: only a template in Jinja has variables; remove the key")
+            raise ValueError("chat_template_kwargs: only Jinja templates have variables; remove the key")
         if options.mask_reasoning:
-            raise ValueError("mask_reasoning: only a template in Jinja has thoughts; remove the key")
+            raise ValueError("mask_reasoning: only Jinja templates write reasoning; remove the key")
     return template
 
 

@@ -10,12 +10,12 @@ from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
 
 @dataclass(frozen=True)
 class EncodedTurn:
-    """Token ids of one turn; `answer` includes its end token.
+    """Token ids of a turn.
 
     Attributes:
         prompt: ids of the prompt.
-        answer: ids of the answer.
-        lead: ids of each text between them.
+        answer: ids of the answer with its end token.
+        lead: ids of each text between prompt and answer.
         text: the turn as text.
     """
 
@@ -31,7 +31,7 @@ class EncodedTurn:
 
     @property
     def generation_start(self) -> int:
-        """Number of tokens before those that the model generates."""
+        """Index of the first token that the model generates."""
         leads = zip(self.lead, self.text.lead, strict=True)
         return len(self.prompt) + sum(len(ids) for ids, lead in leads if lead.is_prompt)
 
@@ -42,7 +42,7 @@ class EncodedTurn:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """True for each token that counts in the loss."""
+        """Mask of the tokens that count in the loss."""
         is_target = self.text.is_target
         mask = [False] * len(self.prompt)
         for ids, lead in zip(self.lead, self.text.lead, strict=True):
@@ -51,7 +51,7 @@ class EncodedTurn:
 
 
 def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
-    """Return the tokens of all turns, concatenated, and their loss mask."""
+    """Concatenate the tokens and the loss masks of turns."""
     tokens: list[int] = []
     loss_mask: list[bool] = []
     for turn in turns:

@@ -2,8 +2,8 @@
 
     {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
 
-Each piece is a small Jinja template. `conversation` is written for every turn: its first piece is the prompt, its
-second the answer. `query` replaces `conversation[0]` in prompts for generation. `system` is optional.
+Each piece is a small Jinja template. `conversation` is written for every turn: the first piece is the prompt, the
+second piece the answer. `query` replaces `conversation[0]` in prompts for generation. `system` is optional.
 (Format: PaddleNLP 3.0, llm/docs/chat_template.md.)
 """
 
@@ -28,7 +28,7 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
 
 
 def is_paddlenlp_template(content: Any) -> bool:
-    """Return True if parsed JSON looks like PaddleNLP's format."""
+    """Return whether parsed JSON looks like PaddleNLP's format."""
     return isinstance(content, dict) and "conversation" in content
 
 
@@ -38,7 +38,7 @@ class PaddleNLPTemplate(ChatTemplate):
     Args:
         content: the parsed JSON.
         path: file of the template, for error messages.
-        text: source of the template.
+        text: source text of the template.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
@@ -105,7 +105,7 @@ class PaddleNLPTemplate(ChatTemplate):
 
 
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
-    """Return the text that a piece writes before and after its variable."""
+    """Return the text of a piece before and after its variable."""
     if not isinstance(piece, str):
         raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write one")
     try:

@@ -13,10 +13,9 @@ from paddlenlp_ext.data.templates.text_encoder import TextEncoder
 
 
 class PlainTemplate(ChatTemplate):
-    """Template without markers: the tokenizer's prefix, then question, answer and end token of every turn.
+    """Template without markers: the prefix of the tokenizer, then question, answer and end token of every turn.
 
-    The system prompt precedes the first question, followed by a line break. Questions and answers are
-    encoded separately.
+    The system prompt and a line break precede the first question. Questions and answers are encoded separately.
 
     Raises:
         ValueError: the tokenizer has no end token.

@@ -13,8 +13,8 @@ class Lead:
 
     Attributes:
         text: the text.
-        is_target: True if its tokens count in the loss.
-        is_prompt: True if generation starts after it.
+        is_target: whether its tokens count in the loss.
+        is_prompt: whether it belongs to the prompt of generation.
     """
 
     text: str
@@ -24,22 +24,21 @@ class Lead:
 
 @dataclass(frozen=True)
 class RenderedTurn:
-    """Text of one turn: the prompt is `head + content + tail`.
+    """Text of a turn: prompt, lead and answer; the prompt is `head + content + tail`.
 
     Attributes:
-        head: text of the template before the last message of the prompt; in the first turn it includes the system
-            prompt.
-        content: the last message of the prompt, the only part that may be truncated. None if the template rewrote it;
-            `head` then holds the full prompt.
-        tail: text of the template after that message.
-        answer: text of the answer, with its end token.
-        lead: texts between the prompt and the answer: a thought that is not learned, or a header that is.
-        is_target: True if the tokens of the answer count in the loss.
-        number: number of the answer among the answers of the conversation.
-        has_thought: True if a thought precedes the answer.
-        num_tool_calls: number of calls of tools in the answer.
-        has_empty_thought: True if the template writes an empty thought before the answer, which is not in the prompt
-            that it writes for generation, and the thought is no target.
+        head: template text before the last message of the prompt; in the first turn with the system prompt.
+        content: last message of the prompt, which truncation may shorten; None if the template rewrote it, so that
+            `head` holds the full prompt.
+        tail: template text after this message.
+        answer: text of the answer with its end token.
+        lead: texts between prompt and answer, such as reasoning that is not a target, or a header that is a target.
+        is_target: whether the tokens of the answer count in the loss.
+        number: index of the answer among the answers of the conversation.
+        has_reasoning: whether reasoning precedes the answer.
+        num_tool_calls: number of tool calls in the answer.
+        has_empty_reasoning: whether the template writes an empty reasoning block before the answer that is neither a
+            target nor in the prompt of generation.
     """
 
     head: str
@@ -49,23 +48,23 @@ class RenderedTurn:
     lead: tuple[Lead, ...] = ()
     is_target: bool = True
     number: int = 0
-    has_thought: bool = False
+    has_reasoning: bool = False
     num_tool_calls: int = 0
-    has_empty_thought: bool = False
+    has_empty_reasoning: bool = False
 
     @property
     def prompt(self) -> str:
-        """Text before the lead and the answer."""
+        """Text before lead and answer."""
         return self.head + (self.content or "") + self.tail
 
 
 @dataclass(frozen=True)
 class Example:
-    """Example of a row, as text.
+    """Rendered example of a row.
 
     Attributes:
-        conversation: the messages that the example writes; its targets are those of the example.
-        turns: one turn for each answer that is located in the text.
+        conversation: messages of the example; their `is_target` marks the targets of the example.
+        turns: a turn for each answer that is located in the text.
     """
 
     conversation: Conversation

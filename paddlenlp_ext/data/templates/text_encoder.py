@@ -1,4 +1,4 @@
-"""Encode pieces of text with a tokenizer; find special tokens and the end of an answer."""
+"""Encode pieces of text with a tokenizer, and find special tokens and the end of an answer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Return a pattern that matches any special token of a tokenizer, longer ones first."""
+    """Return a pattern that matches any special token of a tokenizer, longer tokens first."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
 def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
-    """Return the part of an answer's tail that belongs to the answer: up to and including the last special token.
+    """Return the end of an answer: the text after its content, up to and including the last special token.
 
-    A tail without a special token is returned in full, with a warning, because none of its tokens ends the answer.
+    Text without a special token is returned in full and logged as a warning, because nothing in it ends the answer.
 
     Args:
-        tail: text that a template writes after an answer.
+        tail: text that a template writes after the content of an answer.
         special: pattern of special tokens.
     """
     ends = [match.end() for match in special.finditer(tail)]
@@ -33,7 +33,7 @@ def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
 
 
 def stop_token_ids(end: str, special: re.Pattern[str], tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end generation: the special tokens in `end`, and the end token of the tokenizer."""
+    """Return the ids that end generation: special tokens in `end`, and the end-of-sequence token."""
     ids = [tokenizer.convert_tokens_to_ids(token) for token in special.findall(end)]
     if tokenizer.eos_token_id is not None:
         ids.append(int(tokenizer.eos_token_id))
@@ -44,14 +44,13 @@ _ANCHOR = "\n"
 
 
 class TextEncoder:
-    """Encode pieces of a text, without adding special tokens.
+    """Encoder of pieces of text, without special tokens.
 
-    Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode; a piece that continues
-    a text must not get one. With such a tokenizer, a continuing piece is encoded after a line break, whose ids are then
-    removed.
+    Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode. A piece that continues
+    other text must not get this prefix, so it is encoded after a line break, whose ids are then removed.
 
     Attributes:
-        prefix_ids: special ids that the tokenizer puts before a text, such as a beginning-of-sequence token.
+        prefix_ids: special ids that the tokenizer puts before a text, such as the beginning-of-sequence token.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -62,11 +61,11 @@ class TextEncoder:
         self.prefix_ids = self._ids_before_text()
 
     def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
-        """Return the ids of every piece.
+        """Return the ids of each piece.
 
         Args:
             texts: the pieces.
-            continues: for each piece, True if it continues other text.
+            continues: for each piece, whether it continues other text.
 
         Raises:
             ValueError: the tokenizer merges a piece with the line break before it.

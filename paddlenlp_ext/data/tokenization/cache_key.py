@@ -13,18 +13,18 @@ from typing import Any
 from paddlenlp_ext.data.readers.base import Reader
 
 TOKENIZATION_VERSION = 4
-"""Part of the cache key: raise it with every change that produces other tokens from the same rows.
+"""Version of the tokenization, part of the cache key; raise it with every change that alters the tokens of a row.
 
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
 """
 _PLAIN_KEYS = frozenset(
     {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
 )
-"""Keys of rows that versions 1 to 4 read alike; files with only these keys keep their caches of version 1."""
+"""Row keys that versions 1 to 4 read alike; caches of version 1 stay valid for files with only these keys."""
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
-"""Values that represent tokenization version 1 in a key: the version of the package, and hashes of its source files.
+"""File with the values of tokenization version 1 in a key: package version and hashes of the source files.
 
-Earlier releases hashed the source files themselves. Their last hashes are stored here, so that their caches stay valid.
+Earlier releases hashed their source files. The file has the last hashes, so that the old caches stay valid.
 """
 
 
@@ -39,11 +39,11 @@ def cache_key(
     """Return a hash of everything that determines the tokens of a split.
 
     Args:
-        readers: readers of the data files in reading order; their names and contents count.
+        readers: readers of the data files in reading order; the key covers their names and contents.
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
-        reads_more: earlier versions dropped rows that the template now writes, such as two questions in a row.
+        reads_more: whether earlier versions dropped rows that are valid now, such as two questions in a row.
     """
     keys = [_PlainKeys() for _ in readers]
     parts: dict[str, Any] = {
@@ -59,10 +59,10 @@ def cache_key(
 
 
 def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
-    """Return the part of a key that identifies the code: the tokenization version and the versions of libraries.
+    """Return the versions in a key: tokenization version and library versions.
 
     Args:
-        has_plain_keys: whether the rows have only keys that tokenization version 1 read alike.
+        has_plain_keys: whether the rows have only keys that tokenization version 1 reads alike.
     """
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
     if has_plain_keys and TOKENIZATION_VERSION == 4:
@@ -75,12 +75,12 @@ _THOUGHT_END = re.compile(rb"<\\?/think>")
 
 
 class _PlainKeys:
-    """Scan JSON text, piece by piece, for keys that are not in `_PLAIN_KEYS`, and for thoughts in tags.
+    """Incremental scanner of JSON text for keys outside `_PLAIN_KEYS` and for reasoning in tags.
 
-    A quoted key in a text may count as a key as well. Empty thoughts in tags are no targets since version 4.
+    Quoted keys inside strings may count as keys. Empty reasoning in tags is not a target since version 4.
 
     Attributes:
-        are_plain: whether neither was found so far.
+        are_plain: whether the text so far has neither.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class _PlainKeys:
         self._rest = b""
 
     def observe(self, content: bytes) -> None:
-        """Scan the next piece of the text."""
+        """Scan the next chunk of the text."""
         if not self.are_plain:
             return
         text, end = self._rest + content, 0
@@ -100,7 +100,7 @@ class _PlainKeys:
             if match[1] not in _PLAIN_KEYS:
                 self.are_plain = False
                 return
-        # A key may begin at one of the last two quotes and end in the next piece.
+        # A key may start at one of the last two quotes and end in the next chunk.
         last = text.rfind(b'"', end)
         before = text.rfind(b'"', end, max(last, end))
         begins = [quote for quote in (before, last) if quote >= 0]
@@ -108,7 +108,7 @@ class _PlainKeys:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
+    """Return a hash of everything that determines how a tokenizer encodes text, without its path and padding."""
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
     backend = getattr(tokenizer, "backend_tokenizer", None)

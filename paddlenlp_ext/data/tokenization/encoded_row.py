@@ -1,4 +1,4 @@
-"""Tokenized rows: tokens with a loss mask, and the documents that they occupy in a batch."""
+"""Tokenized rows: tokens with a loss mask, and the documents that they form in a batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class Document:
-    """Positions that a row occupies next to each other in a batch.
+    """Contiguous positions of a row in a batch.
 
     Attributes:
         input_ids: int [T].
         labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
-        first_position: position id of the first token; the others follow without a gap.
-        parent: index, among the documents of the row, of the document that this one continues: its tokens are visible
-            too, as if they preceded this document. None: no other document is visible.
-        answer: index, among the answers of the row, of the answer that the labels belong to; -1: none.
+        first_position: position id of the first token; the following ids are consecutive.
+        parent: index in the row of the document that this document continues; attention sees its tokens as if they came
+            before. None: attention stays within the document.
+        answer: index in the row of the answer that the labels belong to; -1: none.
     """
 
     input_ids: np.ndarray
@@ -46,7 +46,7 @@ class EncodedRow:
 
     @property
     def length(self) -> int:
-        """Number of positions that the row takes in a batch: one less than its tokens."""
+        """Number of positions that the row takes in a batch: its number of tokens minus one."""
         return len(self.tokens) - 1
 
     @property
@@ -57,7 +57,7 @@ class EncodedRow:
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """Name, tokens and loss mask of each part of the row, for a preview; a row in one part has no name."""
+        """Name, tokens and loss mask of each sequence of the row, for a preview; a single sequence has no name."""
         return [("", self.tokens, self.loss_mask)]
 
 
@@ -70,13 +70,13 @@ class TokenizedRow:
         tokens: int32 [L].
         loss_mask: bool [L], true for target tokens; false for the first token, which no position predicts.
         answer_start: index of the first token that the model generates for the last target answer.
-        last_turn: number of that answer among the answers of the untruncated row.
+        last_turn: index of that answer among the answers of the untruncated row.
         num_truncated_tokens: number of tokens that truncation removed.
-        part: number of the example among the examples of its row.
-        num_thoughts: number of target answers with a thought.
-        num_tool_calls: number of calls of tools in target answers.
-        num_empty_thoughts: number of target answers after an empty thought that is no target.
-        num_truncated_target_tokens: number of target tokens among those that truncation removed.
+        part: index of the example among the examples of its row.
+        num_thoughts: number of target answers with reasoning.
+        num_tool_calls: number of tool calls in target answers.
+        num_empty_thoughts: number of target answers after an empty reasoning block that is not a target.
+        num_truncated_target_tokens: number of target tokens that truncation removed.
     """
 
     location: Location
@@ -93,12 +93,12 @@ class TokenizedRow:
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """Name, tokens and loss mask of each part of the example; one in one part has no name."""
+        """Name, tokens and loss mask of each sequence of the example, for a preview; a single sequence has no name."""
         return [("", self.tokens, self.loss_mask)]
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """Numbers that are stored about the answers of the example."""
+        """Values that the store saves about the answers of the example."""
         return self.answer_start, self.last_turn
 
     @property

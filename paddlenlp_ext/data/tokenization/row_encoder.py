@@ -27,19 +27,19 @@ from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
-from paddlenlp_ext.data.tokenization.truncation import _ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
+from paddlenlp_ext.data.tokenization.truncation import ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
 
 CHUNK_ROWS = 1000
-"""Rows per call of the tokenizer, which encodes several texts in parallel."""
+"""Rows per tokenizer call; the tokenizer encodes texts in parallel."""
 
 
 def encode_rows(
     rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails.
+    """Parse, render, tokenize and truncate rows in order.
 
-    A row yields one `InvalidRow`, or its examples one after the other, numbered by `part` from 0.
-    With `autoregressive`, rows are plain text without a template.
+    A row yields its examples, numbered by `part` from 0, or one `InvalidRow`. With `autoregressive`, rows are plain
+    text without a template.
     """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
     iterator = iter(rows)
@@ -113,9 +113,9 @@ def _finish(
             truncated.turns[target].text.number + truncated.num_removed_answers,
             truncated.num_truncated_tokens,
         ),
-        num_thoughts=sum(turn.has_thought for turn in targets),
+        num_thoughts=sum(turn.has_reasoning for turn in targets),
         num_tool_calls=sum(turn.num_tool_calls for turn in targets),
-        num_empty_thoughts=sum(turn.has_empty_thought for turn in targets),
+        num_empty_thoughts=sum(turn.has_empty_reasoning for turn in targets),
         num_truncated_target_tokens=_num_targets(turns) - sum(loss_mask) if truncated.num_truncated_tokens else 0,
     )
 
@@ -129,13 +129,13 @@ def _last_target(turns: Sequence[EncodedTurn]) -> int:
     for index in reversed(range(len(turns))):
         if turns[index].text.is_target:
             return index
-    raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
+    raise InvalidRowError(NO_TARGET, ONLY_CONTEXT)
 
 
 def _encode_texts(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Tokenize plain text: each text is the answer to an empty prompt, which makes every token a target."""
+    """Tokenize plain text; each text is an answer to an empty prompt, so every token is a target."""
     read = [_read_text(row) for row in chunk]
     texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
@@ -189,8 +189,8 @@ class EncodedBlock:
 
     Attributes:
         arrays: the valid rows.
-        stats: numbers of rows and tokens.
-        invalid: invalid rows, without those that an option excludes (`truncation: drop`).
+        stats: counts of rows and tokens.
+        invalid: invalid rows; rows that an option excludes (`truncation: drop`) are not in the list.
         end, fraction: as in `Block`.
     """
 
@@ -203,13 +203,13 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class RowEncoder:
-    """Encoder of blocks.
+    """Encoder of blocks of rows.
 
     Attributes:
         template: chat template that renders conversations.
         limits: `src_length`, `max_length` and `truncation`.
         autoregressive: rows are plain text; all of their tokens count in the loss.
-        files: names of the files; locations store indices into them.
+        files: names of the files; stored locations are indices into this tuple.
     """
 
     template: ChatTemplate
@@ -217,18 +217,18 @@ class RowEncoder:
     autoregressive: bool
     files: tuple[str, ...]
     num_answers: ClassVar[int] = 2
-    """Second dimension of `TokenArrays.answers`."""
+    """Number of columns of `TokenArrays.answers`."""
     num_values: ClassVar[int] = 0
-    """Second dimension of `TokenArrays.values`."""
+    """Number of columns of `TokenArrays.values`."""
 
     @classmethod
     def from_config(cls, config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
-        """Return the encoder of the rows of some readers."""
+        """Return the encoder of the rows of a list of readers."""
         limits = LengthLimits(config.src_length, config.max_length, config.truncation)
         return cls(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
-        """Parse, render, tokenize and truncate rows in their order; yield `InvalidRow` for one that fails."""
+        """Parse, render, tokenize and truncate rows in order; an invalid row yields one `InvalidRow`."""
         return encode_rows(rows, self.template, self.limits, self.autoregressive)
 
     def unknown_fields(self, row: Any) -> Iterator[str]:
@@ -246,7 +246,7 @@ class RowEncoder:
     def encode_and_count(
         self, rows: Iterable[SourceRow | InvalidRow]
     ) -> tuple[list[TokenizedRow | InvalidRow], DataStats]:
-        """Return the results of `encode_rows`, and numbers of rows and tokens."""
+        """Return the results of `encode_rows` and the statistics."""
         unknown: dict[str, Counter[str]] = {}
         results = list(self.encode_rows(self._count_unknown_fields(rows, unknown)))
         valid = [row for row in results if not isinstance(row, InvalidRow)]
@@ -279,7 +279,7 @@ class RowEncoder:
     def _count_unknown_fields(
         self, rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
     ) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+        """Yield the rows unchanged, and count their unknown fields in `unknown`: file -> field -> number of rows."""
         for row in rows:
             if isinstance(row, SourceRow):
                 for name in self.unknown_fields(row.value):

@@ -17,32 +17,32 @@ _STORED_KEYS = {
     "num_target_tokens": "num_learned",
     "num_truncated_tokens": "num_tokens_cut",
 }
-"""Attributes of `DataStats` whose keys in account.json have other names."""
+"""Attribute of `DataStats` -> its key in account.json, if the names differ."""
 
 
 @dataclass
 class DataStats:
-    """Statistics of a tokenized split: rows read = untruncated rows + truncated rows + dropped rows.
+    """Statistics of a tokenized split; rows read = untruncated rows + truncated rows + dropped rows.
 
     Attributes:
-        num_read: rows in the data files, invalid ones included.
+        num_read: rows in the data files, including invalid rows.
         num_untruncated: rows of the dataset that were not truncated.
         num_truncated: rows of the dataset that were truncated.
         dropped: reason -> number of rows that are not in the dataset.
         num_tokens: tokens in the dataset.
         num_target_tokens: tokens in the dataset that count in the loss.
-        num_truncated_tokens: tokens that truncation removed, without those of dropped rows.
-        num_lost_target_tokens: target tokens that truncation removed, and those of rows dropped because of their
-            length; None in the cache of an earlier version, which did not count them.
+        num_truncated_tokens: tokens that truncation removed; tokens of dropped rows do not count.
+        num_lost_target_tokens: target tokens that were truncated or dropped with a row that is too long; None in caches
+            of earlier versions, which did not count them.
         num_unfolded: rows that became several examples, because the template rewrites earlier turns.
-        num_unfolded_examples: examples of those rows.
-        num_split: plain texts that became several examples, because they are longer than `max_length`.
-        num_split_examples: examples of those texts.
-        num_thoughts: target answers with a thought.
-        num_tool_calls: calls of tools in target answers.
-        num_empty_thoughts: target answers after an empty thought, which is no target.
+        num_unfolded_examples: examples of the unfolded rows.
+        num_split: plain texts that were split into several examples, because they are longer than `max_length`.
+        num_split_examples: examples of the split texts.
+        num_thoughts: target answers with reasoning.
+        num_tool_calls: tool calls in target answers.
+        num_empty_thoughts: target answers after an empty reasoning block that is not a target.
         examples: the first dropped rows, for the log.
-        unknown_fields: file -> field -> number of rows with it, for fields that have no effect and are not metadata.
+        unknown_fields: file -> field -> number of rows, for fields that have no effect and are not metadata.
     """
 
     num_read: int = 0
@@ -65,22 +65,22 @@ class DataStats:
 
     @property
     def num_dropped(self) -> int:
-        """Number of rows that are not in the dataset, over all reasons."""
+        """Number of dropped rows over all reasons."""
         return sum(self.dropped.values())
 
     @property
     def lost_target_share(self) -> float:
-        """Fraction of target tokens that truncation removed or that dropped rows had; 0 if it was not counted."""
+        """Fraction of target tokens lost to truncation and dropped rows; 0 if they were not counted."""
         lost = self.num_lost_target_tokens or 0
         return lost / max(1, self.num_target_tokens + lost)
 
     def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
-        """Count dropped rows, and store the first `max_examples` of all dropped rows as examples."""
+        """Count dropped rows, and list the first `max_examples` of all dropped rows."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
 
     def add(self, other: DataStats) -> None:
-        """Add the counts of further rows, and their examples of dropped rows up to `MAX_LISTED`."""
+        """Add the statistics of more rows, and list dropped rows up to `MAX_LISTED`."""
         lost = (self.num_lost_target_tokens, other.num_lost_target_tokens)
         for name, value in vars(other).items():
             if isinstance(value, int) and name != "num_lost_target_tokens":
@@ -108,9 +108,9 @@ class DataStats:
             ("examples of unfolded rows", self.num_unfolded_examples),
             ("texts split", self.num_split),
             ("examples of split texts", self.num_split_examples),
-            ("target answers with a thought", self.num_thoughts),
+            ("target answers with reasoning", self.num_thoughts),
             ("target tool calls", self.num_tool_calls),
-            ("targets after an empty thought", self.num_empty_thoughts),
+            ("targets after empty reasoning", self.num_empty_thoughts),
         )
         lines += [line for line in others if line[1]]
         width = max(len(name) for name, _ in lines)
@@ -118,7 +118,7 @@ class DataStats:
         return "\n".join([title, *(f"  {name:<{width}}  {count:>{digits},}" for name, count in lines)])
 
     def describe_unknown_fields(self) -> list[str]:
-        """Return a line for each file that has unknown fields, for the log."""
+        """Return a log line for each file with unknown fields."""
         return [
             f"{file}: fields without effect: {_list_counts(counts)}" for file, counts in self.unknown_fields.items()
         ]
@@ -132,7 +132,7 @@ class DataStats:
             get_logger().info("%s", line)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for account.json, under the keys that earlier versions wrote."""
+        """Return JSON values for account.json, with the keys of earlier versions."""
         values = asdict(self)
         for name, key in _STORED_KEYS.items():
             values[key] = values.pop(name)

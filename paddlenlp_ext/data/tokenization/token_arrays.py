@@ -13,7 +13,7 @@ import numpy as np
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow, TokenizedRow
 
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
-"""File names of the arrays that are not named after their attribute."""
+"""Attribute -> file name, for arrays whose file has another name."""
 VALUES, VALUES_FILE = "values", "values.npy"
 """Array that only some kinds of rows have, and its file."""
 
@@ -27,9 +27,9 @@ class TokenArrays:
         loss_mask: bool [tokens], true for target tokens.
         offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
         locations: int64 [rows, 3]: index of the file, line, column.
-        answers: int64 [rows, k], `answers` of each row; in fine-tuning k is 2: index of the last target answer's first
-            token within the row, and index of its turn.
-        values: float64 [rows, v], `values` of each row (margins of pairs for a reward model); None: v is 0.
+        answers: int64 [rows, k], `answers` of each row. In fine-tuning k is 2: index in the row of the first token of
+            the last target answer, and index of its turn.
+        values: float64 [rows, v], `values` of each row, such as the margins of a reward model's pairs; None if v is 0.
     """
 
     tokens: np.ndarray
@@ -43,9 +43,9 @@ class TokenArrays:
     def from_rows(
         cls, rows: Sequence[TokenizedRow], files: Sequence[str], num_answers: int = 2, num_values: int = 0
     ) -> TokenArrays:
-        """Concatenate rows; a location stores the index of its file in `files`.
+        """Concatenate rows; locations store indices into `files`.
 
-        `num_answers` and `num_values` are the second dimensions of `answers` and `values`; 0 values: no array.
+        `num_answers` and `num_values` count the columns of `answers` and `values`; `values` is None without columns.
         """
         file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
@@ -61,7 +61,7 @@ class TokenArrays:
 
     @classmethod
     def gather(cls, rows: Sequence[tuple[TokenArrays, int]]) -> TokenArrays:
-        """Concatenate single rows, each given by arrays and its index in them."""
+        """Concatenate rows, each given as arrays and an index into them."""
         values = [arrays.values[index] for arrays, index in rows if arrays.values is not None]
         spans = [(arrays, *arrays.offsets[index : index + 2].tolist()) for arrays, index in rows]
         return cls(
@@ -75,7 +75,7 @@ class TokenArrays:
 
     @classmethod
     def load(cls, folder: Path) -> TokenArrays:
-        """Map the arrays in a folder that `TokenWriter` filled.
+        """Memory-map the arrays that `TokenWriter` wrote to a folder.
 
         Raises:
             ValueError: a file is missing or damaged.
@@ -94,21 +94,18 @@ class TokenArrays:
         return len(self.offsets) - 1
 
     def row(self, index: int, row_index: int) -> EncodedRow:
-        """Return row `index`, to which the dataset gives the number `row_index`."""
+        """Return row `index` of the arrays as row `row_index` of the dataset."""
         start, end = self.offsets[index : index + 2]
         return EncodedRow(self.tokens[start:end], self.loss_mask[start:end], row_index)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of positions of each row in a batch (its number of tokens minus one), int64 [rows]."""
+        """Positions that each row takes in a batch: its number of tokens minus one, int64 [rows]."""
         return np.diff(self.offsets) - 1
 
 
 class TokenWriter:
-    """Write rows to the files of a folder, some at a time, so that they are never all in memory.
-
-    A context manager: the files are complete after the block.
-    """
+    """Context manager that appends rows to the array files of a folder; the files are complete after the block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -127,8 +124,8 @@ class TokenWriter:
             file.close()
 
     def append(self, arrays: TokenArrays) -> None:
-        """Write rows after those that were written before."""
-        # The first offset of all is 0; the first one of each later part equals the last one before it.
+        """Append rows to the files."""
+        # The first offset of later arrays equals the last offset of the arrays before.
         offsets = arrays.offsets[bool(self._files) :] + self.num_tokens
         self.num_tokens += len(arrays.tokens)
         for name, array in {**vars(arrays), "offsets": offsets}.items():
@@ -140,7 +137,7 @@ class TokenWriter:
 
 
 class _GrowingArray:
-    """File in NumPy's format whose first axis grows; NumPy leaves room in the header for the final length."""
+    """File in NumPy's format whose first axis grows; the header has space for the final length."""
 
     def __init__(self, path: Path, first: np.ndarray) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by TokenWriter)
@@ -149,7 +146,7 @@ class _GrowingArray:
         self._header_size = self._file.tell()
 
     def append(self, array: np.ndarray) -> None:
-        """Write rows at the end."""
+        """Append rows to the file."""
         assert array.dtype == self._dtype and array.shape[1:] == self._row_shape
         self._file.write(np.ascontiguousarray(array).data)
         self._num_rows += len(array)

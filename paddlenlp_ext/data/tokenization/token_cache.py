@@ -1,8 +1,8 @@
 """Cache of tokenized splits, one directory for each cache key.
 
-A directory holds the arrays of `TokenArrays`, one file each, the statistics of the split (account.json), and the sums
-of these files (sums.json). Sums are checked in full when a cache is opened: CRC-32 runs at about 4 GB/s, a thousandth
-of the time that tokenizing took.
+A directory holds the arrays of `TokenArrays`, one file each, the statistics of the split (account.json), and the
+checksums of these files (sums.json). All checksums are verified when a cache is opened: CRC-32 runs at about 4 GB/s and
+takes a thousandth of the time of tokenization.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def cache_dir(config: DataConfig) -> Path:
 
 
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:
-    """Load the arrays and statistics in `folder`, after building them if the directory does not exist or is damaged.
+    """Load the arrays and statistics in `folder`; build them first if the directory does not exist or is damaged.
 
-    One of several processes builds while the others wait. If `build` raises an error, no files remain.
+    If several processes call this, one builds and the others wait. No files remain if `build` raises an error.
 
     Args:
         folder: directory of the split in the cache.
-        build: function that writes the arrays of a split into a folder with `TokenWriter`, and returns its statistics.
+        build: function that writes the arrays into a folder with `TokenWriter` and returns the statistics.
 
     Raises:
-        ValueError: the directory cannot be written, or the process that writes it does not go on.
+        ValueError: the directory cannot be written, or the process that writes it makes no progress.
     """
     if find_damage(folder) is None:
         get_logger().info("cached tokens found in %s", folder)
@@ -67,10 +67,10 @@ def _build(folder: Path, build: Callable[[Path], DataStats]) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compare the files of a split with their sums. Earlier versions wrote none: their files only have to be readable.
+    """Compare the files of a split with their checksums; caches of earlier versions have none and must be readable.
 
     Returns:
-        A description of the first file that is missing or has other contents; None if the files are as written.
+        A description of the first missing or changed file, or None.
     """
     if not folder.is_dir():
         return "no cached tokens"

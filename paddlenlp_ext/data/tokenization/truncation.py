@@ -1,7 +1,7 @@
 """Truncate tokenized conversations to `src_length` and `max_length`, and split plain text.
 
-`src_length` limits the prompt of every turn (for the first turn, the system prompt included); `max_length` limits the
-entire row. `truncation` selects what happens to a longer row:
+`src_length` limits the prompt of every turn, including the system prompt in the first turn. `max_length` limits the
+row. `truncation` selects what happens to a longer row:
 
     right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
             answer gets no end token, so the model does not learn a false end. Later turns are dropped.
@@ -29,12 +29,12 @@ from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 TRUNCATIONS = ("right", "left", "drop", "error")
 TOO_LONG = "too long"
 NO_ROOM = "no room"
-_ONLY_CONTEXT = "truncation leaves only answers of weight 0; raise max_length or remove the row"
+ONLY_CONTEXT = "truncation leaves only answers of weight 0; raise max_length or remove the row"
 
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Limits of a row, in tokens, and what to do with a longer one: `src_length`, `max_length`, `truncation`."""
+    """Length limits of a row in tokens, and the treatment of longer rows."""
 
     src_length: int
     max_length: int
@@ -46,7 +46,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class TruncatedTurns:
-    """Truncated example: its turns, and the numbers of removed tokens and of answers removed before the first turn."""
+    """Turns that remain of an example, with the counts of removed tokens and of answers removed at the start."""
 
     turns: list[EncodedTurn]
     num_truncated_tokens: int
@@ -56,16 +56,16 @@ class TruncatedTurns:
 def truncate_turns(
     example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> TruncatedTurns:
-    """Truncate an encoded example to the limits.
+    """Truncate an encoded example to the length limits.
 
     Args:
-        example: the example as text; truncation from the left renders it again without its oldest turns.
+        example: the example as text; left truncation renders it again without its oldest turns.
         turns: encoded turns of the example.
         template: chat template that rendered the turns.
-        limits: the limits, and what to do with a longer example.
+        limits: length limits, and the treatment of longer examples.
 
     Raises:
-        InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncating it.
+        InvalidRowError: the row is too long, and `truncation` or the template text prevents truncation.
     """
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
@@ -90,8 +90,8 @@ def truncate_turns(
 def split_text(tokens: list[int], limits: LengthLimits) -> list[list[int]]:
     """Split plain text into examples of at most `max_length` tokens; `truncation` "drop" and "error" forbid it.
 
-    Each example begins with the last token of the one before it, where that token was only a label. So every token but
-    the last of the text is an input once, and every token but the first is a label once:
+    Each example starts with the last token of the previous example, where that token was only a label. So every token
+    except the last is an input once, and every token except the first is a label once:
 
         text           a b c d e f g       max_length 4
         examples       a b c d             inputs a b c, labels b c d
@@ -127,14 +127,14 @@ def _truncate_right(turns: Sequence[EncodedTurn], template: ChatTemplate, limits
 def _truncate_left(
     conversation: Conversation, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> tuple[list[EncodedTurn], int]:
-    """Return the remaining turns, and the number of answers removed before them."""
+    """Return the remaining turns, and the number of answers that were removed before them."""
     num_answers = len(conversation.answers)
     while _shortest_length(turns, limits) > limits.max_length:
         shorter = conversation.without_oldest_turn()
         if shorter is None:
             break
         if not any(message.is_target for message in shorter.messages):
-            raise InvalidRowError(NO_TARGET, _ONLY_CONTEXT)
+            raise InvalidRowError(NO_TARGET, ONLY_CONTEXT)
         conversation = shorter
         (turns,) = template.encode_turns([template.render(conversation)[-1].turns])
     caps = [limits.src_length] * len(turns)
@@ -153,14 +153,14 @@ def _truncate_left(
 
 
 def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
-    """Return the number of tokens after every prompt is truncated to `src_length`."""
+    """Return the number of tokens once every prompt is truncated to `src_length`."""
     return sum(min(len(turn.prompt), limits.src_length) + turn.length - len(turn.prompt) for turn in turns)
 
 
 def _truncate_prompt(
     text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool
 ) -> list[int]:
-    """Return the ids of a prompt, truncated to `cap` tokens by removing tokens of its user message."""
+    """Return prompt ids, truncated to `cap` tokens by removing tokens of the user message."""
     if text.content is None:
         raise InvalidRowError(
             NO_ROOM,

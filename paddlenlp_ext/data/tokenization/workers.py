@@ -1,7 +1,7 @@
-"""Encode blocks of rows, in this process or in several, always in the order of the blocks.
+"""Encode blocks of rows in worker processes, and return them in order.
 
            +--> worker 1 --+
-    blocks +--> worker 2 --+--> EncodedBlock, EncodedBlock, ...     in order, a few blocks ahead of the caller
+    blocks +--> worker 2 --+--> EncodedBlock, EncodedBlock, ...     in order, up to 16 blocks ahead of the caller
            +--> worker 3 --+
 
 A worker parses, renders, tokenizes and truncates the rows of a block. The result does not depend on the number of
@@ -32,7 +32,7 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 
 BYTES_PER_WORKER = 1 << 22
-"""Data for which it pays to start one more process, in bytes."""
+"""Bytes of data per worker process; starting a process for less data takes longer than it saves."""
 _BLOCKS_AHEAD = 16
 _PARENT_CHECK_SECONDS = 5.0
 
@@ -41,7 +41,7 @@ def num_workers(requested: int | None, num_bytes: int) -> int:
     """Return the number of processes that tokenize a dataset.
 
     Args:
-        requested: `dataset_num_proc`; None: the processors that this process may use, fewer for little data.
+        requested: `dataset_num_proc`; None: one for each available processor, fewer for little data.
         num_bytes: size of the data files.
     """
     if requested is not None:
@@ -54,15 +54,15 @@ BlockResultT = TypeVar("BlockResultT")
 
 
 class BlockEncoder(Generic[BlockResultT]):
-    """Encode blocks in `num_processes` worker processes, or in this one if that is less than two.
+    """Pool of worker processes that encode blocks; a single process encodes in the caller.
 
-    Workers are forked when the object is created, so that it should be created before a device is initialized. A
-    context manager; `close` ends the workers.
+    Workers are forked when the object is created, so create it before a device is initialized. A context manager;
+    `close` ends the workers.
 
     Args:
         encoder: function of a block, such as a `RowEncoder`.
-        num_processes: number of workers; with `in_background`, one worker is a process of its own too.
-        in_background: encode while the caller does other work.
+        num_processes: number of workers.
+        in_background: encode while the caller does other work; then even a single worker is a process.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class BlockEncoder(Generic[BlockResultT]):
             self._executor = None
 
     def encode(self, blocks: Iterable[Block]) -> Iterator[BlockResultT]:
-        """Yield the encoded blocks in order; workers are at most 16 blocks ahead of the caller.
+        """Yield the encoded blocks in order; the workers run at most 16 blocks ahead.
 
         Raises:
             ValueError: a worker was killed.
@@ -114,19 +114,19 @@ class BlockEncoder(Generic[BlockResultT]):
 
 
 _worker_encoder: Callable[[Block], Any] | None = None
-"""Encoder of this process if it is a worker; forked with it, as a tokenizer is slow to send."""
+"""Encoder of this worker process, inherited by fork because sending a tokenizer is slow."""
 
 
 def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
     global _worker_encoder
     _worker_encoder = encoder
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers use all processors already
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all processors
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent finishes its step first
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End this worker when its parent is gone: a killed parent cannot end it."""
+    """End this worker once its parent has died; a killed parent cannot end it."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
     os._exit(1)
@@ -151,7 +151,7 @@ def tokenize(
         encoder: encoder of the rows.
         folder: directory for the arrays of `TokenArrays`.
         bad_rows: "error" or "drop".
-        num_processes: number of processes; None: the available processors.
+        num_processes: number of processes; None: one for each available processor.
 
     Raises:
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.

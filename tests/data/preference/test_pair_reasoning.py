@@ -50,7 +50,7 @@ def encode(name, row):
         ),
     ],
 )
-def test_preference_encoder_with_thoughts_compares_the_answers_of_the_template(name, row, chosen, rejected):
+def test_preference_encoder_with_reasonings_compares_the_answers_of_the_template(name, row, chosen, rejected):
     encoded = encode(name, row)
     first, second, _ = encoded.answers
     for start, end, expected in ((first, second, chosen), (second, len(encoded.tokens), rejected)):

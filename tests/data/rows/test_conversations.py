@@ -108,7 +108,7 @@ def load_text(tmp_path):
     return load_text
 
 
-def test_encode_with_thoughts_in_other_brackets_finds_them(load_text):
+def test_encode_with_reasonings_in_other_brackets_finds_them(load_text):
     """Test a template that writes a thought before every answer, empty or not, and not in `<think>` tags."""
     for options, value, learned in (
         ({}, row(Q1, T1), "[t]\nTwo and two.\n[/t]\n\nfour<|im_end|>"),
@@ -146,7 +146,12 @@ REFUSED = [
     ("qwen2_5", row(Q1, T1), "does not write reasoning", ("messages", 1)),
     ("qwen2_5", row(Q1, A1, enable_thinking=True), "has no variable 'enable_thinking'", ()),
     ("qwen3", row(Q1, A1, chat_template_kwargs={"messages": []}), "has no variable 'messages'", ()),
-    ("qwen3", row(Q1, answer("<think>\nOne.\n</think>\n\nfour", "Two.")), "another one as a field", ("messages", 1)),
+    (
+        "qwen3",
+        row(Q1, answer("<think>\nOne.\n</think>\n\nfour", "Two.")),
+        "different reasoning in a field",
+        ("messages", 1),
+    ),
     ("llama3_2", ROWS["call_content"], "does not write the content of an answer", ("messages", 1)),
     ("llama3_2", ROWS["two_calls"], "only supports single tool-calls", ()),
     ("gptoss", ROWS["two_calls"], "does not write the call of weather", ("messages", 1)),
@@ -154,7 +159,12 @@ REFUSED = [
     ("gemma3", ROWS["tools_unused"], "does not write the tool weather", ("tools",)),
     ("gemma3", row(Q1, call(text="Let me see.")), "does not write the call of weather", ("messages", 1)),
     ("smollm3", ROWS["tools_unused"], "does not write the tool weather", ("tools",)),
-    ("smollm3", row(Q1, T1, enable_thinking=False), "an empty thought before the thought of the row", ("messages", 1)),
+    (
+        "smollm3",
+        row(Q1, T1, enable_thinking=False),
+        "an empty reasoning block before the row's reasoning",
+        ("messages", 1),
+    ),
     ("qwen3_5", ROWS["system_later"], "System message must be at the beginning", ()),
 ]
 
@@ -176,9 +186,9 @@ def test_load_template_with_unknown_variables_raises():
     path = str(TEMPLATE_FILES / "qwen3.jinja")
     with pytest.raises(ValueError, match="chat_template_kwargs: the chat template has no variable 'enable_thinkin'"):
         load_template(path, byte_tokenizer(), TemplateOptions({"enable_thinkin": True}))
-    with pytest.raises(ValueError, match="chat_template_kwargs: only a template in Jinja has variables"):
+    with pytest.raises(ValueError, match="chat_template_kwargs: only Jinja templates have variables"):
         load_template("none", byte_tokenizer(), TemplateOptions({"enable_thinking": True}))
-    with pytest.raises(ValueError, match="mask_reasoning: only a template in Jinja has thoughts"):
+    with pytest.raises(ValueError, match="mask_reasoning: only Jinja templates write reasoning"):
         load_template("none", byte_tokenizer(), TemplateOptions(mask_reasoning=True))
 
 

@@ -125,10 +125,10 @@ REFUSED = {
     "tools in two forms": ({"messages": [USER, ANSWER], "tools": [TOOL], "functions": [TOOL]}, "tools and functions"),
     "tools in a message": ({"messages": [USER, ANSWER | {"tools": [TOOL]}]}, "tools is read in a conversation's row"),
     "tool choice": ({"messages": [USER, ANSWER], "tool_choice": "required"}, "tool_choice is not passed"),
-    "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only answers have it"),
+    "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only assistant messages may have it"),
     "two thoughts": (
         {"messages": [USER, ANSWER | {"reasoning_content": "a", "thinking": "b"}]},
-        "thinking differs from the other thought; keep one",
+        "thinking differs from the other reasoning; keep one",
     ),
     "reasoning of an alpaca row": ({"instruction": "q", "output": "a", "reasoning": "b"}, "write the row as messages"),
     "two choices of thinking": (
@@ -146,7 +146,7 @@ REFUSED = {
     ),
     "llama-factory v1 reasoning of the user": (
         {"messages": [parts("user", "why", kind="reasoning"), ANSWER]},
-        "type 'reasoning', not \"text\"; only answers have it",
+        "type 'reasoning', not \"text\"; only assistant messages may have it",
     ),
     "llama-factory v1 image": (
         {"messages": [parts("user", "1.jpg", kind="image_url"), ANSWER]},
