@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 from paddlenlp_ext.generation.detokenizer import IncrementalDetokenizer
-from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.generation.generate import GenerationModel, generate
 
 History = list[tuple[str, str]]
 
@@ -42,7 +42,7 @@ class TextStream:
 
 
 def chat(
-    model: Decoder,
+    model: GenerationModel,
     encode_prompt: Callable[[str, Sequence[tuple[str, str]]], list[int]],
     decode: Callable[[Sequence[int]], str],
     source: TextIO | None = None,

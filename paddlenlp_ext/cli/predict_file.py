@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.cli.predict_resume import IncompleteFile
-from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.generation.generate import GenerationModel, generate
 from paddlenlp_ext.utils.files import check_writable, sole_writer
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
@@ -53,7 +53,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
 
 
 def predict_file(
-    model: Decoder,
+    model: GenerationModel,
     rows: Sequence[PredictionRow],
     decode: Callable[[Sequence[int]], str],
     output_file: str | os.PathLike[str],

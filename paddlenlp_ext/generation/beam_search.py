@@ -1,11 +1,11 @@
-"""Beam search with the rules of transformers: its scores, its length penalty, and its rule for the end.
+"""Beam search with the scores, the length penalty and the stopping rule of transformers.
 
-Of the continuations of all beams by one token, the best are kept. Their score is the sum of the log-probabilities; that
-of an ended one is divided by its length (end token included) to the power of the length penalty. A row ends when the
-best running continuation, scored at its present length, is no better than any of `num_beams` ended ones, or at its
-limit.
+Each step extends all beams by one token and keeps the best continuations. The score of a continuation is the sum of its
+log-probabilities. The score of an ended continuation is divided by its length, end token included, to the power of
+`length_penalty`. A row ends at its limit, or when `num_beams` continuations have ended and the best running one, scored
+in the same way at its present length, is not better than any of them.
 
-Shapes: B rows, N beams of each, V vocab.
+Shapes: B rows, N beams per row, V vocab.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import Logits, apply_repetition_penalty, exclude_early_ends, on_host
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 
-_UNUSED = np.float32(-1e9)  # score of the beams that do not exist before the first token
+_UNUSED = np.float32(-1e9)  # initial score of all beams but the first
 
 
 class Beams:
     """Running and ended continuations of one row.
 
     Attributes:
-        row: the row; its generated tokens are those of the best continuation once it has ended.
-        running: tokens of each running beam.
+        row: the row; at its end, its generated tokens are set to the best continuation.
+        running: generated tokens of each running beam.
     """
 
     def __init__(self, row: Row, options: DecodingOptions) -> None:
@@ -37,7 +37,7 @@ class Beams:
         self._ended: list[tuple[float, list[int]]] = []
 
     def advance(self, log_probs_NV: Logits) -> list[int]:
-        """Extend the beams by one token; return the beam that each running one continues."""
+        """Extend the beams by one token; return the index of the former beam that each running beam continues."""
         options, num_beams = self._options, self._options.num_beams
         totals = (log_probs_NV + self._scores_N[:, None]).reshape(-1)
         num_candidates = min(max(2, 1 + len(options.eos_token_ids)) * num_beams, len(totals))
@@ -68,8 +68,8 @@ class Beams:
         return best_running > self._ended[-1][0]
 
 
-def beam_search(model: Decoder, rows: Sequence[Row], options: DecodingOptions) -> Iterator[Row]:
-    """Decode a batch; yield each row when it has ended."""
+def beam_search(model: GenerationModel, rows: Sequence[Row], options: DecodingOptions) -> Iterator[Row]:
+    """Decode a batch of rows; yield each row when it has ended."""
     num_beams = options.num_beams
     groups = [Beams(row, options) for row in rows]
     cache, logits_BV = prefill(model, [row.prompt for row in rows])
@@ -99,7 +99,7 @@ def beam_search(model: Decoder, rows: Sequence[Row], options: DecodingOptions) -
 
 
 def _log_probs(logits: Logits, groups: Sequence[Beams], options: DecodingOptions) -> Logits:
-    """Return the log-probabilities of every beam; as in transformers, penalties apply to them, not to the logits."""
+    """Return the log-probabilities of every beam; as in transformers, penalties apply to log-probabilities."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     pairs = [(group.row.prompt + beam, len(beam)) for group in groups for beam in group.running]

@@ -1,15 +1,15 @@
 """Continuous batching: requests join and leave the running batch between forward passes.
 
-A step runs the next tokens of prompts, up to a limit, and then one new token of every row whose prompt is complete. A
-long prompt therefore delays the others by a part of it at a time:
+A step runs prompts (chunked prefill, up to a limit of tokens) and then decodes one token of every row whose prompt is
+complete. A long prompt therefore delays the other rows by one chunk at a time:
 
     step        1        2        3        4        5
     row 0       decode   decode   decode   ends
     row 1                prompt   prompt   decode   decode
     row 2                                  prompt   decode
 
-The tokens of a request depend on its prompt, options and seed, not on the other rows: rows whose rotary frequencies
-differ run in passes of their own, and each row has its own random numbers.
+The tokens of a request depend on its prompt, options and seed, not on the other rows. Rows with different rotary
+frequencies run in separate passes, and each row has its own random generator.
 
 Shapes: B rows, S positions, D hidden, V vocab.
 """
@@ -26,7 +26,7 @@ import paddle
 from paddlenlp_ext.generation.continuous_kv_cache import RowsOfCache, SlotCache
 from paddlenlp_ext.generation.logits_processors import ALL_NAN_LOGITS, ModelLogits, on_host
 from paddlenlp_ext.generation.logprobs import sequence_logprobs
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, forward, step
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, forward, step
 from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_tokens
 
 
@@ -35,20 +35,20 @@ class AdapterModels(Protocol):
 
     @property
     def config(self) -> Any:
-        """Configuration of the decoder."""
+        """Config of the decoder."""
         ...
 
     def group_of(self, adapter: str) -> Hashable:
-        """Return the group of an adapter; rows of one group can share a forward pass."""
+        """Return the group of an adapter; rows of the same group can share a forward pass."""
         ...
 
-    def prepare(self, group: Hashable, adapters: Sequence[str]) -> Decoder:
-        """Return the model for a pass whose rows have the given adapters, all of one group."""
+    def prepare(self, group: Hashable, adapters: Sequence[str]) -> GenerationModel:
+        """Return the model for a pass over rows with these adapters, which belong to one group."""
         ...
 
 
 class _Batch:
-    """Rows of one group with their cache: complete rows, then at most one whose prompt is incomplete."""
+    """Rows of one adapter group with their cache: rows with complete prompts, then at most one incomplete row."""
 
     def __init__(self) -> None:
         self.cache = SlotCache()
@@ -59,7 +59,7 @@ class _Batch:
         self.rows.append(row)
 
     def remove(self, index: int, num_complete: int) -> None:
-        """Remove a row: the last complete row takes its place, and the incomplete row the place of that one."""
+        """Remove a row: the last complete row moves to its index, and the incomplete row moves up."""
         for source, target in ((num_complete - 1, index), (len(self.rows) - 1, num_complete - 1)):
             if index < num_complete and source > target:
                 self.cache.move_row(source, target)
@@ -68,14 +68,16 @@ class _Batch:
         self.rows.pop()
 
     def forward(
-        self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]
+        self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[paddle.Tensor, list[int]]:
-        """Run new tokens of the rows from `first` on; return their hidden states [B, S, D], and the stale rows."""
+        """Run new tokens of the rows from index `first`; return hidden states [B, S, D] and indices of stale rows."""
         view = self._view(first, len(tokens_BS))
         return forward(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
 
-    def step(self, model: Decoder, first: int, tokens_BS: Sequence[Sequence[int]]) -> tuple[ModelLogits, list[int]]:
-        """Run new tokens of the rows from `first` on; return their logits [B, S, V], and the stale rows."""
+    def step(
+        self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
+    ) -> tuple[ModelLogits, list[int]]:
+        """Run new tokens of the rows from index `first`; return logits [B, S, V] and indices of stale rows."""
         view = self._view(first, len(tokens_BS))
         return step(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
 
@@ -85,12 +87,12 @@ class _Batch:
 
 
 class Engine:
-    """Batch of running requests and queue of waiting ones; used by one thread.
+    """Engine of continuous batching: a batch of running requests and a queue of waiting requests, for one thread.
 
     Args:
         models: base model and adapters.
         max_rows: maximum number of requests in the batch.
-        prompt_tokens_per_step: maximum number of prompt tokens between two new tokens of the other rows.
+        prompt_tokens_per_step: maximum number of prompt tokens per step, which delay the decoding of the other rows.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -109,12 +111,12 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that are not in the batch yet, without those that are cancelled."""
-        waiting = tuple(self._waiting)  # another thread may ask while a step changes the queue
+        """Number of requests in the queue, without cancelled requests."""
+        waiting = tuple(self._waiting)  # another thread may read this while a step changes the queue
         return sum(not row.request.is_cancelled for row in waiting)
 
     def submit(self, request: Request) -> None:
-        """Put a request into the queue."""
+        """Add a request to the queue."""
         assert len(request.prompt) >= 1 and request.max_new_tokens >= 0
         self._waiting.append(RunningRow(request))
 
@@ -130,7 +132,7 @@ class Engine:
 
     @paddle.no_grad()
     def step(self) -> bool:
-        """Run prompts, and a new token of every complete row; return False if no request is left."""
+        """Run prompt tokens and decode one token of every complete row; return False if no request is left."""
         self._waiting = deque(row for row in self._waiting if not row.request.is_cancelled)
         self._remove_ended()
         budget = self._prompt_tokens
@@ -143,7 +145,7 @@ class Engine:
         return bool(self.num_rows or self._waiting)
 
     def _admit(self) -> bool:
-        """Add the first waiting request to its batch; return False if there is none, or no room."""
+        """Move the first waiting request to its batch; return False if none is waiting or the batch is full."""
         if not self._waiting or self.num_rows >= self._max_rows:
             return False
         row = self._incomplete = self._waiting.popleft()
@@ -152,13 +154,13 @@ class Engine:
         return True
 
     def _run_prompt(self, budget: int) -> int:
-        """Run up to `budget` tokens of the incomplete row, the last one of its batch; return the number of tokens."""
+        """Run up to `budget` prompt tokens of the incomplete row, the last row of its batch; return their number."""
         row = self._incomplete
         assert row is not None
         request, group = row.request, self._models.group_of(row.request.adapter)
         batch, model = self._batches[group], self._models.prepare(group, [row.request.adapter])
         start, total = batch.cache.lengths[-1], len(row.tokens)
-        # Frequencies that depend on the length would differ between the parts of a prompt.
+        # The whole prompt runs at once if its chunks would have different rotary frequencies.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
         end = min(start + budget, total) if has_parts else total
         hidden_BSD, _ = batch.forward(model, len(batch.rows) - 1, [row.tokens[start:end]])
@@ -180,7 +182,7 @@ class Engine:
         return end - start
 
     def _decode(self, group: Hashable, batch: _Batch) -> None:
-        """Run the newest token of every complete row, and choose the next ones."""
+        """Run the newest token of every complete row, and choose the next tokens."""
         rows = [row for row in batch.rows if row is not self._incomplete]
         keys = [self._frequency_key(len(row.tokens)) for row in rows]
         for _, run in itertools.groupby(range(len(rows)), keys.__getitem__):
@@ -189,7 +191,7 @@ class Engine:
             model = self._models.prepare(group, [row.request.adapter for row in same])
             logits_BSV, stale = batch.step(model, indices[0], [row.tokens[-1:] for row in same])
             newest_BV = logits_BSV[:, -1]
-            for index in stale:  # their keys were rotated with other frequencies: the row is run again
+            for index in stale:  # cached keys have other rotary frequencies: prefill again
                 batch.cache.clear_row(index)
                 model = self._models.prepare(group, [rows[index].request.adapter])
                 hidden_1SD = batch.forward(model, index, [rows[index].tokens])[0]
@@ -198,7 +200,7 @@ class Engine:
             take_tokens(same, newest_BV)
 
     def _frequency_key(self, length: int) -> tuple[float, ...]:
-        """Return a value that is equal for rows whose newest token, at `length`, has the same rotary frequencies."""
+        """Return a key that is equal for rows with the same rotary frequencies; `length` is the row's length."""
         return tuple(rope.constant_until(length) for rope in self._ropes)
 
     def _remove_ended(self) -> None:

@@ -1,7 +1,7 @@
-"""Key-value cache of a running batch, which rows join and leave between forward passes.
+"""Key-value cache of continuous batching: rows join and leave between forward passes.
 
-Every row begins in column 0 and has a length of its own. Rows in use come first, so that the rows of a forward pass are
-a slice of the stored tensors, which Paddle reads in place. A row that leaves is replaced by another one:
+Every row starts in column 0 and has its own length. The rows in use come first, so that the rows of a forward pass are
+a slice of the stored tensors, which Paddle reads in place. When a row leaves, the last row moves to its index:
 
               prefix  tokens       free                     prefix  tokens       free
     row 0       p p   a a a a a    0 0         a leaves       p p   c c c        0 0
@@ -30,7 +30,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-_ROW_BLOCK = 4  # rows are added in blocks, so that few of them copy the stored keys and values
+_ROW_BLOCK = 4  # rows are allocated in blocks, so that the stored keys and values are rarely copied
 
 
 class _Layer:
@@ -43,11 +43,11 @@ class _Layer:
         self._rows, self._columns = 0, 0
 
     def reserve(self, rows: int, columns: int, like: KeyValuePrefix) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the stored tensors, with room for `rows` rows of `columns` columns.
+        """Grow the stored tensors to at least `rows` rows of `columns` columns, and return them.
 
         Args:
-            rows, columns: numbers of rows and columns.
-            like: new keys and values [B, S, K, H] and [B, S, K, E].
+            rows, columns: minimum sizes.
+            like: new keys [B, S, K, H] and values [B, S, K, E], for dtype and head sizes.
         """
         if self.stored is not None and rows <= self._rows and columns <= self._columns:
             return self.stored
@@ -63,7 +63,7 @@ class _Layer:
         return self.stored
 
     def grow(self, rows: int, columns: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the stored tensors of a layer that is not empty, with room for `rows` rows of `columns` columns."""
+        """Grow the stored tensors of a layer that is not empty, and return them."""
         assert self.stored is not None, "the layer is empty"
         if rows <= self._rows and columns <= self._columns:
             return self.stored
@@ -72,7 +72,7 @@ class _Layer:
 
 
 class SlotCache:
-    """Keys and values of rows that join and leave; it holds no gradients.
+    """Keys and values of rows that join and leave, without gradients.
 
     Attributes:
         lengths: number of stored positions of each row in use, without the prefix.
@@ -92,19 +92,19 @@ class SlotCache:
         return len(self.lengths) - 1
 
     def clear_row(self, row: int) -> None:
-        """Remove all positions of a row, which stays in use."""
+        """Remove all positions of a row. The row stays in use."""
         self.lengths[row], self.frequency_sets[row] = 0, None
 
     @paddle.no_grad()
     def wipe_row(self, row: int) -> None:
-        """Overwrite the stored numbers of a row, of which some are NaN: other backends than C++ multiply them by 0."""
+        """Overwrite a row that has NaN with zeros, because backends other than C++ multiply unused slots by 0."""
         for layer in self.layers.values():
             for store in layer.stored or ():
                 store[row, :, layer.prefix_length :] = 0.0
 
     @paddle.no_grad()
     def move_row(self, source: int, target: int) -> None:
-        """Replace row `target` by row `source`, whose own place is then free for another row."""
+        """Replace row `target` with row `source`, whose index is then free for another row."""
         for layer in self.layers.values() if source != target else ():
             end = layer.prefix_length + self.lengths[source]
             for store in layer.stored or ():
@@ -112,7 +112,7 @@ class SlotCache:
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
 
     def remove_last_row(self) -> None:
-        """Remove the last row in use; the memory is freed with the last of all rows."""
+        """Remove the last row in use. The memory is freed when no row is left."""
         self.lengths.pop()
         self.frequency_sets.pop()
         if not self.lengths:
@@ -123,16 +123,16 @@ class SlotCache:
 
         Args:
             first, num_rows: range of rows.
-            prompt_lengths: number of tokens of the prompt of each of these rows.
+            prompt_lengths: number of prompt tokens of each row.
         """
         return RowsOfCache(self, first, num_rows, prompt_lengths)
 
 
 class RowsOfCache(ReservingCache):
-    """Cache of one forward pass over some rows of a `SlotCache`.
+    """View of some rows of a `SlotCache` for one forward pass.
 
-    Columns count from the first position of the pass, so that `length` is 0 and the tokens of a row begin in a column
-    that is not positive.
+    Columns count from the first new position, so that `length` is 0 and the stored tokens of a row start in a column
+    of at most 0.
 
     Attributes:
         prompt_end: column at which the prompt of each row ends.
@@ -165,13 +165,13 @@ class RowsOfCache(ReservingCache):
         return paddle.to_tensor(self._lengths_B[:, None] + np.arange(count))
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record the sets of rotary frequencies of this pass; see `advance`."""
+        """Record which rotary frequencies this pass uses; see `advance`."""
         self._sets = frequency_sets
 
     def advance(self, num_new: int) -> list[int]:
-        """Count the positions of this pass as stored; return the stale rows.
+        """Count the positions of this pass as stored, and return the indices of stale rows.
 
-        Their earlier keys were rotated with other frequencies than those of this pass.
+        The earlier keys of a stale row were rotated with other frequencies than the new keys.
         """
         rows, sets = range(self._rows.start, self._rows.stop), self._cache.frequency_sets
         stale = [row for row in rows if sets[row] not in (None, self._sets)]
@@ -181,14 +181,14 @@ class RowsOfCache(ReservingCache):
         return stale
 
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix of keys and values for all rows, one pair for each layer index; only in a new cache."""
+        """Store a prefix of all rows in a new cache, as a pair of keys and values for each layer index."""
         assert self.is_new, "set the prefix before appending"
         self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
         self._cache.has_prefix = True
 
     @paddle.no_grad()
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append the keys and values of a layer to the rows, and return the layer's contents."""
+        """Append new keys and values to the rows of a layer, and return the contents of the layer."""
         layer = self._cache.layers.setdefault(layer_index, _Layer())
         num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, int(starts_B.max()) + num_new, (k_BSKH, v_BSKE))
@@ -208,14 +208,14 @@ class RowsOfCache(ReservingCache):
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Make room for new positions of some layers, and return the slots where the caller writes them."""
+        """Reserve slots for new positions of some layers, and return the slots, which the caller writes."""
         reserved, prefix = [self._cache.layers[index] for index in layers], self._cache.layers[layers[0]].prefix_length
         starts = [prefix + own for own in self._lengths_B.tolist()]
         stored = [layer.grow(self._rows.stop, max(starts) + length) for layer in reserved]
         return ReservedPositions(starts, [prefix] * len(starts), prefix, stored, self._rows.start)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key` for all passes: weights in another form."""
+        """Return the result of `make`, such as converted weights; it is computed once per `key` for all passes."""
         if key not in self._cache.derived_tensors:
             self._cache.derived_tensors[key] = make()
         return self._cache.derived_tensors[key]

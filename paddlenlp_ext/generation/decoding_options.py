@@ -1,4 +1,4 @@
-"""Decoding options and their checks. Imports no Paddle, so that a command line is checked before Paddle is loaded."""
+"""Decoding options and their checks. Paddle is not imported, so that a command line is checked before it is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STRATEGIES = ("greedy_search", "sampling", "beam_search")
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """Options of token selection and of the end of a row; the fields are arguments of `generate`."""
+    """Sampling options and stopping criteria; the fields are arguments of `generate`."""
 
     max_new_tokens: int
     decode_strategy: str = "greedy_search"
@@ -61,13 +61,13 @@ class DecodingOptions:
                 "leave it at 1, or use beam_search"
             )
         if searches_beams and self.max_draft_tokens:
-            raise ValueError("beam_search cannot verify drafts; set max_draft_tokens to 0, or use another strategy")
+            raise ValueError("beam_search cannot use drafts; set max_draft_tokens to 0, or use another strategy")
 
     def check_batch_size(self, batch_size: int) -> None:
         """Check the number of rows that are decoded together.
 
         Raises:
-            ValueError: it is below 1, or above 1 with drafts, of which every row accepts another number.
+            ValueError: the batch size is below 1, or above 1 with speculative decoding.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
@@ -87,7 +87,7 @@ def check_strategy(name: str) -> None:
 
 
 def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return end-of-sequence ids as a set; a config holds one id, a list of ids or null."""
+    """Return end-of-sequence ids as a set; `token_ids` is an id, several ids or None, as in generation_config.json."""
     if token_ids is None:
         return frozenset()
     return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

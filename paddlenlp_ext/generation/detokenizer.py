@@ -1,4 +1,4 @@
-"""Text of tokens that arrive one by one."""
+"""Incremental detokenization: text from tokens that arrive one by one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a chara
 
 
 class IncrementalDetokenizer:
-    """Convert tokens to text one by one, complete characters only.
+    """Convert tokens to text one by one, in complete characters.
 
-    A token is decoded together with the ones before it, because some tokenizers write spaces between tokens; only the
-    tokens since the last complete character are decoded again.
+    Each token is decoded together with the tokens before it, because some tokenizers write spaces between tokens. Only
+    the tokens since the last complete character are decoded again.
 
     Args:
-        decode: function from tokens to their text.
-        context: last tokens of the text that is continued; empty at the beginning of a text.
+        decode: function from tokens to text.
+        context: last tokens before the new text; empty at the start of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int] = ()) -> None:
@@ -24,7 +24,7 @@ class IncrementalDetokenizer:
         self._start, self._shown = 0, len(self._tokens)
 
     def add(self, token: int) -> str:
-        """Return the text that `token` completes."""
+        """Add a token, and return the text that is complete with it."""
         self._tokens.append(token)
         new = self._new_text()
         if not new or new.endswith(_INCOMPLETE_CHARACTER):
@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
         return new
 
     def finish(self) -> str:
-        """Return the text of bytes that never became a character."""
+        """Return the text of the remaining bytes, which are not a complete character."""
         new, self._shown = self._new_text(), len(self._tokens)
         return new
 

@@ -1,4 +1,4 @@
-"""Batched generation: sort prompts by length into batches and decode step by step with a key-value cache.
+"""Batched generation: sort prompts by length into batches, and decode step by step with a key-value cache.
 
 Shapes: B batch, S positions of the prompts, D hidden, V vocab.
 """
@@ -15,7 +15,7 @@ from paddle import nn
 from paddlenlp_ext.generation.beam_search import beam_search
 from paddlenlp_ext.generation.decoding_options import DecodingOptions, as_token_set
 from paddlenlp_ext.generation.logits_processors import ModelLogits
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 from paddlenlp_ext.generation.sampling import TokenChooser
 from paddlenlp_ext.generation.speculative_decoding import decode_with_drafts
 
@@ -23,7 +23,7 @@ _COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are remo
 
 
 def generate(
-    model: Decoder,
+    model: GenerationModel,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
@@ -47,36 +47,46 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt; return only the new tokens, in the order of `prompts`.
 
-    The tokens of a row depend on its prompt, its number and the seed, not on the other rows of its batch. The token
-    that ends a row is not returned: a row shorter than its limit ended at an end token. The model runs in evaluation
-    mode without gradients; afterwards the former mode of each layer is restored.
+    The tokens of a row depend on its prompt, its index and the seed, not on the other rows of its batch. The end token
+    of a row is not returned, so a row with fewer tokens than its limit ended at an end token. The model runs in
+    evaluation mode without gradients. Afterwards the former mode of each layer is restored.
 
     Args:
-        model: the decoder.
+        model: the language model.
         prompts: lists of at least one token id, without padding.
         max_new_tokens: maximum number of new tokens per row.
         decode_strategy: "greedy_search", "sampling" or "beam_search"; only sampling uses temperature, top_k and top_p.
         temperature: divisor of the logits; lower is more deterministic.
-        top_k: sample from this many most likely tokens; 0: from all.
-        top_p: sample from the most likely tokens whose probabilities together reach this value.
-        repetition_penalty: values above 1 make tokens that a row has seen less likely, with every strategy.
-        num_beams: continuations of a row that beam search compares; the best one is returned.
+        top_k: number of most likely tokens to sample from; 0: all tokens.
+        top_p: total probability of the most likely tokens to sample from (nucleus sampling).
+        repetition_penalty: values above 1 make tokens of the row less likely, with every strategy.
+        num_beams: number of beams of beam search, which returns the best continuation.
         length_penalty: exponent of the length by which beam search divides the score of an ended continuation.
-        min_new_tokens: number of tokens before which no row ends.
+        min_new_tokens: minimum number of new tokens per row.
         max_draft_tokens: maximum number of draft tokens that one pass verifies (generation/speculative_decoding.py);
             0: no drafts. Drafts do not change the generated tokens.
-        max_ngram_size: n of the longest n-gram that is searched for a draft.
+        max_ngram_size: length of the longest n-gram that is searched for a draft.
         eos_token_id: token or tokens that end a row; None lets every row reach its limit.
         seed: seed of the sampling.
-        batch_size: rows decoded together.
-        max_total_length: maximum number of tokens of a prompt and its continuation together; None: no limit.
-        first_row: number of `prompts[0]`, for callers that divide their prompts among several calls.
-        on_token: called with (row, token) for each new token; with beam search when the row has ended.
-        on_row: called with (row, tokens) when a row has ended.
+        batch_size: number of rows decoded together.
+        max_total_length: maximum length of a prompt and its continuation together, in tokens; None: no limit.
+        first_row: index of `prompts[0]`, for callers that divide their prompts among several calls.
+        on_token: called with (row, token) for each new token; with beam search, at the end of the row.
+        on_row: called with (row, tokens) at the end of each row.
 
     Raises:
         ValueError: an option is out of range or contradicts another, a prompt is empty, fills `max_total_length` or has
             a token outside the vocabulary, or all logits of a row are NaN.
+
+    Example:
+        >>> from paddlenlp_ext import AutoModelForCausalLM
+        >>> from paddlenlp_ext.generation.generate import generate
+        >>> sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+        >>> model = AutoModelForCausalLM.from_config({"model_type": "llama", "num_attention_heads": 4, **sizes})
+        >>> streamed = []
+        >>> answers = generate(model, [[5, 6], [7]], max_new_tokens=3, on_token=lambda row, token: streamed.append(row))
+        >>> [len(tokens) for tokens in answers], sorted(streamed)
+        ([3, 3], [0, 0, 0, 1, 1, 1])
     """
     options = DecodingOptions(
         max_new_tokens=max_new_tokens,
@@ -115,7 +125,7 @@ def _make_rows(
     rows = []
     for number, prompt in enumerate(prompts, start=first_row):
         if len(prompt) == 0:
-            raise ValueError(f"prompt {number} is empty; generation needs at least one token to start from")
+            raise ValueError(f"prompt {number} is empty; pass at least one token")
         if not 0 <= min(prompt) <= max(prompt) < vocab_size:
             found = f"token ids from {min(prompt)} to {max(prompt)}"
             raise ValueError(f"prompt {number} has {found}, but the vocabulary has {vocab_size} tokens")
@@ -124,15 +134,15 @@ def _make_rows(
             limit = min(limit, options.max_total_length - len(prompt))
         if limit < 1:
             total = f"max_total_length {options.max_total_length}"
-            raise ValueError(f"prompt {number} has {len(prompt)} tokens; {total} leaves no room for more")
+            raise ValueError(f"prompt {number} has {len(prompt)} tokens, but {total} leaves no new tokens; shorten it")
         rows.append(Row(number, [int(token) for token in prompt], limit))
     return rows
 
 
 def _decode(
-    model: Decoder, rows: list[Row], chooser: TokenChooser, options: DecodingOptions
+    model: GenerationModel, rows: list[Row], chooser: TokenChooser, options: DecodingOptions
 ) -> Iterator[tuple[Row, int | None]]:
-    """Decode one batch until all rows end; yield (row, token) for each token, (row, None) for an end token."""
+    """Decode one batch until all rows end; yield (row, token) for each token and (row, None) for an end token."""
     if options.decode_strategy == "beam_search":
         return _beam_tokens(model, rows, options)
     if options.max_draft_tokens:
@@ -140,8 +150,8 @@ def _decode(
     return _decode_in_steps(model, rows, chooser, options.eos_token_ids)
 
 
-def _beam_tokens(model: Decoder, rows: list[Row], options: DecodingOptions) -> Iterator[tuple[Row, int | None]]:
-    """Yield the tokens of each row after its end, and None after the last one, when the row counts as ended."""
+def _beam_tokens(model: GenerationModel, rows: list[Row], options: DecodingOptions) -> Iterator[tuple[Row, int | None]]:
+    """Yield the tokens of each row when its beam search has ended, and then None."""
     for row in beam_search(model, rows, options):
         row.ended = False
         for token in row.generated:
@@ -151,7 +161,7 @@ def _beam_tokens(model: Decoder, rows: list[Row], options: DecodingOptions) -> I
 
 
 def _decode_in_steps(
-    model: Decoder, rows: list[Row], chooser: TokenChooser, end_tokens: frozenset[int]
+    model: GenerationModel, rows: list[Row], chooser: TokenChooser, end_tokens: frozenset[int]
 ) -> Iterator[tuple[Row, int | None]]:
     logits_BV: ModelLogits
     cache, logits_BV = prefill(model, [row.tokens for row in rows])
@@ -169,7 +179,7 @@ def _decode_in_steps(
         if len(active) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
             rows = [rows[index] for index in active]
             cache.select_rows(active)
-        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # of ended rows any token, unused
+        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # ended rows run an arbitrary token
         logits_BV = step(model, newest, cache)[:, -1]
         if cache.is_stale:
             cache, logits_BV = prefill(model, [row.tokens for row in rows], max(len(row.generated) for row in rows))
@@ -182,7 +192,7 @@ def _select(logits_BV: ModelLogits, rows: list[int]) -> ModelLogits:
 
 
 @contextmanager
-def _evaluation_mode(model: Decoder) -> Iterator[None]:
+def _evaluation_mode(model: GenerationModel) -> Iterator[None]:
     layers = model.sublayers(include_self=True) if isinstance(model, nn.Layer) else []
     modes = [layer.training for layer in layers]
     for layer in layers:

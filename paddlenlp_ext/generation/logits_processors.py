@@ -1,7 +1,7 @@
 """Logits processors: changes of the logits of each row before its next token is chosen.
 
-The filters are pure functions and use NumPy on the host, so that draws are the same on every device; a row of logits is
-small. sampling.py applies them.
+The filters are pure functions in NumPy on the host, so that draws are the same on every device. sampling.py applies
+them.
 
 Shapes: B batch, V vocab.
 """
@@ -31,14 +31,14 @@ def on_host(logits: ModelLogits) -> np.ndarray:
 
 
 def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
-    """Make tokens that a row has already seen less likely (CTRL, arXiv:1909.05858, section 4.1).
+    """Apply a repetition penalty to the tokens of each row (CTRL, arXiv:1909.05858, section 4.1).
 
-    A positive logit is divided by `penalty`, a negative one multiplied, once per distinct token.
+    Once per distinct token, a positive logit is divided by `penalty`, and a negative logit is multiplied by it.
 
     Args:
         logits_BV: [B, V].
         seen_ids: prompt and generated tokens of each row, without padding.
-        penalty: 1 changes nothing, values above 1 discourage repetition.
+        penalty: values above 1 discourage repetition; 1 changes nothing.
     """
     if penalty == 1.0:
         return logits_BV
@@ -53,12 +53,12 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
 def exclude_early_ends(
     logits_BV: Logits, num_generated: Sequence[int], minimum: int, end_tokens: Collection[int]
 ) -> Logits:
-    """Set the end tokens of each row with fewer than `minimum` generated tokens to -inf.
+    """Set the logits of end tokens to -inf in rows with fewer than `minimum` generated tokens.
 
     Args:
         logits_BV: [B, V].
         num_generated: number of generated tokens of each row.
-        minimum: number of tokens before which no row ends.
+        minimum: minimum number of generated tokens.
         end_tokens: token ids that end a row.
     """
     is_early_B = np.asarray(num_generated) < minimum
@@ -70,12 +70,12 @@ def exclude_early_ends(
 
 
 def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
-    """Divide the logits by the temperature: below 1 sharpens the distribution, above 1 flattens it."""
+    """Divide the logits by the temperature; values below 1 sharpen the distribution, values above 1 flatten it."""
     return logits_BV if temperature == 1.0 else np.divide(logits_BV, np.float32(temperature), dtype=np.float32)
 
 
 def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
-    """Set all but the `top_k` largest logits of each row to -inf; 0 keeps all. Ties with the smallest of these stay."""
+    """Set all but the `top_k` largest logits of each row to -inf; ties with the k-th stay, and 0 keeps all logits."""
     vocab_size = logits_BV.shape[1]
     if top_k == 0 or top_k >= vocab_size:
         return logits_BV
@@ -84,10 +84,10 @@ def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
 
 
 def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
-    """Keep the nucleus of each row (arXiv:1904.09751): the fewest tokens whose probabilities reach `top_p`.
+    """Set the logits outside the nucleus of each row to -inf (arXiv:1904.09751).
 
-    A token stays while the mass of the more likely tokens is below `top_p`. The most likely token always stays, and so
-    do ties with the least likely token of the nucleus. All others become -inf.
+    The nucleus is the smallest set of most likely tokens whose probabilities sum to at least `top_p`. It has at least
+    one token. Ties with its least likely token stay too.
     """
     if top_p >= 1.0:
         return logits_BV
@@ -105,9 +105,9 @@ class LogitAdjustments:
     """Penalties and biases of single logits, as in OpenAI's API.
 
     Attributes:
-        frequency_penalty: subtracted once for each time that a token was generated.
-        presence_penalty: subtracted from every token that was generated.
-        logit_bias: number added to the logit of each token id.
+        frequency_penalty: subtracted from a token's logit once for each time that the token was generated.
+        presence_penalty: subtracted once from the logit of every token that was generated.
+        logit_bias: token id -> number added to its logit.
     """
 
     frequency_penalty: float = 0.0
@@ -115,7 +115,7 @@ class LogitAdjustments:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def apply(self, logits_1V: ModelLogits, generated: Sequence[int]) -> ModelLogits:
-        """Return the logits [1, V] after the tokens `generated`; fp32 on the host if any of them changes."""
+        """Adjust the logits [1, V] of a row with the tokens `generated`; changed logits are fp32 on the host."""
         changes = dict(self.logit_bias)
         if self.frequency_penalty or self.presence_penalty:
             for token, count in Counter(generated).items():

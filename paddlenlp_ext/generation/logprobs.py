@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and of the most likely tokens in their place.
+"""Log-probabilities of tokens, and of the most likely tokens at the same positions.
 
 Shapes: S positions, V vocab.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import paddle
 
 from paddlenlp_ext.generation.logits_processors import ModelLogits
-from paddlenlp_ext.generation.prefill_and_decode import Decoder
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel
 
 _POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of a token under the model, without temperature and penalties.
+    """Log-probability of a token before temperature and penalties.
 
     Attributes:
         token: token id.
@@ -32,15 +32,15 @@ class TokenLogprob:
 
 
 def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of one token for each line of logits.
+    """Return the log-probability of one token at each position.
 
     Args:
-        logits: [S, V], any float type.
+        logits: [S, V], any floating-point dtype.
         tokens: S token ids.
         num_top: number of most likely tokens to return with each token; 0: none.
     """
     logits_SV = logits if isinstance(logits, paddle.Tensor) else paddle.to_tensor(logits)
-    logits_SV = logits_SV.astype("float64")  # a sum of 50,000 numbers in float32 is wrong by 1e-4
+    logits_SV = logits_SV.astype("float64")  # a float32 sum over 50,000 logits has an error of 1e-4
     total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
     chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)
     chosen = (chosen_S1 - total_S1).squeeze(1).numpy().tolist()
@@ -53,14 +53,14 @@ def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> 
 
 
 def sequence_logprobs(
-    model: Decoder, hidden_SD: paddle.Tensor, tokens: Sequence[int], num_top: int
+    model: GenerationModel, hidden_SD: paddle.Tensor, tokens: Sequence[int], num_top: int
 ) -> list[TokenLogprob]:
-    """Return the log-probabilities of the tokens that follow each position.
+    """Return the log-probabilities of the tokens after each position.
 
     Args:
-        model: the decoder, for its `logits`.
+        model: the language model, which computes the logits.
         hidden_SD: hidden states [S, D].
-        tokens: the token after each position.
+        tokens: next token of each position.
         num_top: number of most likely tokens to return with each token.
     """
     found = []

@@ -1,17 +1,17 @@
-"""Key-value cache: keys and values of earlier positions, stored per layer and updated in place.
+"""Key-value cache of a left-padded batch, stored per layer and updated in place.
 
-A layer with latent attention (nn/latent_attention.py) stores latents and rotated keys in their place, as one head each.
+A layer with latent attention (nn/latent_attention.py) stores latents and rotated keys instead, as one head each.
 
 Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix
-precedes all rows: it is never masked as padding, and neither `length` nor `key_starts` counts it. With a prefix of
-P = 2, rows of 3 and 1 tokens, and two steps of decoding:
+precedes all rows. It is never masked as padding, and neither `length` nor `key_starts` counts it. With a prefix of
+P = 2, rows of 3 and 1 tokens, and two decoding steps:
 
                   prefix  prompt  new   free
     row 0         p p     a a a   a a   0 0 ...    key_starts 0
     row 1         p p     . . b   b b   0 0 ...    key_starts 2
                           |<-length->|
 
-A query reads the prefix and its own row from `key_starts` to itself; with a sliding window, only the newest of these.
+A query attends to the prefix and to its row from `key_starts` to itself, or to the newest of these in a sliding window.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
 E head dimension of values.
@@ -34,7 +34,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-BLOCK = 128  # capacity grows in blocks, so few steps copy the stored keys and values
+BLOCK = 128  # capacity grows in blocks, so that the stored keys and values are rarely copied
 
 
 class _LayerKeyValues:
@@ -73,12 +73,12 @@ class _LayerKeyValues:
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
     def grow(self, end: int) -> None:
-        """Make room for `end` slots; the layer must not be empty."""
+        """Grow the capacity to at least `end` slots; the layer must not be empty."""
         k_BKCH, v_BKCE = self.tensors
         self._grow(end, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
 
     def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
-        """Make room for `end` slots; `shapes` are those of the stored tensors, with any capacity."""
+        """Grow the capacity to at least `end` slots; `shapes` are the shapes of keys and values with any capacity."""
         if end <= self.capacity:
             return
         missing = -(-end // BLOCK) * BLOCK - self.capacity
@@ -90,7 +90,7 @@ class _LayerKeyValues:
             self._stored = k_empty, v_empty
             if self.prefix is not None:
                 self._store_prefix(self._stored, self.prefix)
-        self.capacity += missing  # after all allocations: C++ writes up to it without a check
+        self.capacity += missing  # last, because C++ writes up to the capacity without a check
 
     def _store_prefix(self, stored: tuple[paddle.Tensor, paddle.Tensor], prefix: KeyValuePrefix) -> None:
         for store_BKCH, own_PKH in zip(stored, prefix, strict=True):
@@ -99,12 +99,12 @@ class _LayerKeyValues:
 
 
 class KVCache(ReservingCache):
-    """Key-value cache of the layers in this process; it grows by a block when it is full, and holds no gradients.
+    """Key-value cache of the layers in this process, without gradients. It grows by a block when it is full.
 
     Attributes:
-        prompt_end: column where all prompts end; None if unknown.
-        is_stale: whether a forward pass rotated with other frequencies than the first one, as LongRoPE does beyond the
-            trained context. The stored keys do not fit its queries: a new cache has to be filled.
+        prompt_end: column at which all prompts end; None if unknown.
+        is_stale: whether the rotary frequencies have changed since the first forward pass, as with LongRoPE beyond the
+            trained context. The stored keys then do not fit the queries, and the tokens need a new prefill.
     """
 
     def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
@@ -123,24 +123,24 @@ class KVCache(ReservingCache):
 
     @property
     def tensors(self) -> list[paddle.Tensor]:
-        """Stored keys and values of each layer, unused slots included; empty while the cache is empty."""
+        """Stored keys and values of each layer, unused slots included; [] while the cache is empty."""
         return [tensor for layer in self._layers.values() for tensor in layer.tensors]
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record the sets of rotary frequencies of a forward pass; see `is_stale`."""
+        """Record which rotary frequencies a forward pass uses; see `is_stale`."""
         if self._frequency_sets is None:
             self._frequency_sets = frequency_sets
         self.is_stale |= frequency_sets != self._frequency_sets
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix of keys and values, one pair for each layer index; only allowed in a new cache."""
+        """Store a prefix in a new cache, as a pair of keys and values for each layer index."""
         assert self.is_new, "set the prefix before appending"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
-        """Return the contents of a cache of one row without padding, as a prefix for another cache."""
+        """Return the contents of this cache as a prefix for another cache; it must have one row without padding."""
         assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
 
         def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
@@ -159,7 +159,7 @@ class KVCache(ReservingCache):
 
     @property
     def length(self) -> int:
-        """Number of positions in every layer, padding included: the column at which the next forward pass begins."""
+        """Number of positions in every layer, padding included; the next forward pass starts in this column."""
         return next(reversed(self._layers.values())).length if self._layers else 0
 
     def next_positions(self, count: int) -> paddle.Tensor:
@@ -169,7 +169,7 @@ class KVCache(ReservingCache):
 
     @paddle.no_grad()
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append the keys and values of a layer, and return its contents.
+        """Append new keys and values to a layer, and return the contents of the layer.
 
         The visible positions are computed once per step, not once per layer.
         """
@@ -188,12 +188,12 @@ class KVCache(ReservingCache):
         return self.length > 0
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Make room for `length` positions of each row in some layers, which the caller writes, and count them."""
+        """Reserve `length` positions of each row in some layers; they count as stored, and the caller writes them."""
         reserved = [self._layers[index] for index in layers]
         prefix, column = reserved[0].prefix_length, reserved[0].length
         slot = prefix + column
         for layer in reserved:
-            assert layer.end == slot and layer.prefix_length == prefix, "the layers have other positions"
+            assert layer.end == slot and layer.prefix_length == prefix, "the layers have different positions"
             if slot + length > layer.capacity:
                 layer.grow(slot + length)
         for layer in reserved:
@@ -202,7 +202,7 @@ class KVCache(ReservingCache):
         return ReservedPositions([slot] * len(firsts), firsts, prefix, [layer.tensors for layer in reserved])
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
+        """Return the result of `make`, such as converted weights; it is computed once per `key`."""
         if key not in self._derived:
             self._derived[key] = make()
         return self._derived[key]
@@ -235,7 +235,7 @@ class KVCache(ReservingCache):
         return self._layouts[length, window]
 
     def _visible_positions(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
-        """Return the positions that the queries from `start` to the layer's end attend to."""
+        """Return the positions that the queries from column `start` to the end of the layer attend to."""
         key = (start, layer.length, window)
         if key not in self._visible:
             if any(cached[:2] != key[:2] for cached in self._visible):

@@ -1,4 +1,4 @@
-"""Forward passes of generation: prompts into a new cache, then the newest tokens of each row.
+"""Forward passes of generation: prefill of prompts into a new cache, then decoding steps over the newest tokens.
 
 Shapes: B batch, S positions, D hidden, V vocab.
 """
@@ -18,12 +18,12 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 
 
-class Decoder(Protocol):
-    """Interface of a model for generation: `models.causal_lm.CausalLM`, or a PEFT model around one."""
+class GenerationModel(Protocol):
+    """Interface of a model for generation: `models.causal_lm.CausalLM`, a PEFT model or an exported model."""
 
     @property
     def config(self) -> Any:
-        """Configuration of the decoder."""
+        """Config of the decoder."""
         ...
 
     @property
@@ -46,9 +46,10 @@ class Decoder(Protocol):
         ...
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Append new tokens to the cache and return their logits, fp32 [B, S, V], if one call computes them.
+        """Append new tokens to the cache and return their logits, fp32 [B, S, V], from a single call.
 
-        The next step with the same cache overwrites them. None: `hidden_states` and `logits` have to be called.
+        The next step with the same cache overwrites the logits. None means that the model has no such call, and the
+        caller uses `hidden_states` and `logits`.
         """
         ...
 
@@ -74,7 +75,7 @@ class Row:
         return len(self.generated)
 
     def take(self, token: int, end_tokens: frozenset[int]) -> bool:
-        """Append a token unless it ends the row; return True if it was appended."""
+        """Append a token unless it is an end token; return True if it was appended."""
         if token in end_tokens:
             self.ended = True
             return False
@@ -84,16 +85,16 @@ class Row:
 
 
 def prefill(
-    model: Decoder, sequences: Sequence[Sequence[int]], num_generated: int = 0
+    model: GenerationModel, sequences: Sequence[Sequence[int]], num_generated: int = 0
 ) -> tuple[KVCache, paddle.Tensor]:
-    """Run left-padded rows through the model; return a cache and the logits [B, V] of their last positions.
+    """Run left-padded rows through the model; return a new cache and the logits [B, V] of the last positions.
 
-    All rows share one forward pass, because dynamic rope scales every position by the longest row of a pass.
+    All rows share one forward pass, because dynamic rope scaling depends on the longest row of a pass.
 
     Args:
-        model: the decoder.
+        model: the language model.
         sequences: tokens of each row.
-        num_generated: number of tokens of the longest continuation at the end of `sequences`.
+        num_generated: length of the longest continuation that `sequences` already include.
 
     Raises:
         ValueError: all logits of a row are NaN.
@@ -104,21 +105,21 @@ def prefill(
     ids_BS = np.array([[0] * pad + [*ids] for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=cache.next_positions(width), cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
-    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax would return token 0 again and again
+    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax of NaN would be token 0 forever
         raise ValueError(ALL_NAN_LOGITS)
     return cache, logits_BV
 
 
-def step(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> ModelLogits:
+def step(model: GenerationModel, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> ModelLogits:
     """Run the newest S tokens of each row through the model; return their logits [B, S, V].
 
-    Logits in a NumPy array are overwritten by the next step.
+    The next step overwrites logits that are a NumPy array.
     """
     logits_BSV = model.decode_tokens(tokens_BS, cache)
     return model.logits(forward(model, tokens_BS, cache)) if logits_BSV is None else logits_BSV
 
 
-def forward(model: Decoder, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> paddle.Tensor:
+def forward(model: GenerationModel, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> paddle.Tensor:
     """Run the newest S tokens of each row through the model; return their hidden states [B, S, D]."""
     ids_BS = np.array(tokens_BS, dtype=np.int64)
     positions_BS = cache.next_positions(ids_BS.shape[1])

@@ -1,4 +1,4 @@
-"""Request to the engine of continuous batching, and its state while it runs.
+"""Requests to the engine of continuous batching, and their state while they run.
 
 Shapes: V vocab.
 """
@@ -14,26 +14,26 @@ from paddlenlp_ext.generation.logprobs import TokenLogprob, token_logprobs
 from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
 
 STOP, LENGTH = "stop", "length"
-"""Reasons of the end of a request: an end token or `on_token`; the limit of its tokens."""
+"""Finish reasons of a request: end token or `on_token` returned True; limit of new tokens."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Request:
-    """Prompt to continue.
+    """Generation request: a prompt, its options, and callbacks for the results.
 
     Attributes:
         prompt: token ids, at least one.
-        max_new_tokens: limit of new tokens; 0 computes the log-probabilities of the prompt only.
-        decoding: options of the choice of tokens, and the tokens that end the request.
-        row: number of the request among those with one seed; it selects the random numbers.
-        adjustments: changes of single logits before the choice.
-        adapter: name of the adapter; a name that is not one of an adapter selects the base model.
-        num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities at all.
-        on_prompt: called once with the log-probabilities of the prompt's tokens from the second on; None: not computed.
-        on_token: called with each new token; it returns True to end the request.
+        max_new_tokens: maximum number of new tokens; 0 only computes the log-probabilities of the prompt.
+        decoding: sampling options, and the tokens that end the request.
+        row: index of the request among requests with the same seed; it selects the random generator.
+        adjustments: penalties and biases of single logits.
+        adapter: name of the adapter; any other name selects the base model.
+        num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities.
+        on_prompt: called once with the log-probabilities of the prompt tokens after the first; None: not computed.
+        on_token: called with each new token; returns True to end the request.
         on_end_token: called with the log-probability of the end token; None: not computed.
-        on_end: called once at the end with STOP or LENGTH, or with an error.
-        is_cancelled: set by the caller, from any thread, to remove the request without a further call.
+        on_end: called once at the end with STOP, LENGTH or an error.
+        is_cancelled: set by the caller, from any thread, to remove the request; no callback is called afterwards.
     """
 
     prompt: Sequence[int]
@@ -55,7 +55,7 @@ class RunningRow:
 
     Attributes:
         tokens: prompt and new tokens.
-        ended: reason of the end; None while the row runs.
+        ended: finish reason or error; None while the row runs.
     """
 
     def __init__(self, request: Request) -> None:
@@ -71,7 +71,7 @@ class RunningRow:
 
     @property
     def number(self) -> int:
-        """Number that selects the random generator."""
+        """Index that selects the row's random generator."""
         return self.request.row
 
     @property
@@ -80,7 +80,7 @@ class RunningRow:
         return len(self.tokens) - len(self.request.prompt)
 
     def take(self, logits_1V: ModelLogits, most_likely: int | None) -> None:
-        """Choose the next token, and append it unless it ends the row."""
+        """Choose the next token, and append it unless it is an end token."""
         request, token = self.request, most_likely
         if token is None:
             adjusted_1V = request.adjustments.apply(logits_1V, self.tokens[len(request.prompt) :])
@@ -99,7 +99,7 @@ class RunningRow:
 
 
 def take_tokens(rows: Sequence[RunningRow], logits_BV: ModelLogits) -> None:
-    """Choose the next token of each row; an error ends its row only."""
+    """Choose the next token of each row. An error ends only the row in which it is raised."""
     best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):
         try:

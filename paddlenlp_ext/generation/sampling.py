@@ -1,6 +1,7 @@
-"""Sampling: choose the next token of each row from its logits, the most likely one or by a random draw.
+"""Sampling: choose the next token of each row from its logits, greedily or by a random draw.
 
-The draws of a row do not depend on the other rows of its batch. logits_processors.py has the filters.
+The draws of a row do not depend on the other rows of its batch. logits_processors.py has temperature, top-k, top-p and
+penalties.
 
 Shapes: B batch, V vocab.
 """
@@ -29,11 +30,11 @@ from paddlenlp_ext.generation.logits_processors import (
 
 
 class Continuation(Protocol):
-    """Interface of a row whose next token is chosen."""
+    """Interface of a row for the choice of its next token."""
 
     @property
     def number(self) -> int:
-        """Index of the row among all prompts, which selects its random generator."""
+        """Index of the row among all prompts; it selects the random generator."""
         ...
 
     @property
@@ -50,7 +51,7 @@ class Continuation(Protocol):
 def most_likely(logits_BV: ModelLogits) -> list[int]:
     """Return the most likely token id of each row; ties go to the lowest id."""
     if isinstance(logits_BV, np.ndarray) or logits_BV.place.is_cpu_place():
-        return greedy(on_host(logits_BV)).tolist()  # microseconds a row; Paddle's argmax takes a millisecond
+        return greedy(on_host(logits_BV)).tolist()  # takes microseconds; Paddle's argmax takes a millisecond
     return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
 
 
@@ -60,10 +61,10 @@ def greedy(logits_BV: Logits) -> NDArray[np.int64]:
 
 
 class RowSampler:
-    """Draw a token for each row from the row's own random generator.
+    """Sampler with one random generator per row.
 
-    The generator depends only on (seed, row), and each token takes one number from it. A row's draws therefore do not
-    depend on the other rows of its batch.
+    The generator depends only on (seed, row), and each token consumes one random number. The draws of a row therefore
+    do not depend on the other rows of its batch.
     """
 
     def __init__(self, seed: int) -> None:
@@ -71,10 +72,10 @@ class RowSampler:
         self._streams: dict[int, np.random.Generator] = {}
 
     def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Draw token ids [B] from softmax(logits_BV); `rows` holds the row number of each line.
+        """Draw token ids [B] from softmax(logits_BV); `rows` has the index of each row among all prompts.
 
         Raises:
-            ValueError: a line has no finite logit.
+            ValueError: a row has no finite logit.
         """
         pairs = zip(logits_BV, rows, strict=True)
         return np.array([_inverse_cdf(row_V, self._stream(row).random()) for row_V, row in pairs], dtype=np.int64)
@@ -86,7 +87,7 @@ class RowSampler:
 
 
 def _inverse_cdf(row_V: Logits, uniform: float) -> int:
-    """Return the first token, in the order of ids, whose cumulative probability exceeds `uniform` in [0, 1)."""
+    """Return the lowest token id whose cumulative probability exceeds `uniform` in [0, 1)."""
     possible = np.flatnonzero(row_V > -np.inf)
     if not len(possible):
         raise ValueError(ALL_NAN_LOGITS)
@@ -104,7 +105,7 @@ class TokenChooser:
         self._sampler = RowSampler(options.seed)
 
     def choose(self, logits_BV: ModelLogits, rows: Sequence[Continuation]) -> list[int]:
-        """Return the next token id of each row of a batch; logits [B, V] have any float type."""
+        """Return the next token id of each row; logits [B, V] may have any floating-point dtype."""
         options = self._options
         is_greedy = options.decode_strategy == "greedy_search"
         num_generated = [row.num_generated for row in rows]

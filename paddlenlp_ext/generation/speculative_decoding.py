@@ -1,13 +1,13 @@
-"""Speculative decoding with n-grams (prompt lookup): one forward pass verifies tokens copied from the row itself.
+"""Speculative decoding with n-grams (prompt lookup): one forward pass verifies draft tokens copied from the row.
 
-Where the newest tokens of a row occurred before, the tokens that followed them are the draft of its continuation:
+If the newest tokens of a row occurred earlier in the row, the tokens that followed them there are the draft:
 
     row      the cat sat on the mat and the cat
     draft                                       sat on the
 
-The pass computes the logits after each token of the draft. Tokens are chosen from them in order, as without drafts, up
-to the first one that differs from the draft, so the row has the tokens of ordinary decoding, greedy or sampled.
-Frequent drafts make a token cheaper, because a pass over a few tokens reads the weights once.
+The pass computes the logits after each draft token. The next tokens are chosen from these logits in order, up to the
+first token that differs from the draft. The row therefore gets the same tokens as in ordinary decoding, greedy or
+sampled. Accepted drafts save time, because a pass over several tokens reads the weights once.
 
 Shapes: S newest tokens, V vocab.
 """
@@ -18,17 +18,17 @@ from collections.abc import Iterator, Sequence
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import ModelLogits
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, Row, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 from paddlenlp_ext.generation.sampling import TokenChooser
 
 
 def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -> list[int]:
-    """Return the tokens that followed the latest earlier occurrence of the longest n-gram at the end; [] if none.
+    """Return a draft: the tokens after the latest earlier occurrence of the n-gram at the end of a row, or [].
 
     Args:
         tokens: prompt and generated tokens.
-        max_ngram_size: n of the first n-gram to search; shorter ones follow, down to one token.
-        max_draft_tokens: maximum number of tokens to return.
+        max_ngram_size: length of the first n-gram to search; shorter n-grams follow, down to one token.
+        max_draft_tokens: maximum length of the draft.
     """
     if max_draft_tokens < 1:
         return []
@@ -42,9 +42,9 @@ def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -
 
 
 def decode_with_drafts(
-    model: Decoder, row: Row, chooser: TokenChooser, options: DecodingOptions
+    model: GenerationModel, row: Row, chooser: TokenChooser, options: DecodingOptions
 ) -> Iterator[tuple[Row, int | None]]:
-    """Decode one row until it ends; yield (row, token) for each token, (row, None) for an end token."""
+    """Decode one row until it ends; yield (row, token) for each token and (row, None) for an end token."""
     logits_SV: ModelLogits
     cache, logits_SV = prefill(model, [row.tokens])
     draft: list[int] = []
@@ -60,12 +60,12 @@ def decode_with_drafts(
         cache.truncate(start - len(draft) + position)
         draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens))
         logits_SV = step(model, [[row.generated[-1], *draft]], cache)[0]
-        if cache.is_stale:  # never with a draft, which ends before the rotation changes
+        if cache.is_stale:  # never with a draft, which ends before the rotary frequencies change
             cache, logits_SV = prefill(model, [row.tokens], len(row.generated))
 
 
-def _room(model: Decoder, row: Row, max_draft_tokens: int) -> int:
-    """Return how many tokens may be drafted: within the row's limit, and with the rotary frequencies of the cache."""
+def _room(model: GenerationModel, row: Row, max_draft_tokens: int) -> int:
+    """Return the maximum draft length within the row's limit and before the rotary frequencies change."""
     length = len(row.prompt) + len(row.generated)
     room = min(rope.constant_until(length - 1) - length for rope in model.config.ropes)
     return int(min(max_draft_tokens, row.limit - len(row.generated) - 1, room))

@@ -1,4 +1,4 @@
-"""Generation with the interface of transformers: from a padded batch of ids to the same rows with continuations.
+"""`generate` with the arguments of transformers: padded input_ids, attention_mask, do_sample, streamer.
 
 Shapes: B batch, S sequence, N longest continuation.
 """
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.generation.generate import Decoder, generate
+from paddlenlp_ext.generation.generate import GenerationModel, generate
 
 
 class Streamer(Protocol):
@@ -27,7 +27,7 @@ class Streamer(Protocol):
 
 
 def generate_for(
-    model: Decoder,
+    model: GenerationModel,
     prompts: Sequence[Sequence[int]] | paddle.Tensor | np.ndarray | None,
     *,
     input_ids: paddle.Tensor | np.ndarray | None = None,
@@ -37,37 +37,37 @@ def generate_for(
     streamer: Streamer | None = None,
     **options: Any,
 ) -> list[list[int]] | paddle.Tensor:
-    """Continue prompts: lists of ids to lists of new ids, a padded tensor to a tensor that includes the prompts.
+    """Continue prompts. Lists give lists of new tokens; a padded batch gives a batch that includes the prompts.
 
     Args:
-        model: the decoder; its `eos_token_ids` end a row unless `eos_token_id` is given.
+        model: the language model; its `eos_token_ids` end a row unless `eos_token_id` is given.
         prompts: lists of token ids of any length, or a padded batch [B, S].
-        input_ids: the padded batch, in place of `prompts`.
+        input_ids: the padded batch, instead of `prompts`.
         attention_mask: [B, S], 0 for padding.
-        do_sample: True: sampling, False: greedy, None: `decode_strategy` decides.
-        pad_token_id: id that pads the result after the end of a row; None: the first end token, or 0 without one.
+        do_sample: True for sampling, False for greedy search; None: `decode_strategy` decides.
+        pad_token_id: padding after the end of a row; None: the first end token, or 0 if there is none.
         streamer: receives the prompt and then each new token, such as a `TextStreamer` of transformers; only for a
             single prompt and without beam search.
         options: further arguments of `generate`.
 
     Returns:
-        Lists as `generate` returns them, or int64 [B, S + N].
+        Lists of new tokens, or int64 [B, S + N].
 
     Raises:
-        ValueError: see `generate`; or arguments exclude each other.
+        ValueError: arguments exclude each other, or see `generate`.
     """
     if (prompts is None) == (input_ids is None):
-        raise ValueError("generate: pass either prompts or input_ids")
+        raise ValueError("generate: pass either prompts or input_ids, not both")
     if do_sample is not None:
         if "decode_strategy" in options:
-            raise ValueError("generate: do_sample and decode_strategy are one option; pass one of them")
+            raise ValueError("generate: do_sample and decode_strategy both choose the strategy; pass only one of them")
         options["decode_strategy"] = "sampling" if do_sample else "greedy_search"
     options = {"eos_token_id": model.eos_token_ids, **options}
     batch = prompts if input_ids is None else input_ids
     assert batch is not None, "checked above"
     if not isinstance(batch, (paddle.Tensor, np.ndarray)):
         if attention_mask is not None or pad_token_id is not None:
-            raise ValueError("generate: prompts given as lists have no padding; remove attention_mask and pad_token_id")
+            raise ValueError("generate: lists of tokens have no padding; remove attention_mask and pad_token_id")
         return _generate(model, batch, streamer, options)
     ids_BS = np.asarray(batch)
     mask_BS = np.ones(ids_BS.shape, bool) if attention_mask is None else np.asarray(attention_mask).astype(bool)
@@ -87,7 +87,7 @@ def generate_for(
 
 
 def _generate(
-    model: Decoder, prompts: Sequence[Sequence[int]], streamer: Streamer | None, options: dict[str, Any]
+    model: GenerationModel, prompts: Sequence[Sequence[int]], streamer: Streamer | None, options: dict[str, Any]
 ) -> list[list[int]]:
     """Continue prompts of any length; put prompt and new tokens into the streamer.
 

@@ -1,1 +1,1 @@
-"""Static graphs of language models: tracing and saving, and running them with `paddle.inference`."""
+"""Static graphs of language models: trace and save them, and run them with `paddle.inference`."""

@@ -1,10 +1,10 @@
-"""Export a language model as a static graph, in a folder that holds everything that prediction needs.
+"""Export a language model as a static graph, in a folder with everything that prediction needs.
 
     model.json, model.pdiparams     program and weights (trace.py)
-    config.json                     that of the model, with the key `static_graph`
+    config.json                     config.json of the model, with the key `static_graph`
     generation_config.json, tokenizer, chat template, run_config.json
 
-The folder gets its name once the program has computed the same logits as the model.
+The folder is renamed to its final name after the program has computed the same logits as the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.logits_processors import on_host
-from paddlenlp_ext.generation.prefill_and_decode import Decoder, prefill, step
+from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, prefill, step
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.static_graph.static_model import STATIC_GRAPH, StaticModel, program_files
@@ -25,12 +25,12 @@ from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_pro
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 LIMITS = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
-"""Largest difference of the logits, relative to the largest logit, by dtype of the activations."""
+"""Largest allowed difference of the logits, relative to the largest logit, by dtype of the activations."""
 _BATCHES, _STEPS = ((4, 1), (8,)), 8
-"""Lengths of the prompts of each compared batch, and steps of decoding after them.
+"""Prompt lengths of each compared batch, and number of decoding steps after them.
 
-They have eight positions at most: with more, the model may round inputs of products to bfloat16 (ops/linear.py), which
-the program does not, and with experts a rounded router's choice may change.
+A pass has at most eight positions. With more positions, the model may round the inputs of matrix products to bfloat16
+(ops/linear.py), which the program does not, and a router may then choose other experts.
 """
 
 
@@ -41,14 +41,14 @@ def export_model(
 
     Args:
         model: `CausalLM` without adapter layers, in floating point or quantized.
-        folder: folder to create, or to replace.
-        source: the model's origin, for config and tokenizer.
+        folder: folder to create or replace.
+        source: source of the model's config and tokenizer.
         adapter: folder of the adapter that was merged into the model; its tokenizer takes precedence.
         prefix: name of the program's files, without suffix.
 
     Raises:
-        ValueError: the tokenizer or config has a file of the program's name, or the program computes other logits than
-            the model.
+        ValueError: a file of the tokenizer or config has the same name as a file of the program, or the program
+            computes other logits than the model.
     """
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
@@ -69,7 +69,7 @@ def export_model(
 
 
 def describe_program(folder: Path, model: Any) -> None:
-    """Add the key `static_graph` to config.json, which describes the program to `StaticModel`."""
+    """Add the description of the program, which `StaticModel` reads, to config.json under the key `static_graph`."""
     config = read_json_object(folder / "config.json")
     config[STATIC_GRAPH] = {
         "cache_dtype": cache_dtype(model),
@@ -81,23 +81,23 @@ def describe_program(folder: Path, model: Any) -> None:
 
 
 @paddle.no_grad()
-def compare(exported: Decoder, model: Decoder, batches: Sequence[Sequence[int]] = _BATCHES) -> float:
+def compare(exported: GenerationModel, model: GenerationModel, batches: Sequence[Sequence[int]] = _BATCHES) -> float:
     """Return the largest difference of the logits of two models, relative to the largest logit; NaN if any is NaN.
 
-    Compared are the last positions of random prompts, and some steps of decoding after them. The tokens are those that
-    `model` finds most likely.
+    The comparison covers the last positions of random prompts, and decoding steps in which both models get the tokens
+    that `model` finds most likely.
 
     Args:
         exported: the model to check.
         model: the reference.
-        batches: lengths of the prompts of each batch.
+        batches: prompt lengths of each batch.
     """
     rng, size = np.random.default_rng(0), model.config.vocab_size
     prompts = [[rng.integers(0, size, length).tolist() for length in lengths] for lengths in batches]
     return float(np.max([_compare_batch(exported, model, batch) for batch in prompts]))  # Python's max may lose NaN
 
 
-def _compare_batch(exported: Decoder, model: Decoder, prompts: list[list[int]]) -> float:
+def _compare_batch(exported: GenerationModel, model: GenerationModel, prompts: list[list[int]]) -> float:
     found = [prefill(each, prompts) for each in (exported, model)]
     caches, logits = [cache for cache, _ in found], [on_host(logits_BV) for _, logits_BV in found]
     differences = [_relative_difference(*logits)]

@@ -1,4 +1,4 @@
-"""Run an exported model with `paddle.inference`, as the decoder of `generation.generate`.
+"""Exported model that runs with `paddle.inference`, with the interface that `generation.generate` needs.
 
 Shapes: B batch, S new positions, V vocabulary.
 """
@@ -23,22 +23,22 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
-"""Key of config.json that describes the program."""
+"""Key of config.json with the description of the program."""
 _DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
 
 
 def program_files(prefix: str) -> tuple[str, str]:
-    """Return the names of the files of a program and of its weights."""
+    """Return the file names of a program and of its weights."""
     return f"{prefix}.json", f"{prefix}.pdiparams"
 
 
 class StaticModel:
-    """Exported model with the interface of a decoder (`generation.prefill_and_decode.Decoder`).
+    """Exported model with the interface `generation.prefill_and_decode.GenerationModel`.
 
-    Its "hidden states" are the logits of the last position: the program computes no others.
+    `hidden_states` returns the logits of the last position, because the program computes nothing else.
 
     Args:
-        folder: result of `static_graph.export.export_model`.
+        folder: folder that `static_graph.export.export_model` has written.
         prefix: name of the program's files, without suffix.
 
     Attributes:
@@ -46,7 +46,7 @@ class StaticModel:
         quant_type: format of the linear layers' weights; None for floating point.
 
     Raises:
-        ValueError: the folder has no exported program, its config.json describes none, or Paddle cannot load it.
+        ValueError: the folder has no exported program, config.json does not describe it, or Paddle cannot load it.
     """
 
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
@@ -56,8 +56,8 @@ class StaticModel:
         program, weights = (folder / name for name in program_files(prefix))
         if not isinstance(description, dict) or not program.is_file() or not weights.is_file():
             raise ValueError(
-                f"{folder}: holds no exported model ({program.name}, {weights.name} and {STATIC_GRAPH!r} in "
-                "config.json); run llm/predict/export_model.py first, or use --mode dynamic"
+                f"{folder}: no exported model, which has {program.name}, {weights.name} and {STATIC_GRAPH!r} in "
+                "config.json; run llm/predict/export_model.py first, or use --mode dynamic"
             )
         missing = [key for key in _DESCRIBED if key not in description]
         if missing:
@@ -96,12 +96,12 @@ class StaticModel:
 
         Args:
             input_ids: [B, S].
-            position_ids: [B, S]; each row must count its tokens from 0, as the program does by itself.
-            cache: cache without a prefix; None: a new one.
+            position_ids: [B, S]; each row must count its tokens from 0, as the program does.
+            cache: cache without a prefix; None: a new cache.
         """
         batch, length = input_ids.shape
         cache = KVCache([0] * batch) if cache is None else cache
-        assert isinstance(cache, KVCache), "an exported model has no running batch"
+        assert isinstance(cache, KVCache), "an exported model does not support continuous batching"
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
         cached = cache.tensors or [
@@ -112,18 +112,18 @@ class StaticModel:
         logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
-        return logits_BV.clone().unsqueeze(1)  # the predictor writes its next logits to the same memory
+        return logits_BV.clone().unsqueeze(1)  # the predictor reuses the memory of the logits
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
-        """Return None: the program computes hidden states and logits together."""
+        """Return None, because `hidden_states` already computes the logits."""
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return `hidden`, which are logits."""
+        """Return `hidden`, which already has the logits."""
         return hidden
 
 
 def _mask(cache: KVCache, num_slots: int, length: int) -> np.ndarray:
-    """Return the attention mask of the cache's slots, of which some may be unused, and of `length` new positions."""
+    """Return the attention mask [B, slots + length] over the slots of the cache and the new positions."""
     columns_C = np.concatenate([np.arange(num_slots), np.arange(cache.length, cache.length + length)])
     is_used_C = np.arange(num_slots + length) < cache.length
     is_used_C[num_slots:] = True
@@ -134,7 +134,7 @@ def _create_predictor(program: Path, weights: Path) -> Any:
     config = inference.Config(str(program), str(weights))
     if paddle.get_device() == "cpu":
         config.disable_gpu()
-        config.disable_mkldnn()  # oneDNN plans its kernels again for each new length, that is in every step
+        config.disable_mkldnn()  # oneDNN plans its kernels again for each length, so in every step
         requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
         config.set_cpu_math_library_num_threads(int(requested or threads_per_process()))
     else:

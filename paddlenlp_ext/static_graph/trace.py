@@ -1,4 +1,4 @@
-"""Trace a language model to a static graph: one program for the prompt and for every further token.
+"""Trace a language model to a static graph: one program for both prefill and decoding.
 
     input_ids        int64 [B, S]                new tokens
     attention_mask   int64 [B, P + S]            1 for tokens; 0 for padding and for unused slots of the cache
@@ -7,12 +7,12 @@
 
     -> logits of the last position, float32 [B, V]; then the new keys and values [B, K, S, ...] of each layer, in order
 
-All of B, S and P are open. A single program needs its weights in memory only once, and both phases have the same code.
-The caller appends the new keys and values: an output that contained the cache would be copied in every step, and
-`paddle.inference` reuses the memory of outputs. A layer with latent attention caches latents and rotated keys, as one
-head each; its matrices are absorbed in both phases.
+B, S and P are dynamic sizes. With a single program, the weights are in memory only once. The caller appends the new
+keys and values: an output with the whole cache would be copied in every step, and `paddle.inference` reuses the memory
+of outputs. A layer with latent attention caches latents and rotated keys, as one head each, and absorbs the matrices of
+keys and values in both phases.
 
-The model's own layers are traced. Ops run as their references (ops/dispatch.py), which are Paddle's operators.
+The layers of the model are traced. Ops run as their references (ops/dispatch.py), which are Paddle's operators.
 
 Shapes: B batch, S new positions, P slots of the cache, C = P + S, K key-value heads, H and E channels of keys and
 values, V vocabulary.
@@ -36,16 +36,16 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 CacheShapes = tuple[tuple[int, int], ...]
-"""Heads and channels of each cached tensor: keys and values of layer 0, of layer 1, ..."""
+"""Heads and channels of each cached tensor: keys and values of layer 0, keys and values of layer 1, ..."""
 
 
 class GraphCache(KeyValueCache):
     """Key-value cache of a traced program.
 
-    A token's position is its number among the tokens of its row, whatever the slots between them.
+    The position of a token is its index among the tokens of its row; unused slots do not count.
 
     Attributes:
-        new_tensors: keys and values of the new positions, of each layer that has run.
+        new_tensors: keys and values of the new positions, for each layer that has run.
     """
 
     def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
@@ -71,14 +71,14 @@ class GraphCache(KeyValueCache):
         return paddle.shape(self._cached[0])[2]
 
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the positions of the new tokens, int64 [B, S], of which the program has `count`; padding has 0."""
+        """Return the positions of the `count` new tokens, int64 [B, S]; padding has 0."""
         return self._position_ids_BS
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Do nothing: the program's caller compares the sets."""
+        """Do nothing, because the caller of the program checks the rotary frequencies."""
 
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append the keys and values of a layer, and return its contents."""
+        """Append new keys and values to a layer, and return the contents of the layer."""
         new = [new_BSKH.transpose([0, 2, 1, 3]) for new_BSKH in (k_BSKH, v_BSKE)]
         self.new_tensors += new
         cached = self._cached[2 * layer_index : 2 * layer_index + 2]
@@ -86,7 +86,7 @@ class GraphCache(KeyValueCache):
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`; the inference engine computes it once, because it depends on weights only."""
+        """Return the result of `make`, which the inference engine computes once, because it depends only on weights."""
         return make()
 
     def _visible_slots(self, window: int | None) -> GraphSlots:
@@ -94,7 +94,7 @@ class GraphCache(KeyValueCache):
             visible_BSC = self._visible_BSC
             if window is not None:
                 visible_BSC = paddle.logical_and(visible_BSC, self._distances_BSC < window)
-            # A query inside the padding attends to itself, so that its unused result stays finite.
+            # A padding query attends to itself, so that its unused result stays finite.
             visible_BSC = paddle.logical_or(visible_BSC, self._is_own_SC)
             self._visible[window] = GraphSlots(visible_BSC, self._distances_BSC)
         return self._visible[window]
@@ -108,28 +108,28 @@ class GraphSlots:
         self._bias_BSC = paddle.where(visible_BSC, paddle.zeros([]), paddle.full([], float("-inf")))
 
     def bias(self, num_slots: int) -> paddle.Tensor:
-        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
+        """Return the attention bias, fp32 [B, S, C]: 0 for visible slots and -inf for the others."""
         return self._bias_BSC
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        """Return ALiBi's bias, fp32 [B, N, S, C]: minus the slope of each head times the distance of each slot."""
         slopes_1N11 = paddle.to_tensor(slopes_N.astype(np.float32)).reshape([1, -1, 1, 1])
         return -slopes_1N11 * self._distances_BSC.unsqueeze(1).astype("float32")
 
 
 class TracedModel(nn.Layer):
-    """Layer that is traced: a model with the interface of the program."""
+    """Layer that is traced: a model with the inputs and outputs of the program."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids, attention_mask, cached):
-        """Return the logits of the last position, and what the cache stores of the new positions."""
+        """Return the logits of the last position, and the new keys and values of each layer."""
         return _run(self.model, input_ids, attention_mask, cached)
 
 
-@paddle.jit.not_to_static  # as plain Python: Paddle's rewriting of the source is neither needed nor wanted
+@paddle.jit.not_to_static  # trace plain Python, without Paddle's source transformation
 def _run(
     model: Any, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]
 ) -> list[paddle.Tensor]:
@@ -139,7 +139,7 @@ def _run(
 
 
 def cache_shapes(model: TrainableModel) -> CacheShapes:
-    """Return heads and channels of each tensor that the model caches."""
+    """Return the heads and channels of each tensor in the model's cache."""
     shapes = []
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -149,12 +149,12 @@ def cache_shapes(model: TrainableModel) -> CacheShapes:
 
 
 def cache_dtype(model: Any) -> str:
-    """Return the dtype of the cached tensors, that of the activations."""
+    """Return the dtype of the cached tensors, which is the dtype of the activations."""
     return str(activation_dtype(model.dtype_name)).removeprefix("paddle.")
 
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
-    """Trace a model and write `PREFIX.json`, the program, and `PREFIX.pdiparams`, its weights."""
+    """Trace a model; write the program to `PREFIX.json` and its weights to `PREFIX.pdiparams`."""
     dtype: Any = cache_dtype(model)
     kinds = ("keys", "values")
     tensors = [
@@ -166,6 +166,6 @@ def save_program(model: Any, folder: Path, prefix: str) -> None:
     traced.eval()
     static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)
     with warnings.catch_warnings():
-        # Paddle's own functions ask tensors of a graph for their place.
+        # Paddle's functions read the place of symbolic tensors, which raises a warning.
         warnings.filterwarnings("ignore", "Tensor do not have '(place|contiguous)' interface")
         paddle.jit.save(static, str(folder / prefix))

@@ -128,7 +128,7 @@ def test_generate_omits_end_token_and_respects_limit():
 def test_generate_max_total_length_includes_prompt():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
     assert [len(row) for row in generate(model, prompts, max_new_tokens=10, max_total_length=9)] == [3, 6]
-    with pytest.raises(ValueError, match="prompt 0 has 6 tokens; max_total_length 6 leaves no room"):
+    with pytest.raises(ValueError, match="prompt 0 has 6 tokens, but max_total_length 6 leaves no new tokens"):
         generate(model, prompts, max_new_tokens=10, max_total_length=6)
 
 
@@ -174,7 +174,7 @@ def test_generate_restores_modes_and_gradients():
         ({"decode_strategy": "beam_search"}, "beam_search with num_beams 1: beam_search needs 2 or more beams"),
         ({"num_beams": 4}, "greedy_search with num_beams 4: beam_search needs 2 or more beams, and other strategies"),
         ({"length_penalty": 0.5}, "length_penalty 0.5 has no effect with decode_strategy greedy_search"),
-        ({"decode_strategy": "beam_search", "num_beams": 2, "max_draft_tokens": 1}, "beam_search cannot verify drafts"),
+        ({"decode_strategy": "beam_search", "num_beams": 2, "max_draft_tokens": 1}, "beam_search cannot use drafts"),
         ({"max_draft_tokens": 2}, "speculative decoding runs one row at a time; set batch_size 8 to 1"),
         ({"max_ngram_size": 0}, "max_ngram_size is 0; it must be at least 1"),
         ({"min_new_tokens": 2}, "min_new_tokens is 2; it must be from 0 to max_new_tokens"),

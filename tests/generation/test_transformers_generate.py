@@ -61,7 +61,7 @@ def test_generate_with_conflicting_arguments_raises():
         ({"prompts": [[1]], "input_ids": ids}, "either prompts or input_ids"),
         ({"prompts": [[1]], "attention_mask": ids}, "have no padding"),
         ({"input_ids": ids, "attention_mask": ids[:, 1:]}, "pass both as"),
-        ({"input_ids": ids, "do_sample": True, "decode_strategy": "sampling"}, "one option"),
+        ({"input_ids": ids, "do_sample": True, "decode_strategy": "sampling"}, "both choose the strategy"),
     ):
         with pytest.raises(ValueError, match=message):
             model.generate(**arguments, max_new_tokens=1)

@@ -130,7 +130,7 @@ def test_export_model_by_a_launcher_of_two_processes_raises(base, tmp_path, monk
     [
         (["--lora_path", "x"], "--mode static: --lora_path is part of the exported model; leave it out"),
         (["--speculate_method", "inference_with_reference"], "--speculate_method needs the logits of several"),
-        ([], "holds no exported model"),
+        ([], "no exported model, which has"),
     ],
 )
 def test_predictor_static_with_what_the_program_lacks_raises(words, message, base, data_file):
