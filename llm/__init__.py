@@ -1,1 +1,1 @@
-"""Command-line programs for users."""
+"""Command-line scripts; each calls a program in `paddlenlp_ext/cli`."""

@@ -1,6 +1,6 @@
 """Merge a PaddleNLP model with one file per rank: merge_tp_and_pp_params.py --model_name_or_path DIR --tp 2 --pp 2.
 
-Models saved by this project have the same files for any number of ranks and do not need this merge.
+Models saved by this project need no merge: their files do not depend on the number of ranks.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check the command line and the task files before the slow import of Paddle, then evaluate."""
+    """Parse the command line and the task files before the slow import of Paddle, then evaluate."""
     arguments, tasks = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.cli.run_evaluation import run_evaluation

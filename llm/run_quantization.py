@@ -1,6 +1,6 @@
 """Quantize a trained model for serving: python llm/run_quantization.py CONFIG.json [--key value ...]
 
-`--help` lists every key. The folder is read by transformers, vLLM, the predictor, and as a base of QLoRA.
+`--help` lists every key. transformers, vLLM and the predictor read the output folder, and QLoRA can train over it.
 """
 
 from __future__ import annotations

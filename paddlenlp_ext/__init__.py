@@ -1,19 +1,19 @@
 """Fine-tuning for PaddlePaddle.
 
-Imports go down the layers, and packages of one layer do not import each other (`tests/test_layers.py`):
+A package imports only from lower layers; packages in the same layer do not import each other (`tests/test_layers.py`):
 
     L8  api, cli, doctor, serve                    public functions; programs of llm/; self-check;
                                                    OpenAI-compatible server
-    L7  evaluation, trl                            scores of models on tasks; trainers under TRL's names
-    L6  trainer, inference                         assembly of a run, training loop; loading a model with its adapter
-    L5  parallel, static_graph                     data, tensor, sequence, pipeline and sharded parallelism; exported
-                                                   programs
-    L4  models, peft                               decoders and their families; adapter methods
-    L3  quantization                               weights in 4 and 8 bits: quantization, storage, linear layers
+    L7  evaluation, trl                            models on tasks; trainers with TRL's names
+    L6  trainer, inference                         training loop; loading a model with its adapter for use
+    L5  parallel, static_graph                     data, tensor, sequence, pipeline and expert parallelism, ZeRO;
+                                                   exported models
+    L4  models, peft                               model families; adapter methods
+    L3  quantization                               4-bit and 8-bit weights
     L2  nn, data, checkpoint, generation,          layers; rows to batches; model files; decoding;
-        preference                                 losses of preference training
-    L1  ops, config, sharding_spec                 kernels; JSON to a tree of dataclasses; sharding styles
-    L0  _runtime, utils, paddle_compat             threads and logging; private interfaces of Paddle
+        preference                                 preference losses
+    L1  ops, config, sharding_spec                 kernels; configuration; sharding styles
+    L0  _runtime, utils, paddle_compat             threads, files, logging; private interfaces of Paddle
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 
 
 class AutoPeftModelForCausalLM:
-    """Factory for a base model with its adapter; never instantiated."""
+    """Factory of language models with an adapter; use `from_pretrained`, not the constructor."""
 
     _base_class: Any = AutoModelForCausalLM
 
@@ -29,9 +29,9 @@ class AutoPeftModelForCausalLM:
         *,
         torch_dtype: Any = None,
     ) -> PeftModel:
-        """Load an adapter with the base model that its config names, in evaluation mode.
+        """Load an adapter and the base model that its config names, in evaluation mode.
 
-        A base model that was quantized for training is quantized in the same way.
+        If training quantized the base model, it is quantized in the same way.
 
         Args:
             folder: an adapter folder.
@@ -39,14 +39,14 @@ class AutoPeftModelForCausalLM:
             dtype, use_flash_attention, torch_dtype: see `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
-            ValueError: the folder has no adapter, its base model is not named or not found, or the two do not match.
+            ValueError: the folder has no adapter, its config names no base model, the base model is not found, or
+                adapter and base model do not match.
         """
+        remedy = f"load the base with {cls._base_class.__name__} and pass it to PeftModel.from_pretrained"
         stored = read_adapter(folder)
         if not stored.base_model:
-            raise ValueError(
-                f"{stored.folder} does not name its base model; load the base and use PeftModel.from_pretrained"
-            )
-        base = resolve_base(stored.base_model, stored.folder, "load the base and use PeftModel.from_pretrained")
+            raise ValueError(f"{stored.folder} does not name its base model; {remedy}")
+        base = resolve_base(stored.base_model, stored.folder, remedy)
         base_config = read_model_config(base)
         model = cls._base_class.from_pretrained(
             stored.base_model,
@@ -61,7 +61,7 @@ class AutoPeftModelForCausalLM:
 
 
 class AutoPeftModelForSequenceClassification(AutoPeftModelForCausalLM):
-    """Factory for a reward model: a base model with its adapter, which has the score head; never instantiated."""
+    """Factory of reward models with an adapter, which has the score head; use `from_pretrained`."""
 
     _base_class = AutoModelForSequenceClassification
 
@@ -77,10 +77,10 @@ def merge_adapter(
     Args:
         adapter: an adapter folder.
         output: the folder to create.
-        base: the base model; None for the one that the adapter's config names.
+        base: the base model; None: the model that the adapter's config names.
         options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:
-        ValueError: see `peft.merge.merge_adapter.merge_adapter`; no partial output is left behind.
+        ValueError: see `peft.merge.merge_adapter.merge_adapter`. No partial output is left.
     """
     return merge.merge_adapter(adapter, output, load_for_task, base, **options)

@@ -29,7 +29,7 @@ class ReftArguments(OptionGroup):
     num_beams: int = option(1, help="beams of beam search; 1: greedy search", minimum=1)
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
-    chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: that of the training run")
+    chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: as in training")
 
 
 def predictor_arguments(argv: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Choose the chat template of a model: the requested one, that of the training run, or the tokenizer's own."""
+"""Choose the chat template of a model: as requested, as in training, or the tokenizer's own."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def choose_template(
 ) -> ChatTemplate:
     """Load the requested chat template, else the one of the training run, else the tokenizer's own.
 
-    `chat_template_kwargs` of the training run apply to its own template only. A requested template uses the ones of
-    the command line.
+    `chat_template_kwargs` of the training run apply only to the template of the training run. A requested template gets
+    the values of the command line.
 
     Args:
         arguments: `--chat_template` and `--chat_template_kwargs`.

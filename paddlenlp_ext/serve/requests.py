@@ -108,7 +108,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     with_logprobs = fields.flag("logprobs")
     num_top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if num_top is not None and not with_logprobs:
-        raise invalid("top_logprobs", "it needs logprobs; set logprobs to true")
+        raise invalid("top_logprobs", "has no effect without logprobs; set logprobs to true")
     limits = [fields.integer(name, 1, 2**31) for name in ("max_tokens", "max_completion_tokens")]
     if None not in limits and limits[0] != limits[1]:
         raise invalid("max_tokens", "max_completion_tokens has another value; send one of the two")
@@ -153,7 +153,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
     stream = fields.flag("stream")
     stream_options = fields.object("stream_options")
     if stream_options is not None and not stream:
-        raise invalid("stream_options", "it needs a stream; set stream to true")
+        raise invalid("stream_options", "has no effect without a stream; set stream to true")
     include_usage = stream_options is not None and stream_options.flag("include_usage")
     if stream_options is not None:
         stream_options.flag("include_obfuscation")
@@ -193,10 +193,10 @@ def _decoding(fields: Fields) -> DecodingOptions:
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else value if isinstance(value, list) else [value]
     if len(stops) > MAX_STOPS:
-        raise invalid("stop", f"there are {len(stops)} texts; send at most {MAX_STOPS}")
+        raise invalid("stop", f"there are {len(stops)} stop strings; send at most {MAX_STOPS}")
     for stop in stops:
         if not checked_text("stop", stop) or len(stop) > _MAX_STOP_CHARS:
-            raise invalid("stop", f"a text has {len(stop)} characters; send texts of 1 to {_MAX_STOP_CHARS}")
+            raise invalid("stop", f"a stop string has {len(stop)} characters; send 1 to {_MAX_STOP_CHARS}")
     return tuple(stops)
 
 
@@ -223,7 +223,8 @@ def _conversation(fields: Fields) -> Conversation:
     kind = OPENAI_ROLES.get(last) if isinstance(last, str) else None
     if kind in (ASSISTANT, SYSTEM):
         raise invalid(
-            f"messages.{len(messages) - 1}", f"the last message has the role {last!r}; end with a user or tool"
+            f"messages.{len(messages) - 1}",
+            f"the last message has the role {last!r}; end with a message of a user or tool",
         )
     choice = fields.get("tool_choice")
     if choice not in (None, "auto", "none"):

@@ -31,7 +31,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
 
     A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, or
     any other error, is a defect and is shown with its traceback. A full disk or a missing permission is always a user
-    error. If the reader of standard output has closed the pipe, the exit code is that of SIGPIPE.
+    error. If the reader of standard output has closed the pipe, the exit code is 141, as after SIGPIPE.
     """
     _follow_launcher()
     _open_standard_streams()

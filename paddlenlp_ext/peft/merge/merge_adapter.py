@@ -231,7 +231,7 @@ def _describe_target(
 def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str | os.PathLike[str]:
     name = base or stored.base_model
     if not name:
-        raise ValueError(f"{stored.folder} does not name its base model; pass --model_name_or_path")
+        raise ValueError(f"{stored.folder} does not name its base model; pass --model_name_or_path (in Python: base)")
     return name
 
 
