@@ -170,7 +170,7 @@ The measurement is the largest resident size of a process that loads a model, Sm
 optimizer steps:
 
 - models of other families have random weights, 12 layers and a hidden size of 512;
-- of several processes, the figures are those of the largest one; each replica has these documents;
+- with several processes, the figures are for the largest one; each replica has these documents;
 - random documents, all in one batch row; every token is a target token;
 - LoRA has rank 8 on all linear layers;
 - GB are 10^9 bytes. Memory does not depend on the load of the machine.
@@ -181,7 +181,7 @@ optimizer steps:
 
 {where}
 
-The prediction by part, GB:
+Predicted components, GB:
 
 {parts}
 

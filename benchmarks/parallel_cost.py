@@ -243,7 +243,7 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 | stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
 | stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
-b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": numbers of parameters. Collectives
+b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. Collectives
 are counted as rings. With LoRA only the adapter trains, and stages 2 and 3 do not shard its gradients.
 """
 MEASURED = """
@@ -274,9 +274,9 @@ These are estimates; no such run was made. Assumptions:
 - 512 sequences of 8,192 tokens per step, one per micro-batch; all tokens are target tokens;
 - full recompute; sequence parallelism wherever there is tensor parallelism.
 
-Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is that of the GPU that needs most, without
+Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is given for the GPU that needs most, without
 libraries and fragmentation; "over 80" does not fit a GPU of 80 GB. The bandwidth between GPUs is ignored (tensor parallelism
-needs that of links within a machine).
+needs links within a machine).
 
 The state is counted as an even share, outside the forward and backward pass. The peak of a run is higher:
 
