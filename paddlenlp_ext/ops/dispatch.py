@@ -5,14 +5,14 @@ All backends of an op share one signature and compute the same function:
     name in logs and options          functions      implementation
     cpp                               `*_cpp`        C++ of `csrc/`, float32 on the CPU
     plain_cpu                         `*_plain_cpu`  plain Paddle or NumPy, arranged for the CPU
-    blocks                                           attention in plain Paddle, one tile at a time
+    blocks                                           attention in plain Paddle, tile by tile
     flashmask, triton, weight_only                   GPU kernels of Paddle and Triton
     reference                         `*_reference`  the formula in plain Paddle, on any device
 
 The choice is made once per device and dtype, in the order in which the op lists its backends, and is logged at DEBUG.
 It is logged at INFO, once per reason, if a better backend is unavailable for a reason that the user can fix. An
-explicitly requested backend that cannot run raises an error; there is no fallback. A static graph is traced with the
-references, whose operators are all Paddle's own.
+explicitly requested backend that cannot run raises an error instead of falling back. A static graph is traced with the
+reference backends, because they use only Paddle's own operators.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]
-"""Map an input tensor of the op to the reason why the backend cannot run on it, or to None if it can."""
+"""Function that returns why a backend cannot run on an input tensor, or None if it can."""
 
 
 class NotApplicable(str):
-    """Expected reason: the backend is meant for another device or dtype, so there is nothing to fix."""
+    """Reason that the user cannot fix: the backend is meant for another device or dtype."""
 
 
 _OLDEST_FOR_KERNELS = (8, 0)
@@ -45,7 +45,7 @@ _ops: weakref.WeakSet[DispatchedOp] = weakref.WeakSet()
 
 
 def dispatched_ops() -> list[DispatchedOp]:
-    """Return the ops of all modules that were imported, ordered by name."""
+    """Return the ops of all imported modules, sorted by name."""
     return sorted(_ops, key=lambda op: op.name)
 
 
@@ -54,8 +54,8 @@ class Restriction:
     """Outcome of `DispatchedOp.restricted_to`.
 
     Attributes:
-        chosen: whether the backend was chosen.
-        unavailable_reason: reason why it was not, for the last tensor on which it is unavailable; None: none was given.
+        chosen: whether the backend was chosen for any tensor.
+        unavailable_reason: why the backend rejected the last tensor that it rejected; None if it rejected none.
     """
 
     chosen: bool = False
@@ -81,12 +81,12 @@ class DispatchedOp:
         return self._backends[backend][1](x)
 
     def explain(self, x: paddle.Tensor) -> tuple[str, dict[str, str]]:
-        """Return the best available backend for tensors like `x`, and the reason why each better one is unavailable."""
+        """Return the best available backend for tensors like `x`, and why each better backend is unavailable."""
         return self._pick(x, None)
 
     @contextmanager
     def restricted_to(self, backend: str) -> Iterator[Restriction]:
-        """Choose this backend within the block, or the reference where it is unavailable; nothing is logged at INFO."""
+        """Use this backend within the block, or the reference where it is unavailable, without logging at INFO."""
         restriction = Restriction()
         implementation, condition = self._backends[backend]
 
@@ -122,7 +122,7 @@ class DispatchedOp:
         return chosen
 
     def _pick(self, x: paddle.Tensor, requested: str | None) -> tuple[str, dict[str, str]]:
-        """Return the name of the chosen backend, and the reasons why better ones are unavailable."""
+        """Return the name of the chosen backend, and why each better backend is unavailable."""
         if requested is not None and requested not in self._backends:
             known = f"{did_you_mean(requested, self._backends)} Known: {', '.join(self._backends)}."
             raise ValueError(f"{self.name} has no implementation {requested!r}{known}")
@@ -137,7 +137,7 @@ class DispatchedOp:
             if reason is None:
                 return name, rejected
             rejected[name] = reason
-        raise AssertionError(f"{self.name}: the reference runs everywhere")
+        raise AssertionError(f"{self.name}: no backend accepts this input, although the reference should accept any")
 
     def _log(self, x: paddle.Tensor, name: str, rejected: dict[str, str]) -> None:
         reason = (
@@ -152,7 +152,7 @@ class DispatchedOp:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """Place of a GPU that this machine lacks, by default a Hopper GPU, for `DispatchedOp.explain`."""
+    """Place of a GPU that this machine does not have (default: Hopper), as input of `DispatchedOp.explain`."""
 
     compute_capability: tuple[int, int] = (9, 0)
 
@@ -182,35 +182,35 @@ def anywhere(x: paddle.Tensor) -> None:
 
 def on_cpu(x: paddle.Tensor) -> str | None:
     """Return None if the tensor is on the CPU, otherwise the reason."""
-    return None if x.place.is_cpu_place() else NotApplicable(f"it runs on the CPU and the tensor is on {x.place}")
+    return None if x.place.is_cpu_place() else NotApplicable(f"it runs on the CPU, but the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
-    """Return None for float32 on the CPU, where Paddle's kernels support no half precision; otherwise the reason."""
+    """Return None for float32 on the CPU; otherwise the reason. Paddle's CPU kernels lack half precision."""
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
-        return NotApplicable(f"it computes in float32 and the tensor is {x.dtype.name}")
+        return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
     return None
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
     """Return None for bfloat16 or float16 on a GPU; otherwise the reason."""
     if not x.place.is_gpu_place():
-        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
+        return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
     if x.dtype not in (paddle.bfloat16, paddle.float16):
-        return NotApplicable(f"it needs half precision and the tensor is {x.dtype.name}")
+        return NotApplicable(f"it needs half precision, but the tensor is {x.dtype.name}")
     return None
 
 
 def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
-    """Return None for half precision on a GPU that Paddle's flash-attention kernels support; otherwise the reason."""
+    """Return None for half precision on a GPU that supports Paddle's flash attention; otherwise the reason."""
     return on_gpu_in_half_precision(x) or too_old_gpu(x, "flash attention")
 
 
 def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
-    """Return None for a tensor on a GPU that runs flash attention and Triton; otherwise why `kernels` cannot run."""
+    """Return None if the tensor's GPU supports flash attention and Triton; otherwise why `kernels` cannot run."""
     found, oldest = (".".join(map(str, each)) for each in (compute_capability(x), _OLDEST_FOR_KERNELS))
     if compute_capability(x) >= _OLDEST_FOR_KERNELS:
         return None
-    return f"{kernels} needs compute capability {oldest} or later, and this GPU has {found}"
+    return f"{kernels} needs compute capability {oldest} or later, but this GPU has {found}"

@@ -11,14 +11,14 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Look up rows with Paddle; a bfloat16 table on the CPU, where Paddle has no kernel, is cast to float32 first."""
+    """Look up rows with Paddle; cast a bfloat16 table on the CPU, for which Paddle has no kernel, to float32."""
     if table.dtype == paddle.bfloat16 and is_on_cpu(table):
         table = table.astype("float32")
     return F.embedding(ids, table)
 
 
 def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Look up rows of a bfloat16 table and cast them to float32; a trainable table takes the reference."""
+    """Look up rows of a bfloat16 table and cast them to float32; use the reference for a trainable table."""
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
     ids = contiguous(in_dtype(ids, paddle.int64))
@@ -31,7 +31,7 @@ def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
 
 def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
-        return NotApplicable(f"it is for bfloat16 on the CPU and the table is {table.dtype.name} on {table.place}")
+        return NotApplicable(f"it is for bfloat16 on the CPU, but the table is {table.dtype.name} on {table.place}")
     return library.unavailable_reason()
 
 

@@ -1,12 +1,12 @@
-"""Rows of tokens in the order of the experts that process them.
+"""Gather token rows in expert order (MoE dispatch), and sum them per token again (combine).
 
     choices [T, K]      token 0: experts 2, 0      token 1: experts 0, 1      token 2: experts 2, 1
     sorted rows         expert 0: tokens 0, 1      expert 1: tokens 1, 2      expert 2: tokens 0, 2
 
-Every choice of a token is one row, whatever the number of rows of an expert: no token is dropped. The backward pass of
-gathering is the sum of a token's rows, and the other way round.
+Each pair of a token and a chosen expert is one row. Experts have no capacity limit, so that no token is dropped. The
+backward pass of the gather is the sum per token, and vice versa.
 
-Shapes: T tokens, K choices of a token, N rows, E experts, D features.
+Shapes: T tokens, K experts chosen per token, N rows, E experts, D features.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """Order of the rows of a batch.
+    """Permutation that sorts the rows of a batch by expert.
 
     Attributes:
-        starts: int64 [E + 1], the first row of each expert, and N at the end.
+        starts: int64 [E + 1], index of the first row of each expert, followed by N.
         choices: int64 [N], the index of each row's choice in the flattened choices.
-        positions: int64 [T, K], the row of each choice; -1 for choices of experts that another process holds.
+        positions: int64 [T, K], the row of each choice; -1 if another process holds the expert.
     """
 
     starts: np.ndarray
@@ -41,7 +41,7 @@ class ExpertRows:
 
     @classmethod
     def sort(cls, experts_TK: np.ndarray, num_experts: int, first: int = 0) -> ExpertRows:
-        """Sort the choices of the experts `first` to `first + num_experts - 1`; equal ones keep their order."""
+        """Return the stable sort by expert of the choices of experts `first` to `first + num_experts - 1`."""
         local_N = experts_TK.reshape(-1).astype(np.int64) - first
         outside_N = (local_N < 0) | (local_N >= num_experts)
         counts = np.bincount(local_N[~outside_N], minlength=num_experts)
@@ -53,17 +53,17 @@ class ExpertRows:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Token of each row, int64 [N]."""
+        """Index of the token in each row, int64 [N]."""
         return np.ascontiguousarray(self.choices // self.positions.shape[1])
 
 
 def gather_reference(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Gather with Paddle."""
+    """Gather the rows of the tokens with Paddle."""
     return paddle.gather(x_TD, paddle.to_tensor(rows.tokens, place=x_TD.place))
 
 
 def gather_cpp(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Gather on all threads (csrc/token_rows.cpp)."""
+    """Gather the rows of the tokens in C++ with all threads (csrc/token_rows.cpp)."""
     x_TD, width = contiguous(x_TD), x_TD.shape[1]
     result = library.empty([len(rows.tokens), width])
     addresses = library.pointer(x_TD), rows.tokens.ctypes.data, library.pointer(result)
@@ -72,13 +72,13 @@ def gather_cpp(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
 
 
 def sum_reference(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Sum with Paddle's index_add."""
+    """Sum the rows of each token with Paddle's index_add."""
     zeros = paddle.zeros([rows.positions.shape[0], rows_ND.shape[1]], rows_ND.dtype)
     return paddle.index_add(zeros, paddle.to_tensor(rows.tokens, place=rows_ND.place), 0, rows_ND)
 
 
 def sum_cpp(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Sum each token's rows in the order of its choices, on all threads (csrc/token_rows.cpp)."""
+    """Sum the rows of each token in the order of its choices, in C++ with all threads (csrc/token_rows.cpp)."""
     rows_ND, positions_TK = contiguous(rows_ND), np.ascontiguousarray(rows.positions)
     result = library.empty([positions_TK.shape[0], rows_ND.shape[1]])
     addresses = library.pointer(rows_ND), positions_TK.ctypes.data, library.pointer(result)
@@ -91,13 +91,13 @@ sum_op = DispatchedOp("sum_rows", cpp=(sum_cpp, library.usable), reference=sum_r
 
 
 def gather_rows(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Return the rows [N, D] of the tokens, in the order of the experts; consumers may gather them again."""
+    """Return the token rows [N, D] sorted by expert; later ops may recompute the gather instead of saving it."""
     tokens_TD = x_TD.detach()
     return with_recompute_function(_Gather.apply(x_TD, rows), lambda: gather_op.choose(tokens_TD)(tokens_TD, rows))
 
 
 def sum_rows(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Return the sum [T, D] of each token's rows."""
+    """Return the sum of the rows of each token, [T, D]."""
     return _Sum.apply(rows_ND, rows)
 
 
@@ -124,7 +124,7 @@ class _Sum(PyLayer):
 
 
 def scale_rows(x_NF: paddle.Tensor, scale_N: paddle.Tensor) -> paddle.Tensor:
-    """Multiply each row by a number of its own; an x with a recompute function is not saved."""
+    """Multiply each row by its scale; recompute x in the backward pass if it has a recompute function."""
     recompute_x = recompute_function(x_NF)
     if recompute_x is None:
         saved_NF = x_NF.detach()
@@ -152,7 +152,7 @@ class _ScaleRows(PyLayer):
 def add_bias(
     x_NO: paddle.Tensor, bias_EO: paddle.Tensor, rows: ExpertRows, scale_N: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Add to each row the bias of its expert, multiplied by a number of the row if `scale_N` is given."""
+    """Add the bias of its expert to each row, multiplied by the scale of the row if `scale_N` is given."""
     return _AddBias.apply(x_NO, bias_EO, scale_N, rows)
 
 

@@ -1,7 +1,7 @@
-"""Frozen linear layers as operands of a fused op.
+"""Frozen base layers of fused ops such as the LoRA linear.
 
-An adapter computes its frozen base and its own update in one differentiable op (see `lora_linear/`). The op needs the
-base's outputs and input gradient, independent of how the base stores its weight.
+A fused op computes the frozen base layer and the low-rank update in one differentiable step (see `lora_linear/`). It
+needs the outputs and the input gradient of the base layer, whether its weight is dense or quantized.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class FrozenLinear(Protocol):
         """
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
-        """Return whether an operator of Paddle multiplies x by the weight as it is stored."""
+        """Return whether one Paddle operator multiplies x by the stored weight without dequantizing it first."""
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
-        """Return whether triton_utils/weight_tiles.py can read the weight for x of this dtype."""
+        """Return whether kernels can read the weight in tiles (triton_utils/weight_tiles.py) for x of this dtype."""
 
     def tile_format(self) -> Format:
-        """Return the format of the weight for such a kernel."""
+        """Return the format of the weight for a kernel that reads it in tiles."""
 
     def tile_layer(self, y: paddle.Tensor) -> Layer:
-        """Return the tensors of the layer for such a kernel, which writes y [..., out]."""
+        """Return the tensors of the layer for a kernel that reads the weight in tiles and writes y [..., out]."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class FrozenDense:
         return linear_input_gradient_op.choose(gradient)(gradient, self.weight)
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
-        """Return True: the product is Paddle's."""
+        """Return True: Paddle multiplies by dense weights."""
         return True
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
@@ -80,13 +80,13 @@ class FrozenDense:
         return self.weight.dtype == dtype
 
     def tile_format(self) -> Format:
-        """Return the format of floats."""
+        """Return the format of a dense weight."""
         from paddlenlp_ext.ops.triton_utils.weight_tiles import Format
 
         return Format()
 
     def tile_layer(self, y: paddle.Tensor) -> Layer:
-        """Return the tensors of the layer, whose kernel writes y [..., out]."""
+        """Return the tensors of the layer for a kernel that writes y [..., out]."""
         from paddlenlp_ext.ops.triton_utils.weight_tiles import Layer
 
         return Layer(contiguous(self.weight), y, self.bias)
@@ -114,17 +114,17 @@ class FrozenQuantized:
         return quantized_input_gradient_op.choose(gradient)(gradient, self.weight)
 
     def has_paddle_product(self, x: paddle.Tensor) -> bool:
-        """Return whether Paddle has a fused kernel for the codes."""
+        """Return whether Paddle has a fused kernel for the quantized weight."""
         return takes_weight_only(x, self.weight)
 
     def fits_tiles(self, dtype: paddle.dtype) -> bool:
-        """Return whether rows have whole bytes and equal blocks."""
+        """Return whether each row consists of whole bytes and of blocks of equal size."""
         return fits_tiles(self.weight)
 
     def tile_format(self) -> Format:
-        """Return the format of the codes."""
+        """Return the format of the quantized weight."""
         return tile_format(self.weight)
 
     def tile_layer(self, y: paddle.Tensor) -> Layer:
-        """Return the tensors of the layer, whose kernel writes y [..., out]."""
+        """Return the tensors of the layer for a kernel that writes y [..., out]."""
         return tile_layer(self.weight, y, self.bias)

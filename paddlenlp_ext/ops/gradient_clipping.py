@@ -1,4 +1,4 @@
-"""Gradient clipping: the squared norm of many tensors as one vector, and their scaling."""
+"""Gradient clipping: the global squared norm of many tensors, and scaling them in place."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
 def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
-    """Sum the squares of all values in fp32."""
-    # Not paddle.dot: on the CPU it accumulates sequentially, an error of 4 % for an embedding's 28 million values.
+    """Return the sum of the squares of all values, computed in fp32."""
+    # Not paddle.dot: its sequential sum on the CPU is 4 % off for the 28 million values of an embedding.
     return float(paddle.stack([tensor.astype("float32").square().sum() for tensor in tensors]).sum())
 
 
 def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
-    """Sum the squares in double precision (csrc/gradients.cpp); the bits do not depend on the thread count.
+    """Return the sum of squares, computed in double precision (csrc/gradients.cpp).
 
-    All tensors are float32, or all are bfloat16.
+    The result is bitwise independent of the thread count. All tensors are float32, or all are bfloat16.
     """
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()
@@ -37,7 +37,7 @@ def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
 
 
 def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """Scale all contiguous tensors in one call, and the others with the reference."""
+    """Scale all contiguous tensors in one C++ call, and the other tensors with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
     run = function("scale_tensors")
@@ -46,7 +46,7 @@ def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
 
 def _are_bf16(tensors: Sequence[paddle.Tensor]) -> bool:
     dtypes = {tensor.dtype for tensor in tensors}
-    assert len(dtypes) <= 1, f"tensors of several dtypes: {dtypes}"
+    assert len(dtypes) <= 1, f"the tensors have several dtypes: {dtypes}"
     return paddle.bfloat16 in dtypes
 
 
@@ -57,7 +57,7 @@ scale_op = DispatchedOp("scale", cpp=(scale_cpp, usable_in_fp32_or_bf16), refere
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
-    """Return the sum of squares of all values of all tensors; 0 without tensors."""
+    """Return the sum of squares over all values of all tensors; 0 for an empty list."""
     return sum(backend(group) for backend, group in _by_backend(sum_of_squares_op, tensors))
 
 
@@ -70,7 +70,7 @@ def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
 def _by_backend(
     op: DispatchedOp, tensors: Iterable[paddle.Tensor]
 ) -> Iterator[tuple[Implementation, list[paddle.Tensor]]]:
-    """Yield the backend that `op` chooses for each dtype, with the tensors."""
+    """Group the tensors by dtype and by the backend that `op` chooses, and yield each backend with its tensors."""
     groups: dict[tuple[Implementation, paddle.dtype], list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((op.choose(tensor), tensor.dtype), []).append(tensor)

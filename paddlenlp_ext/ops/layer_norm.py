@@ -2,7 +2,7 @@
 
     y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight
 
-The C++ backend (csrc/layer_norm.cpp) saves the input and two numbers per row, not the output.
+The C++ backend (csrc/layer_norm.cpp) saves the input, and the mean and inverse deviation of each row.
 
 Shapes: R rows, D row length.
 """
@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 def layer_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """Normalize the last axis in float32, for every input dtype.
 
-    The scale is not passed to Paddle's kernel, whose gradient of x ignores a frozen scale on the CPU.
+    The scale is applied outside Paddle's kernel: on the CPU its gradient of x ignores a frozen scale.
     """
     normed = F.layer_norm(x.astype("float32"), weight_D.shape, epsilon=epsilon)
     return (normed * weight_D.astype("float32")).astype(x.dtype)
@@ -49,7 +49,7 @@ class _LayerNormCpp(PyLayer):
         x, weight_D, means_R, inverses_R = ctx.saved_tensor()
         gradient = gradient.contiguous()
         inputs, statistics = (pointer(gradient), pointer(x)), (pointer(means_R), pointer(inverses_R))
-        x_gradient = weight_gradient = None  # Paddle rejects gradients of frozen inputs
+        x_gradient = weight_gradient = None  # Paddle rejects gradients for frozen inputs
         if not x.stop_gradient:
             x_gradient = empty(x.shape)
             run = function("layer_norm_backward")
@@ -64,9 +64,9 @@ class _LayerNormCpp(PyLayer):
 def _forward(
     x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the result, and the mean [R] and the inverse deviation [R] of each row."""
+    """Return the normalized rows, and the mean [R] and inverse deviation [R] of each row."""
     num_rows, size = _rows(x)
-    assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
+    assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
     out, means_R, inverses_R = empty(x.shape), empty([num_rows]), empty([num_rows])
     results = pointer(out), pointer(means_R), pointer(inverses_R)
     function("layer_norm_forward")(pointer(x), pointer(weight_D), epsilon, num_rows, size, *results)

@@ -1,12 +1,12 @@
 """Stochastic rounding of float32 to bfloat16.
 
-A value between two neighbouring bfloat16 becomes one of them, with probabilities that make its expectation exact:
+A value between two adjacent bfloat16 numbers is rounded to one of them at random, so that its expectation is exact:
 
     rounded = upper half of (bits + draw),  draw uniform in 0 .. 2^16 - 1
 
-The draws are a function of their position in a run: draw i of a tensor is 16 of the 128 bits that Philox4x32-10 (Salmon
-et al. 2011, doi:10.1145/2063384.2063405) computes from the counter [i // 8, step] under the key [seed, tensor]. A
-resumed run and any sharding of the tensor draw the same numbers. All backends return the same bits.
+The random draws are counter-based: draw i of a tensor is 16 of the 128 bits that Philox4x32-10 (Salmon et al. 2011,
+doi:10.1145/2063384.2063405) computes from the counter [i // 8, step] under the key [seed, tensor]. Draws are therefore
+the same after resuming a run and for any sharding of the tensor. All backends return the same bits.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
 _CHUNK = 1 << 20
-"""Values that the reference rounds at a time, with several int64 tensors of this size."""
+"""Number of values that the reference rounds at a time; it allocates several int64 tensors of this size."""
 
 
 class DrawPosition(NamedTuple):
-    """Position of a tensor's values in the random numbers of a run.
+    """Position of the values of a tensor (or of its shard) in the random draws of a run.
 
     Attributes:
-        seed, tensor, step: 32-bit numbers: seed of the run, number of the tensor, and optimizer step.
-        first: index of the first value in the full tensor.
-        width: values of a row; a tensor that is a contiguous part of the full one is a single row.
-        stride: values from one row to the next in the full tensor.
+        seed, tensor, step: seed of the run, index of the tensor, and optimizer step, as 32-bit integers.
+        first: index of the first value of the shard in the full tensor.
+        width: values per row of the shard; a contiguous shard is a single row.
+        stride: distance of consecutive rows of the shard in the full tensor.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class DrawPosition(NamedTuple):
 
 
 def stochastic_round_cpp(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Round in C++ (csrc/stochastic_rounding.cpp)."""
+    """Round float32 to bfloat16 in C++ (csrc/stochastic_rounding.cpp)."""
     values = values.contiguous()
     rounded = empty(values.shape, "bfloat16")
     number = position.as_struct()
@@ -59,7 +59,7 @@ def stochastic_round_cpp(values: paddle.Tensor, position: DrawPosition) -> paddl
 
 
 def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Round in plain Paddle, on any device."""
+    """Round float32 to bfloat16 in plain Paddle, on any device."""
     flat, parts = values.reshape([-1]), []
     for start in range(0, flat.shape[0], _CHUNK):
         part = flat[start : start + _CHUNK]
@@ -75,12 +75,12 @@ def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) ->
 
 
 def _draws(index: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Return the draws of the values `index`, int64 [N], as int64 [N] in 0 .. 2^16 - 1."""
+    """Return the draws for the values with indices `index` [N], as int64 [N] in 0 .. 2^16 - 1."""
     counter, half = index // 8, index % 8
     x = [_masked(counter, _LOW), counter // 2**32, paddle.full_like(counter, position.step), paddle.zeros_like(counter)]
     key0, key1 = position.seed, position.tensor
     for _ in range(_ROUNDS):
-        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57  # the lower 64 bits, whatever the sign
+        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57  # int64 keeps the lower 64 bits of the product
         x0, x2 = _high(b) ^ x[1] ^ paddle.full([], key0, "int64"), _high(a) ^ x[3] ^ paddle.full([], key1, "int64")
         x = [x0, _masked(b, _LOW), x2, _masked(a, _LOW)]
         key0, key1 = (key0 + 0x9E3779B9) & _LOW, (key1 + 0xBB67AE85) & _LOW
@@ -94,7 +94,7 @@ def _masked(bits: paddle.Tensor, mask: int) -> paddle.Tensor:
 
 
 def _high(product: paddle.Tensor) -> paddle.Tensor:
-    """Return the upper 32 of 64 bits."""
+    """Return the upper 32 bits of 64-bit products."""
     return _masked(paddle.bitwise_right_shift(product, paddle.full([], 32, "int64")), _LOW)
 
 
@@ -104,5 +104,5 @@ stochastic_round_op = DispatchedOp(
 
 
 def stochastic_round(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Round float32 to bfloat16 of the same shape, with the draws of `position`; infinities and NaN stay."""
+    """Round float32 to bfloat16 stochastically with the draws of `position`; infinities and NaN are kept."""
     return stochastic_round_op.choose(values)(values, position)

@@ -1,4 +1,4 @@
-"""Small helpers of the ops for contiguity, dtype and gradients of tensors."""
+"""Tensor helpers of the ops: contiguity, casts, and whether gradients are needed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 def product_dtype(x: paddle.Tensor) -> paddle.dtype:
-    """Return the dtype of Paddle's matrix products of `x`: that of autocast, or that of `x`."""
+    """Return the dtype in which Paddle multiplies `x`: the autocast dtype if autocast is on, else the dtype of `x`."""
     return getattr(paddle, paddle.get_autocast_dtype()) if paddle.is_autocast_enabled() else x.dtype
 
 
 def requires_grad(tensor: paddle.Tensor | None) -> bool:
-    """Return whether the tensor exists and needs a gradient."""
+    """Return whether `tensor` is not None and needs a gradient."""
     return tensor is not None and not tensor.stop_gradient
 
 
 def needs_grad(*tensors: paddle.Tensor) -> bool:
-    """Return whether autograd must record an op on these tensors; otherwise the op is called directly."""
+    """Return whether autograd must record an op on these tensors."""
     return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)

@@ -95,7 +95,7 @@ def test_dispatched_ops_lists_ops_by_name():
     ("op", "capability", "backend", "reason"),
     [
         (attention_op, (8, 0), "flashmask", None),
-        (attention_op, (7, 5), "blocks", "flash attention needs compute capability 8.0 or later, and this GPU has 7.5"),
+        (attention_op, (7, 5), "blocks", "flash attention needs compute capability 8.0 or later, but this GPU has 7.5"),
         (quantized_linear_op("weight_only_int8"), (7, 5), "weight_only", None),
         (
             quantized_linear_op("weight_only_int8"),

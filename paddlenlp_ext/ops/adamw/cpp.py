@@ -19,7 +19,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 
 
 def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update all tensors in one call (csrc/adamw.cpp)."""
+    """Update all float32 parameters in one call (csrc/adamw.cpp)."""
     if not updates:
         return
     parameters, gradients, *state, rates, decays = zip(*updates, strict=True)
@@ -35,7 +35,7 @@ def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilo
 
 
 def adamw_bf16_cpp(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update all weights in one call for each kind of rounding (csrc/adamw.cpp)."""
+    """Update bfloat16 weights, with one call for all that have master copies and one for the rest (csrc/adamw.cpp)."""
     _call_bf16([each for each in updates if each.master is not None], beta1, beta2, epsilon)
     _call_bf16([each for each in updates if each.master is None], beta1, beta2, epsilon)
 
@@ -65,7 +65,7 @@ def usable_on_bf16(weight: paddle.Tensor) -> str | None:
 
 
 def adamw_8bit_cpp(updates: Sequence[AdamW8BitUpdate]) -> None:
-    """Update each parameter in a single pass over its values."""
+    """Update parameters with 8-bit moments, each in a single pass over its values."""
     for update in updates:
         update_in_fp32(update, _update_8bit)
 
@@ -84,11 +84,11 @@ def _update_8bit(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments
 
 @functools.cache
 def _levels(signed: bool) -> ctypes.Structure:
-    """Return the DynamicLevels struct of a quantizer."""
+    """Return the DynamicLevels struct of the signed or unsigned quantizer."""
     base, _ = search_table(dynamic_levels(signed))
     levels = dynamic_levels(signed)
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
     found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
-    found.arrays = arrays  # keeps the memory alive that the addresses point to
+    found.arrays = arrays  # keeps the arrays alive that the addresses point to
     return found

@@ -1,4 +1,4 @@
-"""Tables of the tensors that one launch of an optimizer kernel updates, in NumPy."""
+"""Address tables that tell one launch of an optimizer kernel which tensors to update."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ALIGNMENT = 16
 
 
 class TableRow(NamedTuple):
-    """Addresses of a tensor's weight, gradient and state, its size, and the position of its draws; 0 for unused ones.
+    """Row of the address table: weight, gradient and state of a tensor, its size, and the position of its random draws.
 
-    The order is that of the columns that the kernels read (kernels.py).
+    Unused fields are 0. The kernels read the fields in this order (kernels.py).
     """
 
     weight: int
@@ -35,21 +35,21 @@ class TableRow(NamedTuple):
     scales2: int = 0
 
     def with_draws(self, position: DrawPosition) -> TableRow:
-        """Return the row with the position of stochastic rounding; the key is the seed and the tensor's number."""
+        """Return the row with the position of its random draws; the key joins the seed and the index of the tensor."""
         key = position.seed | position.tensor << 32
-        key -= (key >> 63) << 64  # the same bits as a signed number
+        key -= (key >> 63) << 64  # as a signed integer with the same bits
         return self._replace(
             key=key, step=position.step, first=position.first, width=position.width, stride=position.stride
         )
 
     @property
     def alignment(self) -> int:
-        """Return a divisor of all addresses in bytes and of the size, 16 or 1; it determines the width of loads."""
+        """Return 16 if it divides all addresses and the size, else 1; this decides how wide loads can be."""
         return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
 
     @property
     def has_groups(self) -> bool:
-        """Return whether each 8 neighbours, from the first value on, share a counter of the draws."""
+        """Return whether each group of 8 consecutive values shares one counter of the random draws."""
         is_one_line = self.width >= self.size
         return self.first % 8 == 0 and (is_one_line or (self.width % 8 == 0 and self.stride % 8 == 0))
 
@@ -60,7 +60,7 @@ def table_of(rows: Sequence[TableRow]) -> np.ndarray:
 
 
 def block_map(sizes: Sequence[int], span: int) -> np.ndarray:
-    """Return tensor and part of each program, int32 [M, 2]; a part has `span` values, the last of a tensor fewer."""
+    """Return the tensor and the index of the span that each program updates, int32 [M, 2]; spans have `span` values."""
     parts = -(-np.array(sizes, np.int64) // span)
     tensor = np.repeat(np.arange(len(parts)), parts)
     part = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)

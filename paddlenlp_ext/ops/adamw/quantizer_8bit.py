@@ -13,7 +13,7 @@ import paddle
 
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 
-_DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 numbers that differ by 0.2 %
+_DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 values that differ by 0.2 %
 
 _SMALLEST = 1e-38
 
@@ -34,11 +34,11 @@ class Dynamic8Bit:
         return self.nearest(blocks / scales.clip(min=_SMALLEST)), scales
 
     def dequantize(self, codes: paddle.Tensor, scales: paddle.Tensor) -> paddle.Tensor:
-        """Return the fp32 numbers [blocks, size] of codes and scales."""
+        """Return the fp32 values [blocks, size] of codes and scales."""
         return self._levels.look_up(codes).multiply_(scales)
 
     def nearest(self, values: paddle.Tensor) -> paddle.Tensor:
-        """Return the uint8 code of the level nearest to each fp32 number in [-1, 1]; ties go to the lower level."""
+        """Return the uint8 code of the level nearest to each fp32 value in [-1, 1]; ties go to the lower level."""
         row = paddle.bitwise_right_shift(
             values.view("int32"), paddle.full([], _DROPPED_BITS, "int32"), is_arithmetic=False
         )
@@ -47,20 +47,20 @@ class Dynamic8Bit:
 
 
 class _Table:
-    """Lookup table; on the CPU read with NumPy, which takes a third of the time of Paddle's gather."""
+    """Lookup table, read on the CPU with NumPy, which is three times as fast as Paddle's gather."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
         self._tensor: paddle.Tensor | None = None
 
     def look_up(self, index: paddle.Tensor) -> paddle.Tensor:
-        """Return the table's numbers at `index`, in the shape of `index`."""
+        """Return the entries at `index`, in the shape of `index`."""
         if index.place.is_cpu_place():
             return paddle.to_tensor(np.take(self._numbers, index.numpy()), place=index.place)
         return self.gather(index)
 
     def gather(self, index: paddle.Tensor) -> paddle.Tensor:
-        """Look up numbers with Paddle's gather, on any device."""
+        """Return the entries at `index` with Paddle's gather, on any device."""
         if self._tensor is None:
             self._tensor = paddle.to_tensor(self._numbers, place=index.place)
         return paddle.gather(self._tensor, index.reshape([-1]).astype("int32")).reshape(index.shape)
@@ -68,15 +68,15 @@ class _Table:
 
 @functools.cache
 def dynamic_8bit(signed: bool) -> Dynamic8Bit:
-    """Return the quantizer for signed numbers, or for numbers that are never negative."""
+    """Return the quantizer for signed values, or for values that are never negative."""
     return Dynamic8Bit(signed)
 
 
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower level and the border to the next level, for each group of float32 numbers with equal upper bits.
+    """Return the lowest level and the border to the next level for each group of float32 values with equal upper bits.
 
-    Two lookups replace a binary search of eight steps. The result is the same, because at most one border lies in a
-    group.
+    Two lookups replace a binary search of eight steps. The result is the same, because each group has at most one
+    border.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)

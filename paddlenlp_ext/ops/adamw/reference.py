@@ -12,11 +12,11 @@ from paddlenlp_ext.ops.adamw.updates import BLOCK, AdamStep, AdamW8BitUpdate, Ad
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 
 _SLICE = 1024
-"""Blocks that are dequantized at a time in plain Paddle: 1 MB of fp32, which fits a core's cache."""
+"""Number of blocks that are dequantized at a time: 1 MB in fp32, which fits the cache of a core."""
 
 
 def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """Apply the formula to each tensor in turn, in plain Paddle."""
+    """Update float32 parameters one by one in plain Paddle."""
     for parameter, gradient, moment1, moment2, beta1_power, beta2_power, rate, decay in updates:
         moment1.set_value(moment1 * beta1 + gradient * (1 - beta1))
         moment2.set_value(moment2 * beta2 + gradient.square() * (1 - beta2))
@@ -28,7 +28,7 @@ def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, 
 
 
 def adamw_bf16_reference(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update each weight in turn, in plain Paddle."""
+    """Update bfloat16 weights one by one in plain Paddle."""
     for update, master, position in updates:
         weight = update.parameter
         value = weight.astype("float32") if master is None else master
@@ -86,6 +86,6 @@ def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: Ada
 
 
 def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
-    """Reshape a flat tensor to rows of `BLOCK` numbers; the last row is padded with zeros."""
+    """Reshape a flat tensor to rows of `BLOCK` values, the last of which is padded with zeros."""
     missing = -flat.shape[0] % BLOCK
     return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])

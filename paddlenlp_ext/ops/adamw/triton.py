@@ -1,7 +1,7 @@
 """AdamW for many tensors in one launch of a Triton kernel on a GPU: fp32, half precision, and 8-bit moments.
 
-tests/ops/adamw/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
-GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/adamw/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 class _Update(NamedTuple):
-    """A tensor's row of the table and of the numbers, with the tensors whose addresses the row has."""
+    """Table row and hyperparameters of one tensor, with references that keep the addressed tensors alive."""
 
     weight: paddle.Tensor
     gradient: paddle.Tensor
@@ -33,12 +33,12 @@ class _Update(NamedTuple):
 
 
 def adamw_triton(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update fp32 weights."""
+    """Update fp32 parameters, all in one launch."""
     _run_adamw([(update, None, None) for update in updates], beta1, beta2, epsilon)
 
 
 def adamw_bf16_triton(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update weights in half precision; without a master copy they must be bfloat16."""
+    """Update parameters in half precision; without a master copy they must be bfloat16."""
     _run_adamw(updates, beta1, beta2, epsilon)
 
 
@@ -66,7 +66,7 @@ def _run_adamw(
 
 
 def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
-    """Return decay factor, and learning rate and epsilon with the bias correction, computed in fp32 like in C++.
+    """Return decay factor, bias-corrected learning rate and epsilon of each update, computed in fp32 as in C++.
 
     Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
     """
@@ -97,7 +97,7 @@ def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
 
 @functools.cache
 def _quantizer(signed: bool, device: str) -> tuple[paddle.Tensor, ...]:
-    """Return levels, borders and codes of `adamw_8bit_kernel` on a device."""
+    """Return the tables of levels, borders and codes for `adamw_8bit_kernel` on a device."""
     levels = dynamic_levels(signed)
     codes, _ = search_table(levels)
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
@@ -124,20 +124,22 @@ def _update(
     )
     rounding = "none" if master is None else "nearest"
     if position is not None:
-        assert weight.dtype == paddle.bfloat16, "stochastic rounding is to bfloat16"
+        assert weight.dtype == paddle.bfloat16, "stochastic rounding needs a bfloat16 parameter"
         row = row.with_draws(position)
         rounding = "groups" if row.has_groups else "single"
-    assert weight.dtype == paddle.float32 or rounding != "none", "a weight in half precision needs a kind of rounding"
+    assert weight.dtype == paddle.float32 or rounding != "none", (
+        "a parameter in half precision needs a master copy or stochastic rounding"
+    )
     return _Update(weight, gradient, row, tuple(numbers), rounding)
 
 
 def _pointer(tensor: paddle.Tensor) -> int:
-    assert tensor.is_contiguous(), "the kernels read and write contiguous tensors"
+    assert tensor.is_contiguous(), "the kernels need contiguous tensors"
     return tensor.data_ptr()
 
 
 def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[str, Any]]]:
-    """Yield the updates that one launch can make, of tensors that have values, with the constants of the kernel."""
+    """Group non-empty updates by dtype, rounding and alignment; yield each group and its constants."""
     groups: dict[tuple[str, str, str, int], list[_Update]] = {}
     for update in updates:
         if update.row.size:
@@ -148,7 +150,7 @@ def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[st
 
 
 def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return table, numbers and block map on the device of the weights."""
+    """Return the address table, the hyperparameters and the block map on the device of the weights."""
     device = _device(group[0].weight)
     table, numbers = table_of([each.row for each in group]), np.array([each.numbers for each in group], np.float32)
     blocks = _block_map(tuple(each.row.size for each in group), device)
@@ -157,7 +159,7 @@ def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, pad
 
 @functools.lru_cache(maxsize=4)
 def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
-    """Return the block map; it is the same in all steps of a run."""
+    """Return the block map, which is the same in all steps of a run."""
     from paddlenlp_ext.ops.adamw.kernels import SPAN
 
     return paddle.to_tensor(block_map(sizes, SPAN), place=device)

@@ -10,11 +10,11 @@ from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 
 class AdamWUpdate(NamedTuple):
-    """Tensors and numbers of one parameter's update; everything except the gradient is updated in place.
+    """Update of a parameter with float32 moments; everything except the gradient is updated in place.
 
     Attributes:
         parameter, gradient, moment1, moment2: tensors of the same shape.
-        beta1_power, beta2_power: [1], b1^t and b2^t for the step t of this update.
+        beta1_power, beta2_power: [1], b1^t and b2^t at the step t of this update.
         rate: learning rate.
         decay: weight decay; the parameter shrinks by the factor `1 - rate * decay`.
     """
@@ -30,13 +30,12 @@ class AdamWUpdate(NamedTuple):
 
 
 class Bf16Update(NamedTuple):
-    """Update of a bfloat16 weight: either `master` or `position` is set.
+    """Update of a bfloat16 weight with float32 moments; either `master` or `position` is set.
 
     Attributes:
-        update: tensors and numbers of the update; the weight is bfloat16, the gradient bfloat16 or float32,
-            the others as in `AdamWUpdate`.
+        update: update of the weight, which is bfloat16, by a bfloat16 or float32 gradient.
         master: float32 copy of the weight.
-        position: position of the weight in the draws of stochastic rounding.
+        position: position of the weight in the random draws of stochastic rounding.
     """
 
     update: AdamWUpdate
@@ -48,7 +47,7 @@ BLOCK = 256
 
 
 class Moments8Bit(NamedTuple):
-    """Quantized moments of one parameter; the second moment is never negative.
+    """First and second moment of one parameter, quantized to 8 bits.
 
     Attributes:
         codes1, codes2: uint8 [blocks, BLOCK].
@@ -62,7 +61,7 @@ class Moments8Bit(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """Hyperparameters of one step; `number` counts from 1, `rate` is the learning rate."""
+    """Hyperparameters of one step; `number` is the step, counted from 1, and `rate` the learning rate."""
 
     beta1: float
     beta2: float
@@ -81,12 +80,12 @@ class AdamStep(NamedTuple):
         return 1.0 / (1.0 - self.beta2**self.number)
 
     def accumulate(self, moment1: paddle.Tensor, moment2: paddle.Tensor, gradient: paddle.Tensor) -> None:
-        """Update both moments with a gradient, in place."""
+        """Add a gradient to the running averages of both moments, in place."""
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(gradient.square().scale_(1.0 - self.beta2))
 
     def quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor) -> paddle.Tensor:
-        """Return the update direction: the bias-corrected first moment over the root of the second."""
+        """Return the update direction: the bias-corrected first moment divided by the root of the second."""
         root = (moment2 * self.correction2).sqrt_().add_(paddle.full([], self.epsilon))
         return (moment1 * self.correction1).divide_(root)
 
@@ -95,12 +94,12 @@ class AdamW8BitUpdate(NamedTuple):
     """Update of one parameter with 8-bit moments; everything except the gradient is updated in place.
 
     Attributes:
-        parameter, gradient: tensors of the same shape; the parameter is fp32, or has `master` or `position`.
+        parameter, gradient: tensors of the same shape; a parameter that is not fp32 has `master` or `position`.
         moments: quantized moments.
-        step: hyperparameters; all updates have the same betas and epsilon.
+        step: hyperparameters; all updates of a call have the same betas and epsilon.
         decay: weight decay.
         master: fp32 copy of a parameter in half precision.
-        position: position of a bfloat16 parameter in the draws of stochastic rounding.
+        position: position of a bfloat16 parameter in the random draws of stochastic rounding.
     """
 
     parameter: paddle.Tensor

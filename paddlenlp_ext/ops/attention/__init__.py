@@ -1,4 +1,4 @@
-"""Causal attention within the documents of a pack: the reference, its fast backends, and the dispatch between them.
+"""Causal attention within the documents of a packed batch: public function, ops and their backends.
 
 Shapes: B batch, S query positions, T key positions, P prefix positions, N query heads, K key-value heads, G = N / K,
 H head dimension of queries and keys, E head dimension of values, usually H.
@@ -33,23 +33,23 @@ __all__ = [
 
 
 def _never_flashmask(x: paddle.Tensor) -> str:
-    """Return why FlashMask cannot compute `modified_attention_op` and `wide_attention_op`."""
+    """Return why FlashMask cannot run `modified_attention_op` and `wide_attention_op`."""
     return on_gpu_with_flash_attention(x) or (
-        "FlashMask's kernel only scales and masks the scores of heads of at most "
-        f"{MAX_HEAD_DIM} channels: it has no soft-cap, linear biases (ALiBi) or sinks"
+        f"FlashMask supports heads of at most {MAX_HEAD_DIM} channels, "
+        "and neither soft-cap nor linear biases (ALiBi) nor sinks"
     )
 
 
 def _never_triton(x: paddle.Tensor) -> str:
-    """Return why the kernels in Triton cannot compute `wide_attention_op`."""
+    """Return why the Triton kernels cannot run `wide_attention_op`."""
     return floats_on_gpu_with_triton(x) or (
-        f"the tiles of its heads fit shared memory up to {LARGEST_ROW // 2} channels in half precision "
+        f"its tiles fit into shared memory up to {LARGEST_ROW // 2} channels per head in half precision "
         f"and {LARGEST_ROW // 4} in float32"
     )
 
 
 def _op(name: str, flashmask: Condition, triton: Condition) -> DispatchedOp:
-    """Return the op of attention with these conditions of its GPU kernels."""
+    """Return an attention op whose GPU backends have the given conditions."""
     return DispatchedOp(
         name,
         flashmask=(flashmask_attention, flashmask),
@@ -77,7 +77,7 @@ def attention(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document of `layout`, its parent and its sliding window.
+    """Compute causal attention within each document of `layout` and its parent, limited by the sliding window.
 
     Args:
         q_BSNH: queries; N is a multiple of K.

@@ -1,7 +1,7 @@
 """Attention with linear biases (ALiBi, Press et al. 2022, arXiv:2108.12409).
 
-The score of a key is lowered by the slope of the head times the distance between query and key, both counted in the
-document. There is no other position information.
+Each score is reduced by the slope of the head times the distance between query and key within their document. The model
+has no other position information.
 
 Shapes: N query heads.
 """
@@ -16,8 +16,8 @@ import numpy as np
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Return the slope of each query head, fp32 [N].
 
-    With n heads, n a power of two, slope i is 2^(-8 i / n). Other numbers of heads take the slopes of the largest power
-    of two below, followed by every second slope of twice that power.
+    If n is a power of two, slope i of n heads is 2^(-8 i / n). Otherwise, the slopes are those for the largest power of
+    two below n, followed by every second slope for twice that power.
     """
     power = 1 << math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)

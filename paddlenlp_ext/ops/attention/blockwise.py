@@ -1,12 +1,12 @@
-"""Blockwise attention in plain Paddle; work and memory depend on the lengths of the documents, not of the pack.
+"""Blockwise attention in plain Paddle, whose cost depends on the lengths of the documents, not of the pack.
 
-Documents of similar length are batched, if their parents have equal lengths. Their queries are processed one block at a
+Documents of similar length are batched if their parents have equal lengths. Their queries are processed one block at a
 time against the keys visible to the block, as one batched matmul per tile. The query heads that share a key-value head
 are rows of one matmul, so keys are never repeated. The backward pass recomputes a tile's probabilities, as
 FlashAttention does (arXiv:2205.14135); here a tile spans full rows of keys, so a plain softmax is enough.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
-T keys visible to it, H head dimension, of values possibly another one. "Rows" are positions x heads of the full batch,
+T keys visible to it, H head dimension (values may have another one). "Rows" are positions x heads of the full batch,
 flattened.
 """
 
@@ -25,18 +25,18 @@ from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 
 QUERY_BLOCK = 128
-"""Maximum queries per block: shorter blocks skip more masked scores, longer ones make fewer and larger matmuls."""
+"""Maximum queries per block: shorter blocks skip more masked scores, longer blocks need fewer matmuls."""
 TILE_SCORES = 1 << 22
 """Maximum scores in a tile, unless the block of a single document needs more."""
 MIN_RELATIVE_LENGTH = 0.8
-"""Minimum length of a document relative to the longest one of its batch; the difference is padding."""
+"""Minimum length of a document relative to the longest document in its tile; the difference is padding."""
 SHORT = 32
 """Length up to which documents are batched regardless of their lengths."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows that enter one batched matmul.
+    """One tile: rows of queries and keys that enter one batched matmul.
 
     Attributes:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
@@ -54,7 +54,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class BlockPlan:
-    """Tiles of a layout for given numbers of heads.
+    """All tiles of a layout for given head counts.
 
     Attributes:
         tiles: tiles that contain every row of q exactly once.
@@ -74,9 +74,9 @@ class _Documents:
     """Documents of a layout, int64 [M] each.
 
     Attributes:
-        starts: index of the first token in the batch.
-        lengths: number of tokens.
-        first_positions: position of the first token.
+        starts: index of the first token of each document in the batch.
+        lengths: number of tokens of each document.
+        first_positions: position of the first token of each document.
         parent_starts: index of the parent's first token; 0 without a parent.
     """
 
@@ -98,7 +98,7 @@ class _Documents:
 def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
     """Split a layout into tiles for q with `num_heads` heads and k, v with `num_kv_heads` heads.
 
-    The rows of a prefix come first in k and v, and every tile begins with them: P more keys per document.
+    The rows of a prefix come first in k and v, and first in every tile, which adds P keys per document.
     """
     documents = _Documents.of(layout)
     num_rows = layout.num_positions * num_heads
@@ -114,7 +114,7 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
 
 
 def _batch_documents(documents: _Documents, num_heads: int, prefix_length: int) -> list[np.ndarray]:
-    """Return the indices of the documents that share tiles: the same first position, longest first."""
+    """Group documents that share tiles: those with the same first position and similar lengths, longest first."""
     lengths, first_positions = documents.lengths, documents.first_positions
     batches: list[list[int]] = []
     for document in np.lexsort((-lengths, first_positions)):
@@ -141,7 +141,7 @@ def _make_tile(
 ) -> Tile:
     """Build the tile of one block of queries for documents that are batched together.
 
-    Positions below `offset`, which all documents have in common, are those of a parent; negative ones are the prefix.
+    Positions from 0 to `offset` belong to the parent; negative positions belong to the prefix.
     """
     (num_heads, num_kv_heads), offset = heads, int(batch.first_positions[0])
     first, end = block[0] + offset, block[1] + offset
@@ -205,7 +205,7 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale, ctx.options = plan, scale, options
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same numbers
+        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same values
             for tile in plan.tiles:
                 scores = paddle.matmul(_take_queries(q_rows, tile), _take_keys(k_rows, tile), transpose_y=True)
                 probabilities = _probabilities(scores, tile, plan.num_heads, options, *sinks)
@@ -240,7 +240,7 @@ class _BlockwiseAttention(PyLayer):
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
         key_gradients = (k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
         gradients = (q_gradient, *key_gradients, *sink_gradients)
-        # Paddle rejects gradients of frozen inputs, such as a frozen projection next to an adapted one.
+        # Paddle rejects gradients for frozen inputs, such as a frozen projection next to an adapted one.
         needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH, *sinks)]
         return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 
@@ -250,7 +250,7 @@ def _probabilities(
 ) -> paddle.Tensor:
     """Return the softmax of a tile's scores under its mask, [M*K, G*Q, T].
 
-    `options` change the scores in float32: half precision would round the biases of distant keys.
+    `options` are applied in float32: half precision would round the biases of distant keys.
     """
     if options.is_plain:
         masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))
@@ -271,7 +271,7 @@ def _rows(x_BSNH: paddle.Tensor, plan: BlockPlan) -> paddle.Tensor:
 
 
 def _zero_rows(x_BSKH: paddle.Tensor) -> paddle.Tensor:
-    """Return zeros for every row of `x`, and an additional row that collects the gradients of padding."""
+    """Return a zero gradient for every row of `x`, plus a row that collects the gradients of padding."""
     batch, length, heads, head_dim = x_BSKH.shape
     return paddle.zeros([batch * length * heads + 1, head_dim], x_BSKH.dtype)
 

@@ -1,7 +1,7 @@
 """Attention in C++ (csrc/attention_*.cpp), in tiles of 64 queries by 64 keys.
 
-Tiles that causality, a document's end or the window masks are skipped. In addition to the inputs, the output and one
-number per query and head are saved for the backward pass. Under `bf16_matmuls` the matmuls round their inputs to
+Fully masked tiles are skipped. In addition to the inputs, the output and the log-sum-exp of the scores are saved for
+the backward pass. Under `bf16_matmuls` the matmuls round their inputs to
 bfloat16, on processors with avx512_bf16; sums and softmax are float32.
 
 Shapes: B batch, S sequence, P prefix positions, N query heads, K key-value heads, H head dimension of queries and keys,
@@ -36,7 +36,7 @@ def attention_cpp(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document, as `attention_reference` does."""
+    """Compute `attention` in C++."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], v_BSKE.shape[3], prefix_length)
     slopes, softcap = options.slopes, options.softcap or 0.0
@@ -56,7 +56,7 @@ def attention_cpp(
 
 
 def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) -> None:
-    """Check the sizes on which the C++ loops rely; with wrong sizes they would read past the end of a tensor."""
+    """Check the sizes on which the C++ loops rely: with wrong sizes they would read past the end of a tensor."""
     (batch, length, heads, head_dim), keys, values = (inputs[name].shape for name in "qkv")
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs['q'].shape}, keys {keys}"
@@ -64,7 +64,7 @@ def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) 
     if "prefix_k" in inputs:
         before = [inputs[name].shape for name in ("prefix_k", "prefix_v")]
         assert before == [[before[0][0], *own[2:]] for own in (keys, values)], "the prefix's heads do not match"
-    assert "sinks" not in inputs or inputs["sinks"].shape == [heads], f"{heads} heads need as many sinks"
+    assert "sinks" not in inputs or inputs["sinks"].shape == [heads], f"{heads} heads need one sink each"
     assert all(x.dtype == paddle.float32 for x in inputs.values()), f"{[x.dtype.name for x in inputs.values()]}"
 
 
@@ -99,7 +99,7 @@ def _forward(
 
 
 def _run(name: str, sizes: ctypes.Structure, scale: float, in_bf16: bool, tensors: Mapping[str, paddle.Tensor]) -> None:
-    """Call an entry point with tensors by the names of AttentionTensors' fields; the others are null."""
+    """Call an entry point with tensors named after the fields of AttentionTensors; the other fields are null."""
     addresses = struct("AttentionTensors")(**{field: pointer(x) for field, x in tensors.items()})
     function(name)(ctypes.addressof(sizes), scale, ctypes.addressof(addresses), in_bf16)
 
@@ -122,5 +122,5 @@ def _sizes(
     counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, value_dim, prefix_length, window)
     addresses = (None if array is None else array.ctypes.data for array in arrays)
     sizes = struct("AttentionSizes")(*counts, *addresses, softcap)
-    sizes.arrays = arrays  # keeps the memory alive that the addresses point to
+    sizes.arrays = arrays  # keeps the arrays alive that the addresses point to
     return sizes

@@ -1,8 +1,8 @@
-"""Attention of a few new positions over the key-value cache, run in every layer of every decoding step.
+"""Attention of a few new positions over the key-value cache, for decoding.
 
-The matmuls of the reference read the cache in place, because its layout is [B, K, C, H]. With [B, C, K, H] it would be
-transposed in each step and layer. Time of a step on two CPU cores with 8 rows, 9 query heads, 3 key-value heads and 256
-keys:
+The cache has the layout [B, K, C, H], so that the matmuls of the reference read it in place. With [B, C, K, H] every
+layer would transpose it in every step. Time of a step on two CPU cores with 8 rows, 9 query heads, 3 key-value heads
+and 256 keys:
 
     [B, C, K, H]    6.8 ms
     [B, K, C, H]    0.2 ms
@@ -27,14 +27,14 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 
 
 class VisibleSlots(Protocol):
-    """Interface of the cache slots visible to each new position, as the references read them."""
+    """Interface of the cache slots that each new position attends to, as the reference backends read them."""
 
     def bias(self, num_slots: int) -> paddle.Tensor:
-        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
+        """Return the mask as an additive bias, fp32 [B, S, C]: 0 for visible slots, -inf for other slots."""
         ...
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        """Return the linear biases, fp32 [B, N, S, C]: minus the slope of the head times the distance of the slot."""
         ...
 
 
@@ -56,7 +56,7 @@ class VisiblePositions:
     def of_rows(
         cls, queries_BS: np.ndarray, starts_B: np.ndarray, prefix_length: int, window: int | None
     ) -> VisiblePositions:
-        """Return the slots that queries see: those of the prefix, and their own row from its start to themselves.
+        """Return the slots that queries attend to: the prefix, and their row from its start to the query itself.
 
         A query inside the padding attends only to itself, so that its unused result stays finite.
 
@@ -64,7 +64,7 @@ class VisiblePositions:
             queries_BS: int64 [B, S] or [1, S], position of each query among the slots after the prefix.
             starts_B: int64 [B], position of the first token of each row.
             prefix_length: number of slots of the prefix, which precedes the tokens of each row.
-            window: positions that a query attends to, itself included; None: all.
+            window: maximum number of positions that a query attends to, itself included; None: no limit.
         """
         starts_B1 = starts_B[:, None]
         own_first_BS = np.minimum(starts_B1, queries_BS)
@@ -80,7 +80,7 @@ class VisiblePositions:
         return cls(np.ascontiguousarray(np.stack(ranges, axis=-1)), positions_BS)
 
     def bias(self, num_slots: int) -> paddle.Tensor:
-        """Return fp32 [B, S, C], 0 for visible slots and -inf for the others."""
+        """Return the mask as an additive bias, fp32 [B, S, C]: 0 for visible slots, -inf for other slots."""
         if num_slots not in self._biases:
             slots_C, ranges = np.arange(num_slots), self.ranges[..., None]
             in_prefix_BSC = (ranges[:, :, 0] <= slots_C) & (slots_C < ranges[:, :, 1])
@@ -90,7 +90,7 @@ class VisiblePositions:
         return self._biases[num_slots]
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return fp32 [B, N, S, C], minus the slope of each head times the distance of each visible slot."""
+        """Return the linear biases, fp32 [B, N, S, C]: minus the slope of the head times the distance of the slot."""
         assert self.positions is not None, "linear biases need positions"
         slots_C, ranges, positions_BS1 = np.arange(num_slots), self.ranges[..., None], self.positions[..., None]
         in_own_BSC = slots_C >= ranges[:, :, 2]
@@ -106,9 +106,9 @@ class CachedLayer:
 
     Attributes:
         tensors: keys [B, K, C, H] and values [B, K, C, E].
-        prefix: the prefix [P, K, H] and [P, K, E] that precedes all rows; None without one.
-        layout: documents of the new positions, padding as a document of its own, if they are all there are; else None.
-        visible: positions that each new position attends to; None where `layout` is given.
+        prefix: keys [P, K, H] and values [P, K, E] that precede all rows; None without a prefix.
+        layout: documents of the new positions (padding is a document too) if the cache was empty; else None.
+        visible: slots that each new position attends to; None if `layout` is set.
     """
 
     tensors: tuple[paddle.Tensor, paddle.Tensor]
@@ -118,14 +118,14 @@ class CachedLayer:
 
 
 class ReservedPositions(NamedTuple):
-    """Slots of new positions in the layers of a cache, which are to be written.
+    """Reserved cache slots of new positions, into which the caller writes keys and values.
 
     Attributes:
         starts: slot of the first new position of each of the B rows.
         firsts: slot of the first position of each row.
         prefix: number of slots of the prefix, which precede all rows.
         stored: keys [R, K, C, H] and values [R, K, C, E] of each layer, with R >= B rows.
-        first_row: index of the first of the B rows among these.
+        first_row: index of the first of the B rows among the R stored rows.
     """
 
     starts: Sequence[int]
@@ -148,7 +148,7 @@ def decode_attention_reference(
     kv_heads, num_slots = k_BKCH.shape[1], k_BKCH.shape[2]
     group = heads // kv_heads
     q_BSNH = q_BSNH * scale
-    # 0 is the size of the tensor's own axis, and -1 the rest: in a static graph B, S and C are unknown.
+    # In `reshape`, 0 keeps the size of an axis and -1 is inferred: B, S and C are unknown in a static graph.
     if length == 1:
         q_BKQH = q_BSNH.reshape([0, kv_heads, group, head_dim])
     else:
@@ -188,9 +188,11 @@ def decode_attention_cpp(
     tensors = (q_BSNH.contiguous(), k_BKCH, v_BKCH, out_BSNH)
     terms: list[int | None] = [None, None, None]
     sinks = options.sink_tensors
-    assert all(sinks_N.shape == [heads] for sinks_N in sinks), f"{heads} heads need as many sinks"
+    assert all(sinks_N.shape == [heads] for sinks_N in sinks), f"{heads} heads need one sink each"
     if options.slopes is not None:
-        assert seen.positions is not None and options.slopes.shape == (heads,), "linear biases: positions or slopes"
+        assert seen.positions is not None and options.slopes.shape == (heads,), (
+            "linear biases need positions and slopes"
+        )
         slopes = np.ascontiguousarray(options.slopes, np.float32)
         positions = np.ascontiguousarray(seen.positions, np.int64)
         terms[:2] = slopes.ctypes.data, positions.ctypes.data
@@ -228,7 +230,7 @@ def decode_attention(
 
 
 def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
-    """Write new keys or values by assignment to slices: one for rows that start at the same slot."""
+    """Write new keys or values by slice assignment: all rows at once if they start at the same slot."""
     x_BKSH, length, starts = x_BSKH.transpose([0, 2, 1, 3]), x_BSKH.shape[1], starts_B.tolist()
     if len(set(starts)) == 1:
         cache_BKCH[:, :, starts[0] : starts[0] + length] = x_BKSH
@@ -242,7 +244,7 @@ def store_positions_cpp(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts
     batch, length, kv_heads, size = x_BSKH.shape
     capacity = cache_BKCH.shape[2]
     assert cache_BKCH.shape == [batch, kv_heads, capacity, size], "the cache does not match the keys or values"
-    assert starts_B.shape == (batch,), "a start for each row"
+    assert starts_B.shape == (batch,), "every row needs a start"
     assert starts_B.min() >= 0 and starts_B.max() <= capacity - length, (
         f"{length} positions at offset {starts_B.max()} exceed a cache of {capacity}"
     )
@@ -257,5 +259,5 @@ store_positions_op = DispatchedOp(
 
 
 def store_positions(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
-    """Write the keys or values of new positions into the cache, each row from its slot `starts_B`, int64 [B], on."""
+    """Write the keys or values of new positions into the cache; row b starts at slot `starts_B[b]`."""
     store_positions_op.choose(x_BSKH)(x_BSKH, cache_BKCH, starts_B)

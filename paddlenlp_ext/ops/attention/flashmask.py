@@ -1,14 +1,15 @@
 """Attention by Paddle's FlashMask kernels (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
-Untested on a GPU: tests/ops/attention/test_flashmask.py compares the mask with the dense mask, and tests/ops/gpu passes
-the calls through Paddle's inference of shapes. Paddle has two kernels behind one function:
+Not yet run on a GPU: tests/ops/attention/test_flashmask.py compares the mask with a dense mask, and tests/ops/gpu
+checks the calls with Paddle's shape inference. One Paddle function selects between two kernels:
 
     version   GPUs                                scale                   based on
     2         compute capability 8 and later      1 / sqrt(H)             FlashAttention 2
     3         compute capability 9 (Hopper)       an argument             FlashAttention 3
 
-The mask is one range of queries per key (start_rows.py); prefixes and some parents are copied. The kernels have one
-head dimension, a multiple of 8: narrower tensors are padded with zeros, and the padding's results are cut off.
+The mask is one range of queries per key (start_rows.py); prefixes and some parents are copied. The kernels need the
+same head dimension for q, k and v, a multiple of 8. Narrower tensors are padded with zeros, and the results
+are truncated.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, X heads, H head dimension of queries and keys, E of
 values.
@@ -31,7 +32,7 @@ _HOPPER = 9
 _HEAD_DIM_MULTIPLE = 8
 _MAX_DETERMINISTIC_HEAD_DIM = 128
 MAX_HEAD_DIM = 256
-"""Channels of the widest heads that the kernels support."""
+"""Largest head dimension that the kernels support."""
 
 
 def flashmask_attention(
@@ -42,7 +43,7 @@ def flashmask_attention(
     scale: float,
     prefix: KeyValuePrefix | None = None,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document, as `attention_reference` does."""
+    """Compute `attention` with FlashMask."""
     attend = functools.partial(_attend, scale)
     return attend_in_copies(attend, (q_BSNH, k_BSKH, v_BSKE), layout, prefix)
 
@@ -58,7 +59,7 @@ def _attend(
 
 
 def _padded(x_BSXH: paddle.Tensor, head_dim: int) -> paddle.Tensor:
-    """Append channels of zeros, which change no score."""
+    """Append zero channels, which do not change the scores."""
     missing = head_dim - x_BSXH.shape[3]
     if missing == 0:
         return x_BSXH
@@ -68,7 +69,7 @@ def _padded(x_BSXH: paddle.Tensor, head_dim: int) -> paddle.Tensor:
 def _run_kernel(
     q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, rows_B1S1: paddle.Tensor, scale: float
 ) -> paddle.Tensor:
-    """Call Paddle's function with the scale as the kernel that it selects requires."""
+    """Call Paddle's function, with the scale passed as the selected kernel requires."""
     head_dim = q_BSNH.shape[-1]
     takes_scale = kernel_version(head_dim) >= 3
     if not takes_scale and not math.isclose(scale, head_dim**-0.5):
@@ -88,7 +89,8 @@ def _run_kernel(
 def kernel_version(head_dim: int) -> int:
     """Return the version of the kernel that Paddle's function selects.
 
-    Paddle takes version 2 for large heads if results must be deterministic: the backward pass of version 3 is not.
+    Paddle selects version 2 for large heads if results must be deterministic, because the backward pass of version 3 is
+    not deterministic for them.
     """
     _select_version()
     flags = paddle.get_flags([_VERSION_FLAG, _DETERMINISTIC_FLAG])

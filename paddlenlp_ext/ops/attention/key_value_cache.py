@@ -1,6 +1,7 @@
-"""Base of the key-value caches that attention layers append to, and attention over their contents.
+"""Interface of key-value caches, and attention over their contents.
 
-Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimension of keys, E that of values.
+Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimension of keys, E head dimension of
+values.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def key_starts(self) -> paddle.Tensor:
-        """Index of the first token of each row, int64 [B]."""
+        """Index of the first real token of each row, after the padding, int64 [B]."""
 
     @property
     @abstractmethod
@@ -31,22 +32,22 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the positions of each row's next `count` tokens, int64 [B, S], from 0 for its first; padding has 0."""
+        """Return the position ids of the next `count` tokens of each row, int64 [B, S]; padding has 0."""
 
     @abstractmethod
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record the sets of rotary frequencies of a forward pass (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
+        """Record which RoPE frequencies a forward pass used (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
 
     @abstractmethod
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append the keys and values of a layer, and return its contents.
+        """Append new keys and values of a layer, and return the contents of its cache.
 
-        A layer with latent attention (nn/latent_attention.py) appends latents and rotated keys, as one head each.
+        Layers with latent attention (nn/latent_attention.py) append latents and rotated keys instead, each as one head.
         """
 
     @abstractmethod
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`: weights in another form, which do not change."""
+        """Return the result of `make`, computed once per `key`, such as constant weights in another layout."""
 
     @paddle.no_grad()
     def attend(
@@ -62,8 +63,8 @@ class KeyValueCache(ABC):
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
 
-        The stored tensors are read in place. If all positions are new, `implementation` computes attention as in
-        training.
+        The stored tensors are read in place. If the cache was empty, attention is computed as in training, with the
+        backend `implementation`.
         """
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
         if cached.layout is not None:
@@ -74,7 +75,7 @@ class KeyValueCache(ABC):
 
 
 class ReservingCache(KeyValueCache):
-    """Cache whose new positions may be written by the caller (models/decoding/cpp_layers.py)."""
+    """Cache with slots that the caller writes itself (models/decoding/cpp_layers.py)."""
 
     @property
     @abstractmethod
@@ -83,4 +84,4 @@ class ReservingCache(KeyValueCache):
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Make room for `length` positions of each row in some layers, which the caller writes, and count them."""
+        """Reserve slots for `length` new positions of each row in some layers; the caller writes them."""

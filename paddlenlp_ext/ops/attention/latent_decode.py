@@ -1,15 +1,15 @@
-"""Attention of a few new positions over cached latents, run in every layer of every decoding step.
+"""Multi-head latent attention (MLA) of a few new positions over cached latents, for decoding.
 
-Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434) computes the keys and values of all heads from one
-latent c per position and adds one rotated key r that the heads share:
+MLA (DeepSeek-AI 2024, arXiv:2405.04434) computes the keys and values of all heads from one latent c per position, and
+appends one rotated key r that the heads share:
 
     key of head n    = [U_n c, r]        value of head n = V_n c
 
-The products with U_n and V_n move to the query and to the result ("absorbed"), so that only c and r are cached:
+U_n is absorbed into the query and V_n into the output, so that only c and r are cached:
 
     score = q_n (U_n c) + p_n r = (U_n^T q_n) c + p_n r        result = V_n (sum of weights times c)
 
-All heads read the same latents, so each product is one matmul over all heads.
+All heads read the same latents, so that each product is one matmul over all heads.
 
 Shapes: B batch, S new positions, C cache slots, N query heads, Q = N S, L latent, R rotated channels.
 """
@@ -31,7 +31,7 @@ def latent_decode_attention(
     scale: float,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute the mean latent that each head of a new position attends to, [B, S, N, L], without gradient.
+    """Return the attention-weighted mean of the latents for each head, [B, S, N, L], without gradient.
 
     Args:
         q_BSNL: queries times the matrix that computes keys from latents.
@@ -44,7 +44,7 @@ def latent_decode_attention(
     """
     heads, latent = q_BSNL.shape[2:]
     num_slots = latents_B1CL.shape[2]
-    # 0 is the size of the tensor's own axis, and -1 the rest: in a static graph B, S and C are unknown.
+    # In `reshape`, 0 keeps the size of an axis and -1 is inferred: B, S and C are unknown in a static graph.
     q_B1QL, q_B1QR = (
         (q_BSNI * scale).transpose([0, 2, 1, 3]).reshape([0, 1, -1, q_BSNI.shape[-1]]) for q_BSNI in (q_BSNL, q_BSNR)
     )

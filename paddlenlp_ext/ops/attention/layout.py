@@ -1,4 +1,4 @@
-"""Visibility of positions in a pack: computed once per forward pass, used by every layer.
+"""Documents of a packed batch, which define the attention mask; built once per forward pass for all layers.
 
 A row with documents of 3 and 2 tokens (x = visible):
 
@@ -10,8 +10,8 @@ A row with documents of 3 and 2 tokens (x = visible):
               b   . . . x .
               b   . . . x x
 
-A document may continue an earlier one, its parent: a branch sees all positions of its parent, and its own positions
-count on from the parent's. Two branches b and c of a parent p do not see each other:
+A document may continue an earlier document, its parent. Such a branch attends to all positions of its parent, and its
+positions continue those of the parent. Two branches b and c of a parent p do not see each other:
 
                   key
                   p p b b c       position
@@ -32,17 +32,17 @@ import numpy as np
 import paddle
 
 KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
-"""Keys and values [P, K, H] at positions -P to -1 of every document; all documents share one copy."""
+"""Keys and values [P, K, H] at positions -P to -1 of every document, shared by all documents."""
 DocumentParents = Sequence[Sequence[int | None]]
-"""For each document of a row, the index in the row of the document that it continues, or None."""
+"""For each document of a row: index within the row of the document that it continues, or None."""
 
 
 @dataclass(frozen=True)
 class AttentionLayout:
     """Document lengths of each row of a batch, the sliding window (None: no window), and the documents' parents.
 
-    A position sees itself and the earlier positions of its document and of the document's parent. With a window it sees
-    only the last `window` positions among them, itself included.
+    A position attends to itself and to the earlier positions of its document and of the parent document. A window
+    limits this to the last `window` positions, including itself.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]
@@ -61,9 +61,9 @@ class AttentionLayout:
 
         Args:
             document_lengths: lengths of the documents of each row.
-            window: positions that a query sees at most, itself included; None: no limit.
+            window: maximum number of positions that a query attends to, itself included; None: no limit.
             document_parents: parents of the documents; None: no document continues another. A document continues the
-                last one before it that has no parent.
+                last preceding document that has no parent.
 
         Raises:
             ValueError: a length or the window is below 1, the rows' sums differ, or a document cannot continue the
@@ -75,7 +75,7 @@ class AttentionLayout:
         if not rows or any(length < 1 for row in rows for length in row):
             raise ValueError(f"document lengths {rows}: every row needs documents of at least one token")
         if len({sum(row) for row in rows}) != 1:
-            raise ValueError(f"rows of one batch have {[sum(row) for row in rows]} tokens; pad them to one length")
+            raise ValueError(f"the rows of a batch have {[sum(row) for row in rows]} tokens; pad them to one length")
         if document_parents is None or all(parent is None for row in document_parents for parent in row):
             return cls(rows, window)
         parents = tuple(map(tuple, document_parents))
@@ -84,16 +84,16 @@ class AttentionLayout:
 
     @property
     def row_length(self) -> int:
-        """S, the positions per row."""
+        """S, the number of positions per row."""
         return sum(self.document_lengths[0])
 
     @property
     def num_positions(self) -> int:
-        """B * S, the positions in the batch."""
+        """B * S, the number of positions in the batch."""
         return len(self.document_lengths) * self.row_length
 
     def documents(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the starts and lengths of all documents, int64, counting positions through the full batch."""
+        """Return the starts and lengths of all documents, int64; starts are indices into the flattened batch."""
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 
@@ -119,7 +119,7 @@ class AttentionLayout:
         return np.where(parents < 0, 0, lengths[parents])
 
     def sequence_lengths(self) -> np.ndarray:
-        """Return the length of the sequence that each document belongs to, int64: with its parent or longest branch."""
+        """Return the full sequence length of each document, int64: including its parent, or its longest branch."""
         _, lengths = self.documents()
         parents, ends = self.parents(), self.first_positions() + lengths
         longest = ends.copy()
@@ -127,7 +127,7 @@ class AttentionLayout:
         return longest
 
     def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return whether queries see keys (broadcast); both are positions in one document and its parent.
+        """Return whether queries attend to keys (broadcast), given positions within one document and its parent.
 
         Positions of a prefix are negative.
         """
@@ -135,21 +135,21 @@ class AttentionLayout:
         return (keys <= queries) & near
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`; a backend caches the plan that it derives here."""
+        """Return the result of `make`, computed once per `key`; backends cache what they derive from the layout."""
         if key not in self._plans:
             self._plans[key] = make()
         return self._plans[key]
 
     def positions(self) -> np.ndarray:
-        """Return the position of each token, int64 [B, S]: counted from 0 in each document, or on from its parent."""
+        """Return the position ids, int64 [B, S]: each document starts at 0 or continues the positions of its parent."""
         starts, lengths = self.documents()
         offsets = np.repeat(self.first_positions() - starts, lengths)
         return (np.arange(self.num_positions) + offsets).reshape(len(self.document_lengths), self.row_length)
 
     def distances(self, prefix_length: int = 0) -> np.ndarray:
-        """Return how many positions each key precedes each query of its document, fp32 [B, S, P + S]; for tests.
+        """Return the distance from each query back to each key, fp32 [B, S, P + S]; for tests.
 
-        Entries of keys that a query does not see have no meaning.
+        Entries for masked keys are meaningless.
         """
         own_BS = self.positions()
         prefix_BP = np.broadcast_to(np.arange(-prefix_length, 0), (len(own_BS), prefix_length))
@@ -157,7 +157,7 @@ class AttentionLayout:
         return (own_BS[:, :, None] - keys_BT[:, None, :]).astype(np.float32)
 
     def dense_mask(self, prefix_length: int = 0) -> np.ndarray:
-        """Return a boolean mask [B, S, P + S] of the keys that each query sees; for tests and short inputs."""
+        """Return the boolean mask [B, S, P + S] of the keys that each query attends to; for tests and short inputs."""
         _, lengths = self.documents()
         shape = (len(self.document_lengths), self.row_length)
         documents_BS = np.repeat(np.arange(len(lengths)), lengths).reshape(shape)
@@ -174,10 +174,10 @@ class AttentionLayout:
 def _check_parents(
     document_lengths: tuple[tuple[int, ...], ...], document_parents: tuple[tuple[int | None, ...], ...]
 ) -> None:
-    """Check that each document continues the last one before it that has no parent.
+    """Check that each branch continues the last preceding document without a parent.
 
     Raises:
-        ValueError: it does not, or the numbers of documents differ.
+        ValueError: a branch continues another document, or a row has more or fewer parents than documents.
     """
     if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
         raise ValueError(f"document_parents {document_parents} do not match documents of {document_lengths} tokens")
@@ -189,5 +189,5 @@ def _check_parents(
             elif parent != root:
                 raise ValueError(
                     f"document_parents: document {index} of row {number} continues document {parent}; it can only "
-                    f"continue the last one before it that has no parent ({root})"
+                    f"continue the last preceding document without a parent ({root})"
                 )

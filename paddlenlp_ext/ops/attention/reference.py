@@ -46,7 +46,7 @@ def attention_reference(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute softmax attention with a dense mask: the definition against which the backends are tested."""
+    """Compute `attention` with a dense mask, as the definition against which all backends are tested."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     if prefix is not None:
         before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]

@@ -23,12 +23,12 @@ from paddlenlp_ext.ops.soft_cap import soft_cap
 
 @dataclass(frozen=True, eq=False)
 class ScoreOptions:
-    """Options of the scores; the defaults are those of plain attention.
+    """Options of the scores; the defaults give plain attention.
 
     Attributes:
-        softcap: bound of the scores before mask and biases; None: no bound.
-        slopes: slopes of the linear biases, fp32 [N]; None: no biases.
-        sinks: sinks [N], any float type; None: no sinks.
+        softcap: bound of the scores, applied before mask and biases; None: no bound.
+        slopes: ALiBi slopes, fp32 [N]; None: no linear biases.
+        sinks: sink logits [N], any float dtype; None: no sinks.
     """
 
     softcap: float | None = None
@@ -37,12 +37,12 @@ class ScoreOptions:
 
     @property
     def is_plain(self) -> bool:
-        """True if scores are scaled and masked only."""
+        """True if the scores are only scaled and masked."""
         return self.softcap is None and self.slopes is None and self.sinks is None
 
     @property
     def sink_tensors(self) -> tuple[paddle.Tensor, ...]:
-        """Contiguous sinks in fp32, as a tuple of one tensor; empty without sinks."""
+        """Sinks as a tuple of one contiguous fp32 tensor; empty without sinks."""
         if self.sinks is None:
             return ()
         sinks_N = self.sinks if self.sinks.dtype == paddle.float32 else self.sinks.astype("float32")
@@ -59,7 +59,7 @@ def attention_weights(
 
     Args:
         scores_BNST: scaled scores.
-        bias: mask and linear biases, added after the soft-cap; broadcast.
+        bias: mask and linear biases, broadcast and added after the soft-cap.
         softcap, sinks_N: see `ScoreOptions`.
     """
     scores_BNST = soft_cap(scores_BNST.astype("float32"), softcap) + bias

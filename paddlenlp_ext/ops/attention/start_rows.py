@@ -1,4 +1,6 @@
-"""Masks of GPU kernels: one range of queries per key, and copies of documents where that is not enough.
+"""Attention masks of the GPU kernels: one range of queries per key (start rows).
+
+Prefixes and some parent documents cannot be expressed like this; their keys and values are copied into the documents.
 
 Shapes: B batch, S sequence, E positions with the copies, P prefix positions, X heads, H head dimension.
 """
@@ -22,17 +24,17 @@ def attend_in_copies(
     prefix: KeyValuePrefix | None,
     uses_distances: bool = False,
 ) -> paddle.Tensor:
-    """Call `attend` with a layout without prefix that `start_rows` describes.
+    """Call `attend` with a layout that `start_rows` can describe, after copying prefix and parents into the documents.
 
-    A copy of the prefix is inserted before every document, as its first tokens: P more positions per document. With a
-    prefix or a window, a document that continues another gets a copy of it too; otherwise it reads the keys in place.
+    Every document gets a copy of the prefix as its first P positions. With a prefix or a window, a branch also gets a
+    copy of its parent; otherwise it reads the keys of the parent in place.
 
     Args:
         attend: attention of q, k and v under a layout.
         tensors: q [B, S, N, H], k [B, S, K, H] and v [B, S, K, E].
-        layout: the documents.
+        layout: documents of the batch.
         prefix: keys and values before every document.
-        uses_distances: whether `attend` takes the distance of two positions from their places in the row.
+        uses_distances: whether `attend` derives distances from the indices of positions in the row.
     """
     q, k, v = tensors
     has_parents = layout.document_parents is not None
@@ -45,15 +47,15 @@ def attend_in_copies(
 
 
 def start_rows_on(place: Any, layout: AttentionLayout) -> paddle.Tensor:
-    """Return `start_rows` on a device; computed once per layout."""
+    """Return `start_rows` as a tensor on a device, created once per layout."""
     return layout.cached("start rows", lambda: paddle.to_tensor(start_rows(layout), place=place))
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:
     """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to it.
 
-    With causality, a key is masked for all earlier queries, and from the returned query on. The returned query is
-    the end of the key's document and of those that continue it, or the first query whose window excludes the key.
+    A key is masked for all earlier queries (causality), and from the returned query on. The returned query is the end
+    of the key's document including its branches, or the first query whose window excludes the key.
     """
     starts, lengths = layout.documents()
     ends, parents = starts + lengths, layout.parents()
@@ -67,13 +69,13 @@ def start_rows(layout: AttentionLayout) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PrefixedDocuments:
-    """One row of documents that each begin with copies of the prefix and of their parent.
+    """Packed row in which every document starts with copies of the prefix and of its parent document.
 
     Attributes:
         prefix_length: P, which may be 0.
         layout: layout of the longer documents.
-        sources: int64 [E], source of each position: one of the P prefix positions, followed by the B * S positions.
-        own_positions: int64 [B * S], index of each of the documents' own positions.
+        sources: int64 [E], source of each position: an index into the P prefix positions followed by the batch.
+        own_positions: int64 [B * S], index of each original position in the row.
     """
 
     prefix_length: int
@@ -82,19 +84,19 @@ class PrefixedDocuments:
     own_positions: paddle.Tensor
 
     def insert(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
-        """Return [1, E, X, H] with the copies of the prefix; None inserts zeros, for queries."""
+        """Return the row with all copies, [1, E, X, H]; without `prefix_PXH` (queries) the prefix is zeros."""
         rows = x_BSXH.flatten(0, 1)
         if prefix_PXH is None:
             prefix_PXH = paddle.zeros([self.prefix_length, *rows.shape[1:]], rows.dtype)
         return paddle.gather(paddle.concat([prefix_PXH, rows]), self.sources).unsqueeze(0)
 
     def gather(self, x_1EXH: paddle.Tensor, shape: Sequence[int]) -> paddle.Tensor:
-        """Return the documents' own positions, reshaped to `shape`."""
+        """Return the original positions without the copies, reshaped to `shape`."""
         return paddle.gather(x_1EXH[0], self.own_positions).reshape(list(shape))
 
 
 def prefixed_documents(layout: AttentionLayout, prefix_length: int) -> PrefixedDocuments:
-    """Return the layout with a prefix of this length inserted; computed once per layout."""
+    """Return the packed row for a prefix of this length, built once per layout."""
     return layout.cached(("prefixed", prefix_length), lambda: _insert_prefixes(layout, prefix_length))
 
 

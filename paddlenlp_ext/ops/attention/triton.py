@@ -1,8 +1,10 @@
-"""Attention on a GPU by the kernels of ops/attention/kernels, with the options that FlashMask lacks.
+"""Launch the Triton kernels of attention, which support all score options, on Paddle tensors.
 
 The mask is one range of queries per key (start_rows.py); prefixes and some parents are copied. The forward pass saves
-its inputs, its result and one number per query and head. tests/ops/attention/test_triton.py runs all of it but the
-launch in Triton's interpreter, on the CPU. It has not run on a GPU with Paddle.
+its inputs, its output and the log-sum-exp of the scores.
+
+Tested in Triton's interpreter on the CPU (tests/ops/attention/test_triton.py), except for the launch itself. Not yet
+run on a GPU with Paddle.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension of queries and keys, E of values.
 """
@@ -37,7 +39,7 @@ def attention_triton(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document, as `attention_reference` does."""
+    """Compute `attention` with the Triton kernels."""
     attend = functools.partial(_attend, scale, options)
     return attend_in_copies(attend, (q_BSNH, k_BSKH, v_BSKE), layout, prefix, options.slopes is not None)
 
@@ -87,7 +89,7 @@ class _Attention(PyLayer):
         if needed[1] or needed[2]:
             walk = _walk(ctx.layout, KEY_SIZES, problem, of_keys=True)
             launch_key_gradients(launch, problem, walk, saved, (gradients[1], gradients[2]))
-        # Paddle rejects gradients of frozen inputs.
+        # Paddle rejects gradients for frozen inputs.
         return tuple(own if is_needed else None for own, is_needed in zip(gradients, needed, strict=True))
 
 
@@ -109,7 +111,7 @@ def _deltas(
     log_sums_BNS: paddle.Tensor,
     sink_gradient_N: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """Return the sums of outputs times gradients, fp32 [B, N, S]; write the gradient of the sinks, if it is given."""
+    """Return sum(out * d out) per query and head, fp32 [B, N, S]; write the sinks' gradient to `sink_gradient_N`."""
     from paddlenlp_ext.ops.attention.kernels.backward import launch_deltas, num_sink_parts
     from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
@@ -123,7 +125,7 @@ def _deltas(
 
 
 def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, inputs: Sequence[paddle.Tensor]) -> Problem:
-    """Return the arguments of the kernels; the slopes are copied to the device once per layout."""
+    """Return the inputs of the kernels; the slopes are copied to the device once per layout."""
     from paddlenlp_ext.ops.attention.kernels.inputs import Problem
 
     (q, k, v, *sinks), slopes_N = inputs, options.slopes
@@ -131,10 +133,10 @@ def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, input
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert k.shape == [batch, length, k.shape[2], head_dim] and heads % k.shape[2] == 0, f"{q.shape}, keys {k.shape}"
     assert v.shape[:3] == k.shape[:3], f"keys {k.shape}, values {v.shape}"
-    assert all(each.shape == [heads] for each in sinks), f"{heads} heads need as many sinks"
+    assert all(each.shape == [heads] for each in sinks), f"{heads} heads need one sink each"
     slopes = None
     if slopes_N is not None:
-        assert slopes_N.shape == (heads,), f"{heads} heads need as many slopes"
+        assert slopes_N.shape == (heads,), f"{heads} heads need one slope each"
         key = ("slopes", slopes_N.tobytes())
         slopes = layout.cached(key, lambda: paddle.to_tensor(slopes_N.astype("float32"), place=q.place))
     rows = start_rows_on(q.place, layout)
@@ -142,7 +144,7 @@ def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, input
 
 
 def _walk(layout: AttentionLayout, table: TileSizes, problem: Problem, of_keys: bool = False) -> Walk:
-    """Return the sizes of a kernel's programs, and the tiles that they walk; the lists are made once per layout."""
+    """Return the tile sizes of a kernel and the lists of tiles to visit, which are built once per layout."""
     from paddlenlp_ext.ops.attention.kernels.inputs import Walk, sizes_for
 
     sizes = sizes_for(table, problem)

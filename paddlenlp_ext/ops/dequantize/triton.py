@@ -1,6 +1,6 @@
 """Dequantize 4-bit codes by a Triton kernel on a GPU.
 
-tests/ops/quantized_linear/test_triton.py runs everything except `launch` in Triton's interpreter, on the CPU.
+Tested in Triton's interpreter on the CPU (tests/ops/quantized_linear/test_triton.py), except for `launch`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class _SwiGlu(PyLayer):
         gate, up = ctx.saved_tensor()
         sigmoid = _sigmoid(gate)
         silu = gate * sigmoid
-        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle rejects gradients of frozen inputs
+        up_gradient = None if up.stop_gradient else silu * gradient  # Paddle rejects gradients for frozen inputs
         if gate.stop_gradient:
             return None, up_gradient
         # silu' = sigmoid + silu - sigmoid * silu

@@ -53,7 +53,7 @@ class _GeGlu(PyLayer):
         gate, up = ctx.saved_tensor()
         tanh = ((gate * gate * _CUBIC + 1.0) * gate * _SCALE).tanh()
         half = (tanh + 1.0) * 0.5  # gelu(gate) / gate
-        up_gradient = None if up.stop_gradient else half * gate * gradient  # Paddle rejects gradients of frozen inputs
+        up_gradient = None if up.stop_gradient else half * gate * gradient  # Paddle rejects gradients for frozen inputs
         if gate.stop_gradient:
             return None, up_gradient
         slope = half + (1.0 - tanh * tanh) * gate * 0.5 * _SCALE * (gate * gate * (3.0 * _CUBIC) + 1.0)

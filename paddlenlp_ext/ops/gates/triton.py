@@ -3,8 +3,8 @@
 Only the inputs are saved, and consumers can recompute the product from them. With `reuse_inputs` the gradients are
 written over them, which saves two tensors of their size in the backward pass.
 
-tests/ops/gates/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
-GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/gates/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Gate(PyLayer):
         if not ctx.reuse_inputs:
             to_gate, to_up = _rows(empty_beside(gate.tensor)), _rows(empty_beside(up.tensor))
         launch_backward(launch, _rows(gradient), gate, up, to_gate, to_up, *ctx.activation)
-        of_gate, of_up = ctx.grads_needed  # Paddle rejects gradients of frozen inputs
+        of_gate, of_up = ctx.grads_needed  # Paddle rejects gradients for frozen inputs
         return to_gate.tensor if of_gate else None, to_up.tensor if of_up else None
 
 

@@ -1,7 +1,7 @@
 """Products of groups of rows by Triton kernels on a GPU, all groups in one launch.
 
-tests/ops/grouped_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not
-run on a GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/grouped_linear/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 
 Shapes: N rows, G groups, I inputs, O outputs.
 """

@@ -24,8 +24,8 @@ Layers that read the same x (q, k, v; gate, up) are launched one by one. For few
 many, one product with all their A would save a pass over x for each further layer: 4 % of a layer of 4096 x 4096. It
 would need one op, and one autograd node, for modules that have hooks, shards and adapters of their own.
 
-tests/ops/lora_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run
-on a GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/lora_linear/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 
 Shapes: T positions, I inputs, O outputs, K rank.
 """

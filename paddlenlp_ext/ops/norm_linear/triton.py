@@ -4,8 +4,8 @@ Decoding a token of a small batch is limited by launches and by reading the weig
 launches of a decoder layer's attention, and two or three of its feed-forward block, and reads packed weights once for
 all positions.
 
-tests/ops/norm_linear/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run
-on a GPU.
+Tested in Triton's interpreter on the CPU (tests/ops/norm_linear/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 """
 
 from __future__ import annotations

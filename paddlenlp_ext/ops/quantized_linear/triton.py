@@ -1,6 +1,6 @@
 """Linear layer with a 4-bit weight by Triton kernels on a GPU.
 
-tests/ops/quantized_linear/test_triton.py runs everything except `launch` in Triton's interpreter, on the CPU.
+Tested in Triton's interpreter on the CPU (tests/ops/quantized_linear/test_triton.py), except for `launch`.
 
 Shapes: T positions, O outputs and I inputs of the weight.
 """

@@ -112,7 +112,7 @@ def _backward(
 def _weight_gradient(
     gradient: paddle.Tensor, x: paddle.Tensor, weight_D: paddle.Tensor, inverse_R: paddle.Tensor
 ) -> paddle.Tensor | None:
-    if weight_D.stop_gradient:  # Paddle rejects gradients of frozen inputs
+    if weight_D.stop_gradient:  # Paddle rejects gradients for frozen inputs
         return None
     weight_gradient = empty(weight_D.shape)
     run = function("rms_norm_weight_backward")

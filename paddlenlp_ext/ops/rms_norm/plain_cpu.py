@@ -30,7 +30,7 @@ class _RmsNorm(PyLayer):
         weight_gradient = None
         if not weight_D.stop_gradient:
             weight_gradient = paddle.matmul(inverse_R1, gradient_RD * x_RD, transpose_x=True).flatten()
-        if x_RD.stop_gradient:  # Paddle rejects gradients of frozen inputs
+        if x_RD.stop_gradient:  # Paddle rejects gradients for frozen inputs
             return None, weight_gradient
         scaled_RD = gradient_RD * weight_D
         mean_weights_D1 = paddle.full([x_RD.shape[1], 1], 1.0 / x_RD.shape[1])

@@ -1,7 +1,7 @@
 """RMS norm by Triton kernels on a GPU; the gradients of the weight are the same in every run.
 
-tests/ops/rms_norm/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a
-GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/rms_norm/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 
 Shapes: D row length.
 """

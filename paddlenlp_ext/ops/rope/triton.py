@@ -88,7 +88,7 @@ class _Rope(PyLayer):
     @staticmethod
     def backward(ctx, *gradients):
         turned = _turned(gradients, ctx.saved_tensor(), ctx.interleaved, back=True)
-        # Paddle rejects gradients of frozen inputs.
+        # Paddle rejects gradients for frozen inputs.
         return None, None, *(each if needed else None for each, needed in zip(turned, ctx.grads_needed, strict=True))
 
 
@@ -127,7 +127,7 @@ class _NormRope(PyLayer):
         for index, (first, count) in enumerate(((0, rows[0]), rows)):
             if needed[2 + index]:
                 launch_column_sums(launch, partials, of_weights[index], first, count)
-        # Paddle rejects gradients of frozen inputs.
+        # Paddle rejects gradients for frozen inputs.
         of_inputs = zip((*results, *of_weights), needed, strict=True)
         return *(each if is_needed else None for each, is_needed in of_inputs), None, None
 

@@ -36,7 +36,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     A `dispatch.Condition`, of every backend in Triton.
     """
     if not x.place.is_gpu_place():
-        return NotApplicable(f"it needs a GPU and the tensor is on {x.place}")
+        return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
     if reason := too_old_gpu(x, "Triton"):
         return reason
     if importlib.util.find_spec("triton") is None:
@@ -53,7 +53,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for at most 32-bit floats on a GPU with Triton; otherwise the reason. A `dispatch.Condition`."""
     if x.place.is_gpu_place() and x.dtype not in _FLOATS:
-        return NotApplicable(f"it computes in float32 and the tensor is {x.dtype.name}")
+        return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 
 

@@ -272,10 +272,12 @@ def test_attention_takes_the_op_for_the_width_of_its_heads(monkeypatch, dtype, h
 
 def test_attention_of_too_wide_heads_on_a_gpu_names_the_largest_width():
     x = SimpleNamespace(place=AbsentGpu(), dtype=paddle.float32)
-    assert "up to 512 channels in half precision and 256 in float32" in wide_attention_op.explain(x)[1]["triton"]
+    assert (
+        "up to 512 channels per head in half precision and 256 in float32" in wide_attention_op.explain(x)[1]["triton"]
+    )
 
 
 def test_attention_triton_of_heads_that_exceed_shared_memory_raises_value_error():
     q, layout = paddle.zeros([1, 2, 1, 257]), AttentionLayout.from_documents([[2]])
-    with pytest.raises(ValueError, match=r"heads of 257 channels .* exceed 1024 bytes; choose another implementation"):
+    with pytest.raises(ValueError, match=r"heads of 257 channels .* exceed 1024 bytes; use another backend"):
         attention_triton(q, q, q[..., :3], layout, 1.0)

@@ -1,4 +1,4 @@
-"""Backward pass of attention: deltas, the gradients of queries, and those of keys and values."""
+"""Triton kernels of the attention backward pass: deltas, query gradients, and key and value gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def attention_deltas_kernel(
     VALUE_CHANNELS: tl.constexpr,  # E, rounded up to a power of two
     QUERIES: tl.constexpr,
 ):
-    """Compute the deltas of a tile of queries of one head, and its part of the gradient of the head's sink."""
+    """Compute the deltas of a tile of queries of one head, and a partial sum of the sink gradient."""
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first, stride = tile * QUERIES, num_heads * VALUE_DIM
     m = first + tl.arange(0, QUERIES)
@@ -51,14 +51,14 @@ def attention_deltas_kernel(
     at = (row * num_heads + head) * length + m
     tl.store(deltas + at, delta, mask=m < length)
     if SINKS:
-        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))  # p = 0 after the row, for any sink
+        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))  # p = 0 past the row
         p = tl.exp2(tl.load(sinks + head) * LOG2_E - log_sum)
         tl.store(sink_parts + (row * tl.num_programs(0) + tile) * num_heads + head, -tl.sum(p * delta, axis=0))
 
 
 @triton.jit
 def _statistics(log_sums, deltas, m, length):
-    """Return L and delta of the queries m; those from `length` on see no key, so their numbers do not matter."""
+    """Return L and delta of the queries m; values from `length` on are unused, because these queries see no key."""
     is_query = m < length
     return tl.load(log_sums + m, mask=is_query, other=0.0), tl.load(deltas + m, mask=is_query, other=0.0)
 
@@ -71,7 +71,7 @@ def _query_gradient_tile(
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys to dq of queries m."""
+    """Accumulate the contribution of a tile of keys to dq of queries m."""
     n = first + tl.arange(0, KEYS)
     own_k = load_rows(k, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS, MASKED)
     own_v = load_rows(v, first, length, v_stride, KEYS, VALUE_DIM, VALUE_CHANNELS, MASKED)
@@ -154,7 +154,7 @@ def _key_gradient_tile(
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of queries to dk and dv of keys n. Products are transposed: keys are the first axis."""
+    """Accumulate the contribution of a tile of queries to dk and dv of keys n; scores are transposed, keys first."""
     m = first + tl.arange(0, QUERIES)
     own_q = load_rows(q, first, length, q_stride, QUERIES, HEAD_DIM, CHANNELS, MASKED)
     own_gradient = load_rows(gradient, first, length, out_stride, QUERIES, VALUE_DIM, VALUE_CHANNELS, MASKED)
@@ -232,7 +232,7 @@ def attention_keys_kernel(
 
 
 def num_sink_parts(problem: Problem) -> int:
-    """Return the rows of the partial sums of the sinks' gradients."""
+    """Return the number of partial sums of the sink gradients."""
     batch, length, _ = problem.shape
     return batch * triton.cdiv(length, sizes_for(DELTA_SIZES, problem)["QUERIES"])
 
@@ -243,13 +243,12 @@ def launch_deltas(
     """Launch the computation of delta, the first step of the backward pass.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         problem: inputs of the forward pass.
         out, log_sums: its results.
         gradient: gradient of `out`, contiguous.
         deltas: float32 [B, N, S]; written.
-        sink_parts: float32 [num_sink_parts, N], whose columns' sums are the gradients of the sinks; written. None: they
-            are not needed.
+        sink_parts: float32 [num_sink_parts, N], partial sums of the sink gradients; written. None: not needed.
     """
     batch, length, heads = problem.shape
     sinks, value_dim = sink_parts is not None, problem.v.shape[3]
@@ -271,7 +270,7 @@ def launch_query_gradient(
 
     Args:
         launch, problem: see `launch_forward`.
-        walk: programs of `QUERY_SIZES`, and the tiles of keys that they walk.
+        walk: tile sizes from `QUERY_SIZES`, and lists of tiles of keys.
         saved: do [B, S, N, E], contiguous; L and delta, float32 [B, N, S].
         q_gradient: dq, contiguous; written.
     """
@@ -293,7 +292,7 @@ def launch_key_gradients(
 
     Args:
         launch, problem, saved: see `launch_query_gradient`.
-        walk: programs of `KEY_SIZES`, and the tiles of queries that they walk.
+        walk: tile sizes from `KEY_SIZES`, and lists of tiles of queries.
         gradients: dk and dv, contiguous; written.
     """
     batch, length, _ = problem.shape

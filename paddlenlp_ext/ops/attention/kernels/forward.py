@@ -1,4 +1,4 @@
-"""Forward pass of attention: the outputs and the log-sum-exp of the scores."""
+"""Triton kernel of the attention forward pass, which computes outputs and log-sum-exps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _forward_tile(
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of keys to the outputs, the largest scores and the sums of the exponentials of queries m."""
+    """Update outputs, largest scores and sums of exponentials of queries m with a tile of keys (online softmax)."""
     n = first + tl.arange(0, KEYS)
     own_k = load_rows(k, first, length, k_stride, KEYS, HEAD_DIM, CHANNELS, MASKED)
     x = tl.dot(own_q, tl.trans(own_k), input_precision=PRECISION)
@@ -71,7 +71,7 @@ def attention_forward_kernel(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute a tile of queries of one head; the tiles with most keys start first."""
+    """Compute a tile of queries of one head; tiles with the most keys start first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
@@ -107,9 +107,9 @@ def launch_forward(launch: Callable[..., None], problem: Problem, walk: Walk, ou
     """Launch the forward pass.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         problem: inputs.
-        walk: programs of `SIZES`, and the tiles of keys that they walk.
+        walk: tile sizes from `SIZES`, and lists of tiles of keys.
         out: [B, S, N, E], contiguous; written.
         log_sums: float32 [B, N, S]; written.
     """

@@ -1,4 +1,4 @@
-"""Inputs of an attention, and what the launches of its kernels have in common."""
+"""Inputs of the attention kernels, and the arguments that all their launches share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 class Walk(NamedTuple):
-    """Programs of one kernel, and the tiles that each of them walks.
+    """Tile sizes of one kernel, and the list of tiles that each program visits.
 
     Attributes:
-        sizes: sizes of the programs.
-        indices, counts: `TileLists` of these sizes, on the device.
+        sizes: tile sizes, warps and stages.
+        indices, counts: `TileLists` for these sizes, on the device.
     """
 
     sizes: dict[str, int]
@@ -25,7 +25,7 @@ class Walk(NamedTuple):
 
 
 _SMALLEST = 16
-"""Smallest side of an operand of tensor cores."""
+"""Smallest tile side that tensor cores support."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -34,8 +34,8 @@ class Problem(NamedTuple):
 
     Attributes:
         q, k, v: [B, S, N, H], [B, S, K, H] and [B, S, K, E], of one dtype.
-        start_rows: int32 [B, S], or any shape with as many numbers.
-        scale: factor of the scores, above 0.
+        start_rows: int32 [B, S], or any shape with as many values.
+        scale: factor of the scores; must be positive.
         softcap: bound of the scores, or None.
         slopes: float32 [N], or None.
         sinks: float32 [N], or None.
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 def tile_sizes(kernel: str) -> TileSizes:
-    """Return the sizes of a kernel that walks tiles, by the bytes of a head's channels, padded to a power of two."""
+    """Return the tile sizes of a kernel, by the bytes per head rounded up to a power of two."""
     return TileSizes(
         kernel,
         ("row_bytes",),
@@ -71,7 +71,7 @@ def tile_sizes(kernel: str) -> TileSizes:
 
 
 def _is_sensible(entry: dict[str, int]) -> bool:
-    """Return whether the longer side of a tile takes 8 to 32 KiB, and its scores suit the number of threads."""
+    """Return whether an operand tile takes 8 to 32 KiB, and a thread has a reasonable number of scores."""
     queries, keys, row_bytes = entry["QUERIES"], entry["KEYS"], entry.get("row_bytes", LARGEST_ROW)
     scores = queries * keys // (32 * entry["num_warps"])
     is_enough = scores >= 8 or entry["num_warps"] == 4
@@ -79,37 +79,37 @@ def _is_sensible(entry: dict[str, int]) -> bool:
 
 
 def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
-    """Return the sizes of a kernel's programs.
+    """Return the tile sizes of a kernel for these inputs.
 
     Raises:
-        ValueError: a head has more channels than fit shared memory.
+        ValueError: the heads are too wide for shared memory.
     """
     longest = max(problem.q.shape[3], problem.v.shape[3])
     row = channels_of(longest) * problem.q.element_size()
     if row > LARGEST_ROW:
         raise ValueError(
             f"attention in Triton: heads of {longest} channels in {problem.q.dtype} exceed {LARGEST_ROW} bytes; "
-            "choose another implementation"
+            "use another backend"
         )
     return table(problem.q, row_bytes=row)
 
 
 def mask_tensors(problem: Problem, walk: Walk) -> tuple[Any, ...]:
-    """Return slopes, or any tensor without them, start rows, indices and counts."""
+    """Return slopes (any tensor if there are none), start rows, and indices and counts of the tile lists."""
     return problem.q if problem.slopes is None else problem.slopes, problem.start_rows, walk.indices, walk.counts
 
 
 def factors(problem: Problem, walk: Walk) -> tuple[Any, ...]:
-    """Return S, N, the size of a group, the width of the lists, and the factors before and after the soft-cap."""
+    """Return S, N, N / K, the width of the tile lists, and the score factors before and after the soft-cap."""
     _, length, heads = problem.shape
-    assert problem.scale > 0, f"scale {problem.scale}: the largest product must have the largest score"
+    assert problem.scale > 0, f"scale {problem.scale} must be positive"
     inner = 1.0 if problem.softcap is None else problem.scale / problem.softcap * 2 * _LOG2_E
     outer = (problem.softcap or problem.scale) * _LOG2_E
     return length, heads, heads // problem.k.shape[2], walk.indices.shape[2], inner, outer
 
 
 def constants_of(problem: Problem) -> dict[str, Any]:
-    """Return the constants that the kernels share."""
+    """Return the compile-time constants that all kernels share."""
     head_dim, value_dim = problem.q.shape[3], problem.v.shape[3]
     return {
         "CAPPED": problem.softcap is not None,
@@ -123,5 +123,5 @@ def constants_of(problem: Problem) -> dict[str, Any]:
 
 
 def channels_of(dim: int) -> int:
-    """Return the channels of a head in a tile, a power of two."""
+    """Return the head dimension rounded up to a power of two that tensor cores support."""
     return max(_SMALLEST, triton.next_power_of_2(dim))

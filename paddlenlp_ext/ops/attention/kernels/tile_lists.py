@@ -1,6 +1,6 @@
-"""Tiles of an attention mask that is given by start rows: which to compute, and which of them need no mask.
+"""Classify the tiles of an attention mask given by start rows as skipped, full or partial.
 
-In one row of a batch, the queries key, ..., start_row[key] - 1 see a key. A tile of queries by keys is
+Key j is visible to the queries j, ..., start_row[j] - 1 of its row. A tile of queries by keys is
 
     skipped     if all its queries precede its first key, or follow the largest start row of its keys
     full        if its first query does not precede its last key, and its last query precedes the smallest start row
@@ -17,11 +17,11 @@ import numpy as np
 
 
 class TileLists(NamedTuple):
-    """Lists of the computed tiles of each tile of queries, or of keys.
+    """Tiles of keys to compute for each tile of queries, or the other way round.
 
     Attributes:
-        indices: int32 [B, M, W] of tiles of keys, or [B, N, W] of tiles of queries; full ones come first.
-        counts: int32 [B, M, 2] or [B, N, 2]: the number of full tiles, and of full and partial ones.
+        indices: int32 [B, M, W] tiles of keys, or [B, N, W] tiles of queries; full tiles come first.
+        counts: int32 [B, M, 2] or [B, N, 2]: number of full tiles, and of full and partial tiles together.
     """
 
     indices: np.ndarray
@@ -29,12 +29,12 @@ class TileLists(NamedTuple):
 
 
 def tile_lists(start_rows_BS: np.ndarray, queries: int, keys: int, of_keys: bool = False) -> TileLists:
-    """Return the tiles of keys that each tile of queries computes.
+    """Return the tiles of keys to compute for each tile of queries.
 
     Args:
-        start_rows_BS: int32, for each key the first query after it that does not see it.
+        start_rows_BS: int32, first later query that does not see each key.
         queries, keys: sizes of a tile.
-        of_keys: whether to return the tiles of queries that each tile of keys computes instead.
+        of_keys: whether to list the tiles of queries for each tile of keys instead.
     """
     length = start_rows_BS.shape[1]
     padding = -length % keys
@@ -53,5 +53,5 @@ def tile_lists(start_rows_BS: np.ndarray, queries: int, keys: int, of_keys: bool
 
 
 def _tiled(start_rows_BS: np.ndarray, padding: int, keys: int) -> np.ndarray:
-    """Return the start rows of each tile [B, N, keys], padded with zeros."""
+    """Return the start rows split into tiles [B, N, keys], padded with zeros."""
     return np.pad(start_rows_BS, ((0, 0), (0, padding))).reshape(len(start_rows_BS), -1, keys)

@@ -1,4 +1,4 @@
-"""Device functions that the kernels share."""
+"""Triton functions that the attention kernels share: addresses, loads, stores and scores of tiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def rows_of_head(x, position, num_heads, head, DIM: tl.constexpr):
 
 @triton.jit
 def tiles_of(indices, counts, row, tile, width):
-    """Return a pointer to the list of a tile (tile_lists.py), the number of full tiles in it, and that of all."""
+    """Return a pointer to the list of a tile (tile_lists.py), its number of full tiles, and its length."""
     at = row * tl.num_programs(0) + tile
     return indices + at * width, tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
@@ -28,7 +28,7 @@ def tiles_of(indices, counts, row, tile, width):
 def load_rows(
     x, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, BOUNDED: tl.constexpr
 ):
-    """Return rows `first`, ... of a head [ROWS, CHANNELS]; rows from `length` on are zeros if BOUNDED."""
+    """Load ROWS rows of a head from row `first` on, [ROWS, CHANNELS]; rows from `length` on are zeros if BOUNDED."""
     r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
     at = x + first.to(tl.int64) * stride + r * stride + c
     if BOUNDED and DIM < CHANNELS:
@@ -42,7 +42,7 @@ def load_rows(
 
 @triton.jit
 def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr):
-    """Store what `load_rows` returns, in the dtype of `x`."""
+    """Store a tile in the layout of `load_rows`, in the dtype of `x`."""
     r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
     at = x + first.to(tl.int64) * stride + r * stride + c
     tl.store(at, tile.to(x.dtype.element_ty), mask=(first + r < length) & (c < DIM))
@@ -50,7 +50,7 @@ def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.const
 
 @triton.jit
 def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr):
-    """Return scores in base 2 up to a factor, and tanh of the scaled products.
+    """Return the scores in base 2, up to a factor, and tanh of the scaled products.
 
     The factor is `outer`, or 1 if BIASED. Queries i and keys j may be on either axis; `starts` has the keys' start
     rows.
