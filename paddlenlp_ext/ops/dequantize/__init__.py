@@ -1,11 +1,10 @@
-"""Dequantize packed codes, any number of rows at a time.
+"""Dequantize quantized weights, any number of rows at a time.
 
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
     w[i] = (level(code[i]) - zero[i // block]) scale[i // block]        integer formats with zero points
-    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        if the scales are quantized too
+    scale[j] = dynamic(code8[j]) scale8[j // group] + offset        with double quantization
 
-Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. The CPU backends are C++ and NumPy, whose lookup is five times as
-fast as Paddle's gather on the CPU. All backends return the same bits.
+Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. All backends return the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -29,17 +28,17 @@ from paddlenlp_ext.ops.quantized_weight.zero_points import block_shifts
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 _CHUNK = 1 << 20
-"""Weights dequantized at a time on the CPU: 4 MB in float32."""
+"""Number of weights dequantized at a time on the CPU: 4 MB in float32."""
 
 _CHUNK_GPU = 1 << 26
-"""Weights dequantized at a time on a GPU, which small matmuls would leave mostly idle: 128 MB in half precision."""
+"""Number of weights dequantized at a time on a GPU, which needs larger matmuls: 128 MB in half precision."""
 
 
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
-    """Return (first row, end row) of consecutive parts, each of which begins at the start of a block and of a byte.
+    """Split the rows into chunks (first row, end row) that start at a block boundary and a byte boundary.
 
-    A part has about `limit` weights (default: the best size for the device, and all in a static graph), but at least as
-    many rows as a block needs to end at the end of a row.
+    A chunk has about `limit` weights (default: the best size for the device; all weights in a static graph), but at
+    least as many rows as it takes for a block to end at the end of a row.
     """
     if limit is None and is_symbolic(weight.codes):
         limit = weight.num_weights
@@ -66,7 +65,7 @@ def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Return the rows of one part of `row_blocks`, [last - first, in]."""
+    """Return the rows of one chunk of `row_blocks`, [last - first, in]."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
         shifts_RG = block_shifts(weight)[first:last]
@@ -83,4 +82,4 @@ dequantize_op = DispatchedOp(
     plain_cpu=(dequantize_rows_plain_cpu, on_cpu),
     reference=dequantize_rows_reference,
 )
-"""Backends take (weight, first, last, dtype) and may return float32 if they support no other dtype."""
+"""Op of `dequantize_rows`; backends take (weight, first, last, dtype), and may ignore dtype and return float32."""

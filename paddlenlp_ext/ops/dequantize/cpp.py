@@ -18,7 +18,7 @@ def usable_on_codes(codes: paddle.Tensor) -> str | None:
 def dequantize_rows_cpp(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize any rows to [last - first, in], in bfloat16 if requested and otherwise in float32."""
+    """Dequantize rows to [last - first, in], in bfloat16 if requested, otherwise in float32."""
     out, width = weight.shape
     assert 0 <= first <= last <= out, f"rows {first} to {last} of {out}"
     in_bf16 = dtype == paddle.bfloat16

@@ -1,14 +1,14 @@
 """Triton kernel that dequantizes 4-bit weights; independent of Paddle and PyTorch.
 
-    w[i] = level[code[i]] scale[i // block],        two codes a byte, the first in the high half
-    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        if the scales are quantized too
+    w[i] = level[code[i]] scale[i // block],        two codes per byte, the first in the high half
+    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        with double quantization
 
 The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). block
 and I are even, so both codes of a byte share one scale and one row. Tested in Triton's interpreter
 (tests/ops/quantized_linear/test_triton.py), measured on an H200 (docs/benchmarks.md).
 
-Names: O outputs, I inputs. NESTED: the scales are codes; otherwise the parameters of nested scales are unused. Divisors
-are constants of the compiled kernel.
+Names: O outputs, I inputs. NESTED: the scales are quantized; otherwise the parameters of double quantization are
+unused. Divisors are compile-time constants.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def dequantize_kernel(
     scale_levels,  # float32 [256]
     group_scales,  # float32
     offset,  # float32 [1]
-    out,  # [count], of the type to be written
+    out,  # [count], in the dtype to write
     count,  # weights
     num_bytes,  # of codes: count / 2, rounded up
     first_scale,  # index of the first scale in the full weight

@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 def dequantize_rows_plain_cpu(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize in NumPy on the CPU, in float32; each byte is looked up as a pair of weights."""
+    """Dequantize rows in NumPy, in float32; each byte is looked up as a pair of weights."""
     begin, end, first_block, last_block = extent(weight, first, last)
     scales_B = _block_scales_numpy(weight, first_block, last_block)
     if weight.algo == "weight_only_int8":
@@ -23,7 +23,7 @@ def dequantize_rows_plain_cpu(
     num_full = (end - begin) // weight.block_size
     blocks = values[: num_full * weight.block_size].reshape(num_full, weight.block_size)
     blocks *= scales_B[:num_full, None]
-    values[num_full * weight.block_size :] *= scales_B[num_full:].sum()  # of a shorter last block; empty without one
+    values[num_full * weight.block_size :] *= scales_B[num_full:].sum()  # the last block may be shorter
     return paddle.to_tensor(values.reshape(last - first, -1), place=paddle.CPUPlace())
 
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 def dequantize_rows_reference(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize in plain Paddle, on any device; the result is float32 for every requested dtype."""
+    """Dequantize rows in plain Paddle; the result is float32 whatever dtype is requested."""
     begin, end, first_block, last_block = extent(weight, first, last)
     scales_B1 = block_scales(weight, first_block, last_block).unsqueeze(1)
     if weight.algo == "weight_only_int8":
@@ -39,9 +39,9 @@ def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tenso
 
 
 def extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, int, int]:
-    """Return the first and end index of the rows' weights, and of their blocks."""
+    """Return the index range of the weights in these rows, and of their blocks."""
     begin, end = first * weight.shape[1], last * weight.shape[1]
     assert begin % weight.block_size == 0 and begin % 2 == 0, (
-        "rows must begin at the start of a block and of a byte (see row_blocks)"
+        "rows must start at a block boundary and a byte boundary (see row_blocks)"
     )
     return begin, end, begin // weight.block_size, -(-end // weight.block_size)

@@ -1,4 +1,4 @@
-"""Dequantize 4-bit codes by a Triton kernel on a GPU.
+"""Launch the Triton kernel that dequantizes 4-bit weights on Paddle tensors.
 
 Tested in Triton's interpreter on the CPU (tests/ops/quantized_linear/test_triton.py), except for `launch`.
 """
@@ -16,9 +16,9 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 def dequantize_rows_triton(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize rows of a 4-bit weight to [last - first, I]; they must begin at a block and a byte.
+    """Dequantize rows of a 4-bit weight to [last - first, I]; they must start at a block and a byte boundary.
 
-    The reference dequantizes weights whose two codes of a byte may have different scales.
+    For odd block sizes, where the two codes of a byte may have different scales, the reference is used.
     """
     if weight.block_size % 2:
         return dequantize_rows_reference(weight, first, last, dtype)
@@ -27,7 +27,7 @@ def dequantize_rows_triton(
     width, block = weight.shape[1], weight.block_size
     begin, count = first * width, (last - first) * width
     assert begin % block == 0 and begin % 2 == 0, (
-        "rows must begin at the start of a block and of a byte (see row_blocks)"
+        "rows must start at a block boundary and a byte boundary (see row_blocks)"
     )
     out = paddle.empty([last - first, width], dtype, device=weight.codes.place)
     arguments = (weight.codes[begin // 2 :], *kernel_tables(weight, begin // block), out)

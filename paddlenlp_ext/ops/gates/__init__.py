@@ -1,4 +1,4 @@
-"""Gates of feed-forward layers, elementwise products of an activation of `gate` and of `up`.
+"""Gated activations of feed-forward layers: SwiGLU, GeGLU and the clamped SwiGLU of gpt-oss.
 
     SwiGLU      silu(gate) * up                             Shazeer 2020, arXiv:2002.05202
     GeGLU       gelu(gate) * up                             the same; gelu by its tanh approximation, arXiv:1606.08415
@@ -11,12 +11,12 @@
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
 | plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
-| triton | triton.py | one pass over the data in each direction, in float32; can write gradients over the inputs |
+| triton | triton.py | one pass forward and one backward, in float32; gradients may overwrite the inputs |
 | recomputed | reference.py | plain Paddle that saves only the inputs |
 | reference | reference.py | the formulas |
 
-`reuse_inputs` allows the backward pass to overwrite `gate` and `up` with their gradients: the caller must not use their
-values after the call, and a second backward pass is an error. Backends may keep the inputs all the same.
+With `reuse_inputs` the backward pass may overwrite `gate` and `up` with their gradients. The caller then must not use
+their values after the call, and a second backward pass raises an error. Backends are free to ignore the option.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ clamped_swiglu_op = DispatchedOp(
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Return `silu(gate) * up` for two tensors of the same shape."""
+    """Return SwiGLU, `silu(gate) * up`, of two tensors of the same shape."""
     return swiglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
 def geglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Return `gelu(gate) * up` for two tensors of the same shape."""
+    """Return GeGLU, `gelu(gate) * up`, of two tensors of the same shape."""
     return geglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
 def clamped_swiglu(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, *, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Return the clamped gate of two tensors of the same shape."""
+    """Return the clamped SwiGLU of gpt-oss of two tensors of the same shape."""
     return clamped_swiglu_op.choose(gate)(gate, up, alpha, limit, reuse_inputs)

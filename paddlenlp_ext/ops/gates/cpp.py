@@ -1,7 +1,4 @@
-"""Gates on the CPU, in C++ (csrc/gates.cpp) and in plain Paddle.
-
-All of them save only their inputs, whether or not these may be overwritten.
-"""
+"""SwiGLU and GeGLU in C++ (csrc/gates.cpp), saving only their inputs; `reuse_inputs` has no effect."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ def geglu_cpp(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False
 
 
 def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddle.Tensor:
-    """Compute the gate in one pass; the activation is silu, or the tanh approximation of gelu.
+    """Compute SwiGLU, or GeGLU with the tanh approximation of gelu, in one pass.
 
-    Only the inputs are saved, and consumers can recompute the product from them. Under `bf16_matmuls` the inputs are
-    rounded to bfloat16 first: the rounded inputs are saved, and the product is computed from them.
+    Only the inputs are saved, and later ops can recompute the product from them. Under `bf16_matmuls` the inputs are
+    rounded to bfloat16 first; the rounded inputs are saved, and the product is computed from them.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
@@ -73,7 +70,7 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool) -> paddle.Te
 def _forward(
     gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the product, and the `gate` and `up` from which it was computed."""
+    """Return the product, and the (possibly rounded) `gate` and `up` from which it was computed."""
     if not bf16_matmuls_enabled():
         return _product(gate, up, is_gelu), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)

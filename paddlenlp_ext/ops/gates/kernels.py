@@ -1,4 +1,4 @@
-"""Triton kernels of the gates of feed-forward layers; independent of Paddle and PyTorch.
+"""Triton kernels of gated activations (SwiGLU, GeGLU, clamped); independent of Paddle and PyTorch.
 
     out = a(gate) v(up)        d gate = d out v(up) a'(gate)        d up = d out a(gate) v'(up)
 
@@ -9,8 +9,8 @@
     "gelu"        2 sqrt(2 / pi) (g + 0.044715 g^3)             u      1/2 (1 + tanh(y)) = sigmoid(2 y)
     "clamped"     alpha g, with g limited from above            1 + u, with u limited on both sides
 
-Numbers are float32 between loads and stores. Rows may be evenly spaced slices of longer ones, such as the halves of a
-joint projection of gate and up. The gradients may be written over gate and up: each program reads what it overwrites.
+Values are float32 between loads and stores. Rows may be evenly spaced slices of longer rows, such as the halves of a
+fused gate-up projection. The gradients may overwrite gate and up: each program reads what it overwrites.
 
 Tested in Triton's interpreter (tests/ops/gates/test_triton.py).
 
@@ -30,7 +30,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 8 to 32 elements."""
+    """Return whether these tile sizes give a thread 8 to 32 elements."""
     return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
 
 
@@ -42,7 +42,7 @@ FORWARD_SIZES, BACKWARD_SIZES = (
 
 
 class Rows(NamedTuple):
-    """Matrix [..., F] of either framework, whose rows are `stride` elements apart and contiguous in themselves."""
+    """Paddle or PyTorch tensor [..., F] whose rows are contiguous and `stride` elements apart."""
 
     tensor: Any
     stride: int
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 @triton.jit
 def _activation(g, u, alpha, limit, ACTIVATION: tl.constexpr):
-    """Return a(g), a'(g), v(u) and v'(u)."""
+    """Return the activation a(g), the value v(u), and their derivatives: a(g), a'(g), v(u) and v'(u)."""
     v, v_slope = u, tl.full(u.shape, 1.0, tl.float32)
     is_free = g <= limit  # read by the clamped gate only
     if ACTIVATION == "silu":
@@ -87,7 +87,7 @@ def gate_forward_kernel(
     ACTIVATION: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute COLUMNS products of one row."""
+    """Compute COLUMNS outputs of one row."""
     r = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = f < size
@@ -140,11 +140,11 @@ def launch_forward(
     """Launch the forward pass.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         gate, up: inputs [..., F].
         out: product [..., F]; written.
         activation: "silu", "gelu" or "clamped".
-        alpha, limit: numbers of the clamped gate.
+        alpha, limit: parameters of the clamped gate.
     """
     _launch(launch, gate_forward_kernel, FORWARD_SIZES, (gate, up, out), activation, alpha, limit)
 
@@ -164,7 +164,7 @@ def launch_backward(
 
     Args:
         gradient: gradient of the product, [..., F].
-        gate_gradient, up_gradient: gradients of the inputs; written. They may be the inputs themselves.
+        gate_gradient, up_gradient: gradients of the inputs; written. They may be the same tensors as the inputs.
     """
     matrices = gradient, gate, up, gate_gradient, up_gradient
     _launch(launch, gate_backward_kernel, BACKWARD_SIZES, matrices, activation, alpha, limit)

@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 
 def swiglu_plain_cpu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute the sigmoid by tanh, the fastest exponential of Paddle's CPU kernels."""
+    """Compute SwiGLU; the sigmoid uses tanh, the fastest exponential among Paddle's CPU kernels."""
     return _SwiGlu.apply(gate, up)
 
 

@@ -1,4 +1,4 @@
-"""Gates in plain Paddle: the formulas, and versions that save only their inputs for the backward pass."""
+"""Gated activations in plain Paddle: the formulas, and versions that save only their inputs for the backward pass."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ _SCALE = math.sqrt(2.0 / math.pi)
 
 
 def swiglu_reference(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute `silu(gate) * up`, elementwise."""
+    """Compute SwiGLU, `silu(gate) * up`."""
     return F.silu(gate) * up
 
 
 def geglu_reference(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute `gelu(gate) * up`, elementwise."""
+    """Compute GeGLU, `gelu(gate) * up`."""
     return F.gelu(gate, approximate=True) * up
 
 
 def clamped_swiglu_reference(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Compute the clamped gate, elementwise."""
+    """Compute the clamped SwiGLU of gpt-oss."""
     g, u = gate.clip(max=limit), up.clip(-limit, limit)
     return F.sigmoid(g * alpha) * g * (u + 1.0)
 
 
 def geglu_recomputed(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute GeGLU; only the inputs are saved."""
+    """Compute GeGLU and save only the inputs."""
     return _GeGlu.apply(gate, up)
 
 
 def clamped_swiglu_recomputed(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Compute the clamped gate; only the inputs are saved."""
+    """Compute the clamped SwiGLU and save only the inputs."""
     return _ClampedSwiGlu.apply(gate, up, alpha, limit)
 
 

@@ -1,7 +1,7 @@
-"""Gates of feed-forward layers by Triton kernels on a GPU, one pass over the data in each direction.
+"""Launch the Triton kernels of gated activations, one for the forward and one for the backward pass.
 
-Only the inputs are saved, and consumers can recompute the product from them. With `reuse_inputs` the gradients are
-written over them, which saves two tensors of their size in the backward pass.
+Only the inputs are saved, and later ops can recompute the product from them. With `reuse_inputs` the gradients
+overwrite the inputs, which saves two tensors of this size in the backward pass.
 
 Tested in Triton's interpreter on the CPU (tests/ops/gates/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Activation(NamedTuple):
-    """Activation of a gate, in the terms of the kernels."""
+    """Activation of a gate, as arguments of the kernels."""
 
     name: str
     alpha: float = 0.0
@@ -31,19 +31,19 @@ class _Activation(NamedTuple):
 
 
 def swiglu_triton(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute `silu(gate) * up`."""
+    """Compute SwiGLU in one launch."""
     return _gate(gate, up, _Activation("silu"), reuse_inputs)
 
 
 def geglu_triton(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute `gelu(gate) * up`."""
+    """Compute GeGLU in one launch."""
     return _gate(gate, up, _Activation("gelu"), reuse_inputs)
 
 
 def clamped_swiglu_triton(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Compute the clamped gate."""
+    """Compute the clamped SwiGLU in one launch."""
     return _gate(gate, up, _Activation("clamped", alpha, limit), reuse_inputs)
 
 

@@ -1,17 +1,19 @@
-r"""Linear layers of groups of rows, `x W[g]^T`, each group with a weight of its own: the experts of a layer.
+r"""Grouped linear layer, `x W[g]^T`: each group of rows has its own weight, like the experts of an MoE layer.
 
     x_NI              weight_GOI        starts = [0, 3, 3, 5]
     . . . . \\
     . . . .  > group 0      W[0]
     . . . . /
-                group 1      W[1]        no rows: not read, and its gradient is 0
+                group 1      W[1]        no rows: W[1] is not read, and its gradient is 0
     . . . . \\
     . . . . /  group 2      W[2]
 
-Rows of one group are adjacent, and groups may have any number of rows. All groups are computed in one call: of C++ on
-the CPU, of Triton kernels on a GPU. The reference computes one matrix product per group.
+The rows of a group are adjacent, and a group may have any number of rows. All groups are computed in one C++ call on
+the CPU, or one Triton launch on a GPU. The reference computes one matmul per group.
 
-Shapes: N rows, G groups, I inputs, O outputs, P parts of the outputs.
+A layer may fuse several projections of equal size, such as gate and up; their outputs are returned as separate tensors.
+
+Shapes: N rows, G groups, I inputs, O outputs, P fused projections.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ def grouped_linear(
 ) -> tuple[paddle.Tensor, ...]:
     """Multiply each group of rows by its own weight.
 
-    A frozen weight costs nothing in the backward pass. An x with a recompute function (ops/recompute_functions.py)
+    No weight gradient is computed for a frozen weight. An x with a recompute function (ops/recompute_functions.py)
     is not saved.
 
     Args:
         x_NI: rows, sorted by group.
         weight_GOI: weights of the groups; on the CPU they may be bfloat16 while x is float32.
-        starts: int64 [G + 1], the first row of each group, and N at the end.
-        parts: number of equal parts into which the outputs are split.
+        starts: int64 [G + 1], the first row of each group, followed by N.
+        parts: number of fused projections.
 
     Returns:
-        The parts of the outputs, each [N, O / parts], on the CPU always float32.
+        The output of each projection, [N, O / parts], always float32 on the CPU.
     """
     backend: Any = grouped_linear_op.choose(x_NI)
     if paddle.is_grad_enabled() and (requires_grad(x_NI) or requires_grad(weight_GOI)):

@@ -1,6 +1,6 @@
-"""Triton kernels of the products of groups of rows; independent of Paddle and PyTorch.
+"""Triton kernels of the grouped linear layer; independent of Paddle and PyTorch.
 
-    product            y[n, c] = sum_k x[n, k] W[g, c, k]          g: group of row n; each with strides of its own
+    product            y[n, c] = sum_k x[n, k] W[g, c, k]          g: group of row n; W has any strides
     weight gradient    dW[g, o, i] = sum_n dy[n, o] x[n, i]        n: rows of group g; 0 without rows
 
 One launch computes all groups. A program of the product handles one tile of y: ROWS rows of one group, listed in
@@ -24,7 +24,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _fits(entry: dict[str, int], rows: int, columns: int, terms: int) -> bool:
-    """Return whether a thread has 8 to 128 sums of a tile, and the terms read at a time are 128 bytes."""
+    """Return whether these tile sizes give a thread 8 to 128 sums, and read 128 bytes of terms at a time."""
     per_thread = rows * columns // (32 * entry["num_warps"])
     return 8 <= per_thread <= 128 and terms * entry.get("element_size", 4) == 128
 
@@ -42,7 +42,7 @@ PRODUCT_SIZES = TileSizes(
     num_warps=(4, 8),
     num_stages=(2, 3, 4),
 )
-"""`rows`: mean number of rows of the groups that have any."""
+"""`rows`: mean number of rows of non-empty groups."""
 WEIGHT_GRADIENT_SIZES = TileSizes(
     "grouped_weight_gradient",
     ("element_size",),
@@ -54,7 +54,7 @@ WEIGHT_GRADIENT_SIZES = TileSizes(
     num_stages=(2, 3, 4),
 )
 _SMALLEST = 16
-"""Smallest side of an operand of tensor cores."""
+"""Smallest tile side that tensor cores support."""
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def grouped_product_kernel(
 
 @triton.jit
 def banded_tile(program, row_tiles, column_tiles, BAND: tl.constexpr):
-    """Return the tile of rows and that of columns of a program, if BAND tiles of rows have neighbouring programs."""
+    """Return the row tile and the column tile of a program; BAND row tiles have adjacent programs."""
     first_tile = program // (BAND * column_tiles) * BAND
     height = tl.minimum(row_tiles - first_tile, BAND)
     within = program % (BAND * column_tiles)
@@ -142,7 +142,7 @@ def grouped_weight_gradient_kernel(
 
 
 def product_sizes(x: Any, rows: int, columns: int) -> dict[str, int]:
-    """Return the sizes of a product of x [N, K], of groups of `rows` rows on average, with C columns."""
+    """Return the tile sizes for x [N, K] with C output columns and a mean of `rows` rows per group."""
     sizes = PRODUCT_SIZES(x, element_size=x.element_size(), rows=rows)
     return sizes | {"COLUMNS": _side(columns, sizes["COLUMNS"]), "TERMS": _side(x.shape[1], sizes["TERMS"])}
 
@@ -159,11 +159,11 @@ def launch_product(
     """Launch the product.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         x, weight: contiguous, [N, K] and [G, O, I].
         y: [N, C]; written.
-        tiles: int32 [num_tiles, 3] of `sizes["ROWS"]` rows at most.
-        strides: those of columns and terms of W.
+        tiles: int32 [num_tiles, 3], each with at most `sizes["ROWS"]` rows.
+        strides: strides of W along C and K.
         sizes: `product_sizes`.
     """
     (num_tiles, _), columns = tiles.shape, y.shape[1]
@@ -173,7 +173,7 @@ def launch_product(
 
 
 def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, out: Any, starts: Any) -> None:
-    """Launch the weight gradient of contiguous tensors; `out` is written."""
+    """Launch the weight gradient kernel on contiguous tensors; `out` is written."""
     (groups, outputs, inputs), sizes = out.shape, WEIGHT_GRADIENT_SIZES(x, element_size=x.element_size())
     sizes |= {"OUTPUTS": _side(outputs, sizes["OUTPUTS"]), "INPUTS": _side(inputs, sizes["INPUTS"])}
     grid = (groups * triton.cdiv(outputs, sizes["OUTPUTS"]) * triton.cdiv(inputs, sizes["INPUTS"]),)
@@ -181,5 +181,5 @@ def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, o
 
 
 def _side(count: int, largest: int) -> int:
-    """Return the side of a tile for `count` columns or terms: a power of two within the bounds."""
+    """Return the tile side for `count` columns or terms: a power of two within the bounds."""
     return min(largest, max(_SMALLEST, triton.next_power_of_2(count)))

@@ -1,4 +1,4 @@
-"""One matrix product of Paddle for each group that has rows, on any device.
+"""Grouped linear layer in plain Paddle, with one matmul per group that has rows, on any device.
 
 Shapes: N rows, G groups, I inputs, O outputs.
 """
@@ -13,33 +13,33 @@ import paddle
 
 
 def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return index, first row and end of each group that has rows; `starts` is that of `grouped_linear`."""
+    """Return index, first row and end row of each group that has rows; `starts` as in `grouped_linear`."""
     bounds = enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False))
     return [(group, first, end) for group, (first, end) in bounds if first < end]
 
 
 class GroupedReference:
-    """One product of Paddle for each group with rows, on any device."""
+    """Reference backend of `grouped_linear`."""
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> Any:
-        """Return the dtype of the products: that of the weight, or float32 where the CPU has no kernel for it."""
+        """Return the dtype of the matmuls: the weight's, or float32 for bfloat16 weights on the CPU."""
         is_half = weight.dtype == paddle.bfloat16 and weight.place.is_cpu_place()
         return paddle.float32 if is_half else weight.dtype
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
-        """Return an operand of a product."""
+        """Return `x` as an operand of a matmul, in its dtype and contiguous if required."""
         return x.astype(precision)
 
     @staticmethod
     def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Return the x to save."""
+        """Return the x to save for the backward pass."""
         return x
 
     @classmethod
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
-        """Return the parts of the outputs."""
+        """Return the output of each fused projection."""
         x = cls.operand(x, cls.precision(weight))
         products = [paddle.matmul(x[a:b], w, transpose_y=True) for a, b, w in cls._groups(weight, starts)]
         y = paddle.concat(products) if products else paddle.zeros([0, weight.shape[1]], x.dtype)
@@ -47,7 +47,7 @@ class GroupedReference:
 
     @classmethod
     def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
-        """Return the gradient of x, [N, I]."""
+        """Return the input gradient [N, I]."""
         gradient = paddle.concat(gradients, axis=-1)
         products = [paddle.matmul(gradient[a:b], w) for a, b, w in cls._groups(weight, starts)]
         return paddle.concat(products) if products else paddle.zeros([0, weight.shape[2]], gradient.dtype)
@@ -56,7 +56,7 @@ class GroupedReference:
     def weight_gradient(
         cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
     ) -> paddle.Tensor:
-        """Return the gradient of the weight, [G, O, I]; groups without rows get zeros."""
+        """Return the weight gradient [G, O, I]; groups without rows get zeros."""
         gradient = paddle.concat(gradients, axis=-1)
         products = [
             paddle.matmul(gradient[a:b], x[a:b], transpose_x=True) if a < b else paddle.zeros(weight.shape[1:], x.dtype)
@@ -66,5 +66,5 @@ class GroupedReference:
 
     @classmethod
     def _groups(cls, weight: paddle.Tensor, starts: np.ndarray) -> list[tuple[int, int, paddle.Tensor]]:
-        """Return first row, end and weight of each group with rows."""
+        """Return first row, end row and weight of each group that has rows."""
         return [(a, b, weight[group].astype(cls.precision(weight))) for group, a, b in groups_with_rows(starts)]

@@ -1,4 +1,4 @@
-"""Products of groups of rows by Triton kernels on a GPU, all groups in one launch.
+"""Launch the Triton kernels of the grouped linear layer on Paddle tensors, all groups in one launch.
 
 Tested in Triton's interpreter on the CPU (tests/ops/grouped_linear/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -18,11 +18,11 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
-    """Return group, first row and end of each tile of at most `rows` rows, int32 [tiles, 3]; no tile spans two groups.
+    """Split the rows of each group into tiles; return group, first row and end row of each, int32 [tiles, 3].
 
     Args:
-        starts: int64 [G + 1], the first row of each group, and N at the end.
-        rows: rows of a tile.
+        starts: int64 [G + 1], the first row of each group, followed by N.
+        rows: maximum number of rows of a tile.
     """
     tiles_G = -(-np.diff(starts) // rows)
     group = np.repeat(np.arange(len(tiles_G)), tiles_G)
@@ -32,26 +32,26 @@ def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
 
 
 class GroupedTriton:
-    """Backend of `ops.grouped_linear`."""
+    """Triton backend of `grouped_linear`."""
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> Any:
-        """Return the dtype of the products' operands and results: that of autocast, or that of the weight."""
+        """Return the dtype of the matmuls: the autocast dtype if autocast is on, else the dtype of the weight."""
         return product_dtype(weight)
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
-        """Return an operand of a product."""
+        """Return `x` as an operand of a matmul, in its dtype and contiguous if required."""
         return contiguous(in_dtype(x, precision))
 
     @staticmethod
     def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Return the x to save."""
+        """Return the x to save for the backward pass."""
         return x
 
     @classmethod
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
-        """Return the parts of the outputs."""
+        """Return the output of each fused projection."""
         _, outputs, inputs = weight.shape
         x, weight = (cls.operand(each, cls.precision(weight)) for each in (x, weight))
         y = _product(x, weight, starts, outputs, (inputs, 1))
@@ -59,7 +59,7 @@ class GroupedTriton:
 
     @classmethod
     def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
-        """Return the gradient of x, [N, I]."""
+        """Return the input gradient [N, I]."""
         _, _, inputs = weight.shape
         weight = cls.operand(weight, gradients[0].dtype)
         return _product(_joined(gradients), weight, starts, inputs, (1, inputs))
@@ -68,7 +68,7 @@ class GroupedTriton:
     def weight_gradient(
         cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
     ) -> paddle.Tensor:
-        """Return the gradient of the weight, [G, O, I]; groups without rows get zeros."""
+        """Return the weight gradient [G, O, I]; groups without rows get zeros."""
         from paddlenlp_ext.ops.grouped_linear.kernels import launch_weight_gradient
 
         if not x.shape[0]:
@@ -82,7 +82,7 @@ class GroupedTriton:
 def _product(
     x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, columns: int, strides: tuple[int, int]
 ) -> paddle.Tensor:
-    """Return y [N, columns] of `grouped_product_kernel`; `strides` are those of columns and terms of W."""
+    """Launch `grouped_product_kernel` and return y [N, columns]; `strides` are the strides of W along C and K."""
     from paddlenlp_ext.ops.grouped_linear.kernels import launch_product, product_sizes
 
     y = paddle.empty([x.shape[0], columns], x.dtype, device=x.place)
@@ -95,10 +95,10 @@ def _product(
 
 
 def _mean_rows(starts: np.ndarray) -> int:
-    """Return the mean number of rows of the groups that have any, rounded up."""
+    """Return the mean number of rows of non-empty groups, rounded up."""
     return -(-int(starts[-1]) // int(np.count_nonzero(np.diff(starts))))
 
 
 def _joined(gradients: list) -> paddle.Tensor:
-    """Return the gradient of all outputs, [N, O]."""
+    """Concatenate the gradients of the fused projections to [N, O]."""
     return gradients[0] if len(gradients) == 1 else paddle.concat(gradients, axis=-1)

@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
 
 
 def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Compute `linear` in C++; x is saved only for a trainable weight, in the dtype in which the matmul reads it."""
+    """Compute `linear` in C++; x is saved only if the weight is trainable, in the dtype that the matmul reads."""
     x, weight, bias = contiguous(x), matmul_operand(weight), None if bias is None else matmul_operand(bias)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
@@ -46,7 +46,7 @@ def _forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
 
 
 def linear_input_gradient_cpp(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    """Return (dL/dy) W, float32 [..., in], for a contiguous float32 or bfloat16 dL/dy [..., out]."""
+    """Return the input gradient (dL/dy) W, float32 [..., in], for a float32 or bfloat16 dL/dy [..., out]."""
     weight, in_bf16 = matmul_operand(weight), gradient.dtype == paddle.bfloat16
     x_gradient = library.empty([*gradient.shape[:-1], weight.shape[1]])
     operand = as_bf16(weight) if in_bf16 else weight
@@ -88,7 +88,7 @@ class _Linear(PyLayer):
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
-    """Call an entry point with tensors, rows (of the first tensor), in, out, and whether matrices are bfloat16."""
+    """Call an entry point with tensors, the rows of the first tensor, in, out, and whether matrices are bfloat16."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]

@@ -9,7 +9,7 @@ from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Compute `linear` with Paddle's matmul; a bfloat16 weight on the CPU, which has no kernel, becomes float32."""
+    """Compute `linear` with Paddle's matmul; cast a bfloat16 weight to float32 on the CPU, which lacks a kernel."""
     if weight.dtype == paddle.bfloat16 and is_on_cpu(weight):
         weight = weight.astype("float32")
     y = paddle.matmul(x, weight, transpose_y=True)
@@ -17,5 +17,5 @@ def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tenso
 
 
 def linear_input_gradient_reference(gradient: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    """Return (dL/dy) W [..., in] with Paddle's matmul, in the dtype of `gradient` [..., out]."""
+    """Return the input gradient (dL/dy) W [..., in] with Paddle's matmul, in the dtype of `gradient` [..., out]."""
     return paddle.matmul(gradient, in_dtype(weight, gradient.dtype))

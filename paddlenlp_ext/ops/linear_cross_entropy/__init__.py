@@ -1,12 +1,12 @@
-"""Fused cross entropy of an lm_head, which never holds the logits of the full batch.
+"""Fused lm_head and cross entropy, which never materializes the logits of the full batch.
 
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
 Only target positions (label != -100) enter the matmul, one chunk at a time (chunks.py). `token_logprobs` returns the
-terms of the sum, with the opposite sign, for losses that weigh answers differently. A soft-cap replaces each logit x by
-softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
+log-probability of each label instead of their sum, for losses that weight tokens differently. A soft-cap replaces each
+logit x by softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
-A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is ever computed:
+A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is materialized:
 
     logits = h W^T + u B^T        u = s h A^T, [T, K]
 
@@ -47,10 +47,10 @@ def linear_cross_entropy(
 
     Args:
         hidden_TD: [T, D].
-        weight_VD: [V, D]; its gradient is computed only if it is trainable.
+        weight_VD: [V, D]; no gradient is computed if it is frozen.
         labels_T: [T]; -100 marks positions without a target.
-        chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256, or 384 in C++ with bfloat16,
-            which does not need a second tensor of this size for the rounded gradient; Triton's follows from V.
+        chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256 positions, 384 in C++ with
+            bfloat16, which rounds the gradient in place, and with Triton as many as fit 512 MB.
         implementation: "cpp", "triton" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
@@ -71,10 +71,10 @@ def token_logprobs(
     softcap: float | None = None,
     updates: Updates = (),
 ) -> paddle.Tensor:
-    """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 at labels of -100.
+    """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 where the label is -100.
 
-    Arguments are those of `linear_cross_entropy`. With a trainable weight the backward pass computes the logits again,
-    because the gradients of the positions differ.
+    The arguments are the same as for `linear_cross_entropy`. With a trainable weight the backward pass recomputes the
+    logits, because each position has a different gradient.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
     return logprobs_of_losses(run, hidden_TD, weight_VD, labels_T, chunk, updates)
@@ -91,4 +91,4 @@ sharded_products_op = DispatchedOp(
     triton=(sharded_products_triton, on_gpu_with_triton),
     reference=sharded_products_reference,
 )
-"""Backends map `VocabShards` to the `Products` of `losses_by_chunks`."""
+"""Op whose backends return the `Products` for a vocabulary sharded by `VocabShards`."""

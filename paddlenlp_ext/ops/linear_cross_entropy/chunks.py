@@ -1,8 +1,9 @@
-"""Losses of target positions by chunks, whose matmuls are those of a backend.
+"""Loss of target positions, computed chunk by chunk with the matmuls of a backend.
 
-The logits are h W^T, plus u B^T for each update (u, B) of an adapter of lm_head.
+The logits are h W^T, plus u B^T for each low-rank update (u, B) of lm_head.
 
-Shapes: T positions; R target positions, or those of one chunk; D hidden size, V vocabulary size, K rank of an update.
+Shapes: T positions; R target positions, of the batch or of one chunk; D hidden size, V vocabulary size, K rank of an
+update.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class Products:
-    """Matmuls of an lm_head: weight conversion, chunk size, logits, cross entropy and both gradients.
+    """Functions of a backend: weight conversion, chunk size, logits, cross entropy and both gradients.
 
-    The cross entropy of the logits, which a soft-cap may bound, overwrites them with their gradient, in the dtype of
-    the matmuls. The weight's gradient is added to that of the previous chunks. `complete_hidden` sums the gradient of
-    the hidden states in place over the processes that have a part of the weight. With `float32_logits` the cross
-    entropy reads and writes float32, otherwise the dtype of the matmuls.
+    `cross_entropy` overwrites the logits with their gradient, in the dtype of the matmuls. `weight_gradient`
+    accumulates over chunks. `complete_hidden` sums the gradient of the hidden states in place over the processes that
+    hold shards of the weight. With `float32_logits` the cross entropy reads and writes float32, otherwise the dtype of
+    the matmuls.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
@@ -43,10 +44,10 @@ class Products:
 
 
 Updates = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
-"""Low-rank products u B^T that are added to the logits: pairs of u, [T, K] or [R, K], and B [V, K]."""
+"""Low-rank updates of the logits: pairs of u, [T, K] or [R, K], and B [V, K], whose products u B^T are added."""
 
 Losses = Callable[[paddle.Tensor, paddle.Tensor, paddle.Tensor, int | None, bool, Updates], tuple[paddle.Tensor, int]]
-"""Function with the arguments of `losses_by_chunks` after the first."""
+"""Function with the arguments of `losses_by_chunks` except `products`."""
 
 
 def sum_of_losses(
@@ -57,14 +58,14 @@ def sum_of_losses(
     chunk: int | None,
     updates: Updates = (),
 ) -> tuple[paddle.Tensor, int]:
-    """Return the sum of the target positions' losses, an fp32 scalar, and the number of correct predictions."""
+    """Return the summed loss of the target positions, an fp32 scalar, and the number of correct predictions."""
     positions_R = _target_positions(labels_T)
     if positions_R.shape[0] == 0:
         return _zero((hidden_TD, weight_VD), *updates), 0
-    with paddle.amp.auto_cast(enable=False):  # the sums here must stay in fp32; the matmuls follow the hidden states
+    with paddle.amp.auto_cast(enable=False):  # sums stay in fp32; matmuls follow the hidden states
         rows = paddle.gather(hidden_TD, positions_R), weight_VD, paddle.gather(labels_T, positions_R)
         losses_R, num_correct = losses(*rows, chunk, True, _rows_of(updates, positions_R))
-        # In double precision: on the CPU Paddle sums sequentially.
+        # In double precision, because Paddle sums sequentially on the CPU.
         return losses_R.astype("float64").sum().astype("float32"), num_correct
 
 
@@ -95,7 +96,7 @@ def _rows_of(updates: Updates, positions_R: paddle.Tensor) -> Updates:
 
 
 def _zero(*terms: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
-    """Return zero as a function of the inputs, so that their gradients are zeros rather than missing."""
+    """Return a zero that depends on the inputs, so that their gradients are zeros instead of None."""
     return paddle.add_n([each[:0].astype("float32").sum() for term in terms for each in term])
 
 
@@ -111,7 +112,8 @@ def losses_by_chunks(
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
-    With `is_summed` the caller sums the losses, so that all have the same gradient. `softcap` bounds the logits.
+    `is_summed` says that the caller sums the losses, so that all losses have the same gradient. `softcap` bounds the
+    logits.
     """
     counter = _Counter()
     options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap
@@ -120,19 +122,18 @@ def losses_by_chunks(
 
 
 class _Counter:
-    """Carry the number of correct predictions out of the PyLayer, whose outputs must be differentiable tensors."""
+    """Number of correct predictions, passed by reference: outputs of a PyLayer must be differentiable tensors."""
 
     correct: int | paddle.Tensor = 0
 
 
 class _Losses(PyLayer):
-    """Gradients of a chunk are computed in the forward pass, while its probabilities are in memory.
+    """Compute losses chunk by chunk, and gradients in the same pass while the probabilities are in memory.
 
-    The backward pass multiplies them by the gradients of the losses. A weight's gradient is a sum over positions, so
-    this is possible only if all losses have the same gradient; otherwise the backward pass computes the chunks again.
+    The backward pass scales these gradients by the incoming gradient of the losses. A weight gradient is a sum over
+    positions, so this requires that all losses have the same gradient; otherwise the chunks are recomputed.
 
-    A term is a pair of rows x and a weight W, whose product x W^T is a part of the logits: the hidden states with the
-    lm_head first, then the updates.
+    The logits are a sum of terms x W^T. A term is a pair (x, W): the hidden states and the lm_head, then the updates.
     """
 
     @staticmethod
@@ -171,26 +172,26 @@ class _Losses(PyLayer):
             parts, ctx.gradients = ctx.gradients, None
             assert parts is not None, "the backward pass of this loss has already run"
             for _, weight in parts:
-                if weight is not None:  # the losses are summed: their gradients are equal
+                if weight is not None:  # the losses are summed, so that their gradients are equal
                     weight.multiply_(gradients_R[0].astype(weight.dtype))
         gradients = []
         for (rows, weight), dtype in zip(parts, ctx.weight_dtypes, strict=True):
             if rows is not None:
                 rows.multiply_(gradients_R.unsqueeze(1).astype(rows.dtype))
                 ctx.products.complete_hidden(rows)
-            # Rounded after scaling: a scale in bfloat16 would change the whole gradient by up to 0.4 %.
+            # Rounded after scaling: rounding the scale to bfloat16 would change the whole gradient by up to 0.4 %.
             gradients += [rows, None if weight is None else in_dtype(weight, dtype)]
-        return (*gradients[:2], None, *gradients[2:])  # None: of the labels
+        return (*gradients[:2], None, *gradients[2:])  # labels have no gradient
 
 
 def _operands(products: Products, terms: Sequence[tuple[paddle.Tensor, paddle.Tensor]]) -> list[paddle.Tensor]:
-    """Return the weights of the terms for the matmuls, in one dtype: the gradient of the logits has it too."""
+    """Return the weights of all terms as matmul operands, in one dtype, which the logits' gradient has too."""
     operands = [products.prepare(weight, rows.dtype) for rows, weight in terms]
     return [in_dtype(operand, operands[0].dtype) for operand in operands]
 
 
 class _Gradients:
-    """Gradients of the rows and the weight of each term (each if wanted), accumulated by chunks."""
+    """Gradients of x and W of each term, where needed, accumulated over chunks."""
 
     def __init__(self, products: Products, wants: Sequence[tuple[bool, bool]], softcap: float | None) -> None:
         self._products, self._wants, self._softcap = products, wants, softcap
@@ -204,7 +205,7 @@ class _Gradients:
         weights: Sequence[paddle.Tensor],
         factors_R: paddle.Tensor | None = None,
     ) -> tuple[paddle.Tensor, int | paddle.Tensor]:
-        """Add a chunk; return its losses [R] and correct predictions. `factors_R` scale the weights' gradients."""
+        """Process a chunk and return its losses [R] and correct predictions; `factors_R` scale the weight gradients."""
         products = self._products
         logits_RV = products.logits(rows[0], weights[0])
         dtype = paddle.float32 if products.float32_logits else logits_RV.dtype
@@ -228,7 +229,7 @@ class _Gradients:
 
 
 def _chunks(tensors: Sequence[paddle.Tensor], chunk: int) -> Iterator[list[paddle.Tensor]]:
-    """Yield the tensors' next `chunk` rows."""
+    """Yield consecutive slices of `chunk` rows of all tensors."""
     for start in range(0, tensors[0].shape[0], chunk):
         yield [each[start : start + chunk] for each in tensors]
 

@@ -1,4 +1,4 @@
-"""Matmuls of an lm_head in C++, in float32 or with inputs rounded to bfloat16 (`ops/cpp/bf16.py`).
+"""Matmuls of the lm_head and cross entropy in C++, in float32 or with inputs rounded to bfloat16 (ops/cpp/bf16.py).
 
 Shapes: R rows of a chunk, D hidden size, V vocabulary size.
 """
@@ -21,14 +21,14 @@ def cross_entropy_cpp(
     softcap: float | None = None,
     bf16_gradient: bool = False,
 ) -> tuple[paddle.Tensor, int]:
-    """Compute loss and gradient in C++ (csrc/cross_entropy.cpp): one read of each row, sums in double precision.
+    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp), with one read of each row and sums in float64.
 
     With `bf16_gradient` the gradient is bfloat16 and occupies the first half of each row's memory.
     """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
-        raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has {num_columns} tokens")
+        raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has only {num_columns} tokens")
     losses_R, num_correct = empty([num_rows]), ctypes.c_int64()
     sizes = num_rows, num_columns, softcap or 0.0, with_gradient, bf16_gradient
     function("cross_entropy")(
@@ -38,18 +38,18 @@ def cross_entropy_cpp(
 
 
 def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """Return the lm_head's weight in the dtype of the matmuls, once for all chunks."""
+    """Return the lm_head weight in the dtype of the matmuls, converted once for all chunks."""
     weight_VD = matmul_operand(weight_VD)
     return as_bf16(weight_VD) if uses_bf16(weight_VD) else weight_VD
 
 
 def chunk(weight_VD: paddle.Tensor) -> int:
-    """Return the rows per chunk: larger chunks have faster matmuls but need more memory for their logits."""
+    """Return the rows per chunk: larger chunks have faster matmuls but need more memory for logits."""
     return 384 if weight_VD.dtype == paddle.bfloat16 else 256
 
 
 def logits(rows_RD: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
-    """Return `rows @ weight^T`, [R, V]."""
+    """Return the logits, `rows @ weight^T` [R, V]."""
     return linear(rows_RD, weight_VD)
 
 
@@ -60,15 +60,15 @@ def cross_entropy(
     weight_VD: paddle.Tensor,
     softcap: float | None,
 ) -> tuple[paddle.Tensor, int]:
-    """Return losses [R] and correct predictions; the gradient, in the dtype of the matmuls, overwrites the logits.
+    """Return losses [R] and correct predictions; overwrite the logits with their gradient in the matmuls' dtype.
 
-    With a bfloat16 weight the gradient fills the first half of each row's memory; only the functions below can read it.
+    With a bfloat16 weight the gradient occupies the first half of each row's memory; only the functions below read it.
     """
     return cross_entropy_cpp(logits_RV, targets_R, with_gradient, softcap, weight_VD.dtype == paddle.bfloat16)
 
 
 def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> paddle.Tensor:
-    """Return `gradient @ weight`, [R, D]."""
+    """Return the gradient of the hidden states, `gradient @ weight` [R, D]."""
     (num_rows, vocab_size), size = gradient_RV.shape, weight_VD.shape[1]
     out_RD, in_bf16 = empty([num_rows, size]), weight_VD.dtype == paddle.bfloat16
     run = function("head_hidden_gradient")
@@ -79,7 +79,7 @@ def hidden_gradient(gradient_RV: paddle.Tensor, weight_VD: paddle.Tensor) -> pad
 def weight_gradient(
     gradient_RV: paddle.Tensor, rows_RD: paddle.Tensor, weight_VD: paddle.Tensor, total_VD: paddle.Tensor | None
 ) -> paddle.Tensor:
-    """Return `gradient^T @ rows`, [V, D], added to `total_VD` in place if given."""
+    """Return the weight gradient, `gradient^T @ rows` [V, D], added to `total_VD` in place if given."""
     in_bf16, rows_RD = weight_VD.dtype == paddle.bfloat16, rows_RD.contiguous()
     read_RD = as_bf16(rows_RD) if in_bf16 else rows_RD
     out_VD = empty(weight_VD.shape) if total_VD is None else total_VD

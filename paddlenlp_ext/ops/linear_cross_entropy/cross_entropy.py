@@ -18,18 +18,18 @@ cross_entropy_op = DispatchedOp("cross_entropy", cpp=(cross_entropy_cpp, usable)
 def cross_entropy_(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, softcap: float | None = None
 ) -> tuple[paddle.Tensor, int]:
-    """Return `logsumexp(logits) - logits[target]` of each row, and how many argmaxes equal the target.
+    """Return the loss of each row, `logsumexp(logits) - logits[target]`, and the number of correct predictions.
 
     Args:
-        logits_RV: fp32; overwritten with their gradient (softmax minus one at the target) if requested.
+        logits_RV: fp32; overwritten with their gradient (softmax, minus one at the target) if requested.
         targets_R: int64, from 0 to V - 1.
-        with_gradient: whether to compute the gradient; if not, `logits_RV` is left with unspecified values.
-        softcap: the loss is that of `softcap * tanh(logits / softcap)`; None: of the logits themselves.
+        with_gradient: whether to compute the gradient; if not, `logits_RV` has unspecified values afterwards.
+        softcap: bound of the logits, applied as `softcap * tanh(logits / softcap)`; None: no bound.
 
     Returns:
-        The losses, fp32 [R], and the number of correct predictions.
+        The losses, fp32 [R], and the number of rows whose argmax is the target.
 
     Raises:
-        ValueError: a target is outside the vocabulary (C++ backend; Paddle's ops raise their own errors).
+        ValueError: a target is outside the vocabulary (raised by the C++ backend; Paddle's ops raise other errors).
     """
     return cross_entropy_op.choose(logits_RV)(logits_RV, targets_R, with_gradient, softcap)

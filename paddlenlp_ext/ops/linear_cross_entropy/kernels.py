@@ -3,14 +3,13 @@
     loss[r] = m + log(sum_v exp(x[r, v] - m)) - x[r, target[r]],                      m: largest x of the row
     gradient[r, v] = (exp(x[r, v] - m) / sum - (v == target[r])) (1 - (x[r, v] / softcap)^2)
 
-x are the logits, or softcap tanh(logits / softcap) with CAPPED; without it the last factor is 1 and `softcap` is not
-read. The gradient is that of the logits and overwrites them, in their dtype; everything else is float32, and sums are
-made in a fixed order.
+With CAPPED, x = softcap tanh(logits / softcap). Without it, x are the logits, the last factor is 1 and `softcap` is not
+read. The gradient overwrites the logits in their dtype. Everything else is float32, and sums have a fixed order.
 
-A program handles a row. It reads the row twice, first for the sum (Milakov and Gimelshein 2018, arXiv:1805.02867), then
-for the gradient. Few programs run at a time, so that the second read finds the row in the cache.
+A program handles one row and reads it twice: first for the online softmax (Milakov and Gimelshein 2018,
+arXiv:1805.02867), then for the gradient. Few programs run at a time, so that the second read hits the cache.
 
-If the columns are sharded over processes, `row_statistics_kernel` runs first, the processes combine its results, and
+If the vocabulary is sharded over processes, `row_statistics_kernel` runs first, the processes combine its results, and
 `row_gradient_kernel` writes the gradient.
 
 Tested in Triton's interpreter (tests/ops/linear_cross_entropy/test_triton.py).
@@ -30,12 +29,12 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 8 to 32 elements."""
+    """Return whether these tile sizes give a thread 8 to 32 elements."""
     return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
 
 
-# For shorter rows, COLUMNS and warps are reduced. 32 warps leave room for one or two programs per multiprocessor, whose
-# rows together fit the L2 cache.
+# For shorter rows, COLUMNS and warps are reduced. With 32 warps, one or two programs run per multiprocessor, and their
+# rows fit into the L2 cache together.
 SIZES = TileSizes("cross_entropy", (), _is_full, COLUMNS=(4096, 8192, 16384, 32768), num_warps=(8, 16, 32))
 
 
@@ -51,7 +50,7 @@ def cross_entropy_kernel(
     WITH_GRADIENT: tl.constexpr,
     COLUMNS: tl.constexpr,  # columns read at a time
 ):
-    """Compute the loss of a row and replace its logits by their gradient."""
+    """Compute the loss of a row and overwrite its logits with their gradient."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * num_columns
     target = tl.load(targets + r)
@@ -77,7 +76,7 @@ def row_statistics_kernel(
     CAPPED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the statistics of a row of a shard."""
+    """Compute the softmax statistics of a row of this process's shard."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * num_columns
     tl.store(picked + r, _picked(row, tl.load(targets + r), num_columns, softcap, CAPPED))
@@ -98,7 +97,7 @@ def row_gradient_kernel(
     CAPPED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Replace the logits of a row of a shard by their gradient."""
+    """Overwrite the logits of a row of this process's shard with their gradient."""
     r = tl.program_id(0)
     row = logits + r.to(tl.int64) * num_columns
     target, m, total = tl.load(targets + r), tl.load(largest + r), tl.load(totals + r)
@@ -141,7 +140,7 @@ def _write_gradient(row, target, largest, total, num_columns, softcap, CAPPED: t
 
 @triton.jit
 def _picked(row, target, num_columns, softcap, CAPPED: tl.constexpr):
-    """Return x of the target, or 0 if the row does not have its column."""
+    """Return x at the target, or 0 if another shard holds the target."""
     logit = tl.load(row + target, mask=(target >= 0) & (target < num_columns), other=0.0)
     return _capped(logit.to(tl.float32), softcap, CAPPED)
 
@@ -150,7 +149,7 @@ def _picked(row, target, num_columns, softcap, CAPPED: tl.constexpr):
 def _capped(x, softcap, CAPPED: tl.constexpr):
     """Return softcap tanh(x / softcap) with CAPPED, otherwise x.
 
-    The series of tanh replaces the quotient of exponentials where that would lose digits.
+    For small arguments the Taylor series of tanh replaces the quotient of exponentials, which would lose digits.
     """
     if CAPPED:
         z = x / softcap
@@ -171,7 +170,7 @@ def launch_cross_entropy(
     with_gradient: bool,
     softcap: float | None,
 ) -> None:
-    """Compute losses and correct predictions of the rows of contiguous logits, and their gradient in place."""
+    """Launch the loss of contiguous logits: losses, correct predictions, and the gradient in place."""
     num_rows, num_columns = logits.shape
     options = {"WITH_GRADIENT": with_gradient, **_options(logits, softcap)}
     tensors = logits, targets, losses, correct
@@ -181,7 +180,7 @@ def launch_cross_entropy(
 def launch_row_statistics(
     launch: Callable[..., None], logits: Any, targets: Any, statistics: tuple[Any, ...], softcap: float | None
 ) -> None:
-    """Compute `statistics`: x of the target, largest x, its first column, and sum, of the rows of a shard."""
+    """Launch the statistics of a shard: x at the target, largest x, its first column, and sum of exponentials."""
     num_rows, num_columns = logits.shape
     numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_statistics_kernel, (num_rows,), logits, targets, *statistics, *numbers, **options)
@@ -190,7 +189,7 @@ def launch_row_statistics(
 def launch_row_gradient(
     launch: Callable[..., None], logits: Any, targets: Any, largest: Any, totals: Any, softcap: float | None
 ) -> None:
-    """Replace the logits of a shard by their gradient."""
+    """Launch the gradient of a shard, which overwrites its logits."""
     num_rows, num_columns = logits.shape
     numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_gradient_kernel, (num_rows,), logits, targets, largest, totals, *numbers, **options)

@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 def linear_cross_entropy_reference(
     hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
-    """Compute the loss from the logits of all positions, ignoring labels of -100."""
+    """Return summed loss and correct predictions from the logits of all positions, ignoring labels of -100."""
     is_target_T = labels_T != IGNORED_LABEL
     logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
     labels_T = paddle.where(is_target_T, labels_T, paddle.zeros_like(labels_T))
@@ -27,7 +27,7 @@ def linear_cross_entropy_reference(
 def with_soft_cap(
     logits_RV: paddle.Tensor, softcap: float | None, compute: Callable[[], tuple[paddle.Tensor, int]]
 ) -> tuple[paddle.Tensor, int]:
-    """Cap the logits in place, run `compute`, which replaces them by a gradient, and make it that of the logits before.
+    """Soft-cap the logits in place, run `compute`, and turn the gradient that it leaves there into that of the inputs.
 
     d softcap tanh(x / softcap) / dx = 1 - tanh(x / softcap)^2
     """
@@ -43,7 +43,7 @@ def with_soft_cap(
 def cross_entropy_reference(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, softcap: float | None = None
 ) -> tuple[paddle.Tensor, int]:
-    """Compute loss and gradient in plain Paddle, in fp32 and mostly in place."""
+    """Compute losses and gradient in plain Paddle, in fp32 and mostly in place."""
     return with_soft_cap(logits_RV, softcap, lambda: _cross_entropy(logits_RV, targets_R, with_gradient))
 
 
@@ -54,7 +54,7 @@ def _cross_entropy(
     num_correct = int((best_R1.squeeze(1) == targets_R).sum())
     largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
     picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
-    # On the CPU paddle.logsumexp is many times slower than these passes over one buffer.
+    # On the CPU, paddle.logsumexp is many times slower than these passes over one buffer.
     exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
     sums_R1 = _row_sums(exponentials_RV)
     if with_gradient:
@@ -67,7 +67,7 @@ def _cross_entropy(
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
     """Return the row sums [R, 1]; on the CPU long rows are summed in two steps.
 
-    Paddle's own sum accumulates sequentially there. Relative error over 49152 columns:
+    Paddle's sum accumulates sequentially on the CPU. Relative error over 49152 columns:
 
         paddle.sum                  2e-4
         matmul with ones, blocks    1e-7 (and faster)

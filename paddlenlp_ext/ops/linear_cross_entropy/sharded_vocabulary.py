@@ -2,7 +2,7 @@
 
     loss = m + log(sum over all shards of sum_u exp(x[u] - m)) - x[label],       m: largest logit of all shards
 
-A process computes the largest logit, the sum and the label's logit of its own shard. `VocabShards` combines them.
+Each process computes the largest logit, the sum and the logit of the label in its shard. `VocabShards` combines them.
 
 Shapes: R rows of a chunk, U size of this process's shard of the vocabulary.
 """
@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.linear_cross_entropy.reference import with_soft_cap
 
 
 class VocabShards(Protocol):
-    """Collectives of the processes that have a shard of the vocabulary each."""
+    """Collectives over the processes among which the vocabulary is sharded."""
 
     @property
     def start(self) -> int:
@@ -31,11 +31,11 @@ class VocabShards(Protocol):
         """Number of rows of the largest shard."""
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logits of all shards and their token ids, the first ones of several equal logits.
+        """Return the largest logit over all shards and its token id, the first one if several are equal.
 
         Args:
-            largest_R: largest logits of this shard.
-            first_R: their first columns in this shard, int64.
+            largest_R: largest logit of each row in this shard.
+            first_R: its first column in this shard, int64.
         """
 
     def sum(self, values: paddle.Tensor) -> paddle.Tensor:
@@ -43,7 +43,7 @@ class VocabShards(Protocol):
 
 
 def sharded_products_reference(shards: VocabShards) -> Products:
-    """Return the matmuls and the cross entropy of an lm_head of which this process holds a shard, in plain Paddle."""
+    """Return matmuls and cross entropy for an lm_head of which this process holds a shard, in plain Paddle."""
 
     def cross_entropy(
         logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None
@@ -54,7 +54,7 @@ def sharded_products_reference(shards: VocabShards) -> Products:
 
 
 def _cross_entropy(shards: VocabShards, logits_RU: paddle.Tensor, labels_R: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-    """Return the losses [R] and the number of correct predictions; the gradient overwrites the logits."""
+    """Return the losses [R] and the number of correct predictions; overwrite the logits with their gradient."""
     num_columns = logits_RU.shape[1]
     is_own_R = ((labels_R >= shards.start) & (labels_R < shards.start + num_columns)).astype("float32")
     own_labels_R1 = paddle.clip(labels_R - shards.start, 0, num_columns - 1).unsqueeze(1)
@@ -68,7 +68,7 @@ def _cross_entropy(shards: VocabShards, logits_RU: paddle.Tensor, labels_R: padd
 
 
 def _row_sums(values_RU: paddle.Tensor) -> paddle.Tensor:
-    """Return row sums [R], added up in blocks: Paddle's sum on the CPU adds sequentially, which is less accurate."""
+    """Return the row sums [R], summed in blocks: Paddle's sequential sum on the CPU is less accurate."""
     width = 256
     missing = -values_RU.shape[1] % width
     blocks = F.pad(values_RU, [0, missing]) if missing else values_RU

@@ -1,7 +1,7 @@
-"""Cross entropy of an lm_head by Triton kernels on a GPU; the matmuls are those of Paddle.
+"""Cross entropy of the lm_head with Triton kernels on a GPU; Paddle computes the matmuls.
 
-The logits stay in the dtype of the matmuls, and one kernel replaces those of a chunk by their gradient. Nothing waits
-for the GPU between chunks.
+The logits stay in the dtype of the matmuls, and one kernel overwrites the logits of a chunk with their gradient. The
+CPU does not synchronize with the GPU between chunks.
 
 tests/ops/linear_cross_entropy/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has
 not run on a GPU with Paddle.
@@ -23,13 +23,13 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 _CHUNK_BYTES = 1 << 29
 """Maximum size of a chunk's logits."""
 _CHUNK_STEP = 256
-"""Divisor of the rows of a chunk, so that the tiles of a matmul are full."""
+"""The number of rows of a chunk is a multiple of this, so that the tiles of a matmul are full."""
 
 
 def chunk_rows(num_columns: int, element_size: int) -> int:
-    """Return the rows of a chunk: as many as `_CHUNK_BYTES` allow, but enough to keep a GPU's matmuls busy.
+    """Return the rows of a chunk: as many as `_CHUNK_BYTES` allow, but enough for efficient matmuls.
 
-    A chunk of 2048 rows reads a weight [128256, 4096] in a fifth of the time of its multiplications.
+    With 2048 rows, reading a weight [128256, 4096] takes a fifth of the time of the multiplications.
     """
     return max(1, _CHUNK_BYTES // (num_columns * element_size * _CHUNK_STEP)) * _CHUNK_STEP
 
@@ -37,11 +37,11 @@ def chunk_rows(num_columns: int, element_size: int) -> int:
 def cross_entropy_triton(
     logits_RV: paddle.Tensor, targets_R: paddle.Tensor, with_gradient: bool, softcap: float | None = None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute loss and gradient as `cross_entropy_` does, of contiguous logits in any precision.
+    """Compute `cross_entropy_` for contiguous logits in any precision.
 
     Returns:
-        The losses, fp32 [R], and the number of correct predictions as a scalar on the GPU. The loss of a target outside
-        the vocabulary is NaN: raising an error would wait for the GPU.
+        The losses, fp32 [R], and the number of correct predictions as a scalar on the GPU. A target outside the
+        vocabulary has the loss NaN, because raising an error would have to wait for the GPU.
     """
     from paddlenlp_ext.ops.linear_cross_entropy.kernels import launch_cross_entropy
 
@@ -51,7 +51,7 @@ def cross_entropy_triton(
 
 
 def sharded_products_triton(shards: VocabShards) -> Products:
-    """Return the matmuls and the cross entropy of an lm_head of which this process holds a shard."""
+    """Return matmuls and cross entropy for an lm_head of which this process holds a shard, with Triton kernels."""
 
     def cross_entropy(
         logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None
@@ -60,7 +60,7 @@ def sharded_products_triton(shards: VocabShards) -> Products:
 
     return dataclasses.replace(
         TRITON,
-        chunk=lambda weight: chunk_rows(shards.largest_size, weight.element_size()),  # equal on all processes
+        chunk=lambda weight: chunk_rows(shards.largest_size, weight.element_size()),  # the same on all processes
         cross_entropy=cross_entropy,
         complete_hidden=shards.sum,
     )
@@ -83,7 +83,7 @@ def _sharded_cross_entropy(
 
 
 def _empty(logits_RV: paddle.Tensor, dtype: Any) -> paddle.Tensor:
-    """Return a number per row on the device of the logits."""
+    """Return an uninitialized tensor with one value per row, on the device of the logits."""
     return paddle.empty(logits_RV.shape[:1], dtype, device=logits_RV.place)
 
 

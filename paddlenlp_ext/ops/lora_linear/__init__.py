@@ -1,4 +1,4 @@
-"""Linear layer with a low-rank update, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685)."""
+"""LoRA linear layer, `x W^T + bias + s (x A^T) B^T` (Hu et al. 2021, arXiv:2106.09685)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def lora_linear(
         base: frozen linear layer x W^T + bias.
         a: A [r, in].
         b: B [out, r].
-        scaling: s.
+        scaling: factor s of the update.
     """
     return lora_linear_op.choose(x)(x, base, a, b, scaling)

@@ -1,7 +1,7 @@
-"""Linear layer with a low-rank update in C++ (csrc/lora_linear.cpp), as a single autograd node.
+"""LoRA linear layer in C++ (csrc/lora_linear.cpp), as a single autograd node.
 
-It saves x A^T, and either x in the dtype of the matmuls or a function that recomputes x. Outputs and input gradient
-come from the frozen base; the update is added to them in place.
+It saves x A^T, and either x in the dtype of the matmuls or a function that recomputes x. The base layer computes
+outputs and input gradient, to which the low-rank terms are added in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
 def lora_linear_cpp(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """Compute `lora_linear` in C++ (csrc/lora_linear.cpp)."""
+    """Compute `lora_linear` in C++."""
     x, a, b = contiguous(x), _in_float(a), _in_float(b)
     if (a.shape[1], b.shape[1]) != (x.shape[-1], a.shape[0]):
         raise ValueError(

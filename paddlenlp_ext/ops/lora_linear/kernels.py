@@ -1,18 +1,17 @@
-"""Triton kernels of a linear layer with a low-rank update; independent of Paddle and PyTorch.
+"""Triton kernels of the LoRA linear layer; independent of Paddle and PyTorch.
 
     one pass      y[n, c] = x[n] . W[c] + bias[c] + s sum_k u[n, k] B[c, k],      u[n, k] = x[n] . A[k]
     add           y[n, c] += s sum_k u[n, k] F[k, c]              in place; sums are float32, rounded once
     gradients     v[n, k] = sum_c dy[n, c] B[c, k]   and   dB[c, k] = sum_n dy[n, c] u[n, k],   in one read of dy
 
-One sum of the second kernel runs over the columns of dy and the other over its rows. A program therefore handles some
-rows of some columns, and writes its parts of both sums; the caller adds the parts. Each part is written once, and made
-in a fixed order.
+The gradient kernel sums over the columns of dy for v, and over its rows for dB. Each program handles a block of dy and
+writes partial sums of both, which the caller adds up. Each partial sum is written once, in a fixed order.
 
-A program of the first kernel multiplies each tile of x by tiles of W and of A, so that x and W are read once for a tile
-of y, and W is dequantized in registers. Every program computes u for its own rows; those of the first columns write it.
-Sums are float32, u is rounded to the dtype of x before its second product, and y is rounded once. For few positions, a
-tile of y has few sums, and reading W takes most of the time: the warps of a program then multiply different inputs, and
-their sums are added at the end, in a fixed order (`WAYS`).
+A program of the one-pass kernel multiplies each tile of x by tiles of W and A, so that x and W are read once per tile
+of y, and W is dequantized in registers. Every program computes u for its rows; the programs of the first columns store
+it. Sums are float32, u is rounded to the dtype of x before it is multiplied by B, and y is rounded once. For few
+positions, reading W dominates: the warps of a program then multiply different inputs, and their sums are added at the
+end in a fixed order (`WAYS`).
 
 Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
 
@@ -32,7 +31,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer, load_weights
 
 _SMALLEST, _TERMS = 16, 64
-"""Smallest side of an operand of tensor cores, and terms of a sum of `add_low_rank_kernel` read at a time."""
+"""Smallest tile side that tensor cores support; also the terms that `add_low_rank_kernel` reads at a time."""
 ADD_SIZES = TileSizes(
     "add_low_rank",
     ("element_size",),
@@ -54,7 +53,7 @@ GRADIENT_SIZES = TileSizes(
 
 
 def _is_one_pass(entry: dict[str, int]) -> bool:
-    """Return whether the rows of an entry read W once, and a thread has 8 to 96 sums of a tile."""
+    """Return whether these tile sizes read W only once, and give a thread 8 to 96 sums."""
     rows, warps, ways = (entry[name] for name in ("ROWS", "num_warps", "WAYS"))
     has_codes = entry.get("bits") != 0
     sums = ways * rows * (entry["COLUMNS"] + _rank_tile(entry.get("rank", LARGEST_RANK))) // (32 * warps)
@@ -67,7 +66,7 @@ def _is_one_pass(entry: dict[str, int]) -> bool:
 
 
 LARGEST_RANK = 64
-"""Rank up to which `lora_linear_kernel` has sizes."""
+"""Largest rank that `lora_linear_kernel` supports."""
 ONE_PASS_SIZES = TileSizes(
     "lora_linear",
     ("bits", "element_size", "rank", "rows"),
@@ -113,7 +112,7 @@ def lora_linear_kernel(
     BAND: tl.constexpr,
     RANK: tl.constexpr,  # K or more
 ):
-    """Compute a tile of y, and the programs of the first columns also u."""
+    """Compute a tile of y; the programs of the first columns also store u."""
     row_tiles, column_tiles = tl.cdiv(num_rows, ROWS), tl.cdiv(num_columns, COLUMNS)
     row_tile, column_tile = banded_tile(tl.program_id(0), row_tiles, column_tiles, BAND)
     n, c = row_tile * ROWS + tl.arange(0, ROWS), column_tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -136,7 +135,7 @@ def lora_linear_kernel(
         is_input = i < num_inputs
         own_x = tl.load(x + of_x + i, mask=_down(is_row, WAYS) & is_input, other=0.0)
         own_a = tl.load(a + of_a + i, mask=_down(is_term, WAYS) & is_input, other=0.0)
-        if BITS == 0 and WAYS == 1:  # two axes from the start: the compiler copies such a tile to shared memory early
+        if BITS == 0 and WAYS == 1:  # two axes from the start: the compiler then copies the tile to shared memory early
             own_w = tl.load(matrix + of_w[:, None] + i, mask=is_column[:, None] & is_input, other=0.0)
         else:
             own_w = load_weights(
@@ -176,7 +175,7 @@ def lora_linear_kernel(
 
 @triton.jit
 def _down(index, WAYS: tl.constexpr):
-    """Return indices as rows of a tile: [R, 1], or [1, R, 1] beside other spans of inputs."""
+    """Reshape row indices for broadcasting: [R, 1], or [1, R, 1] with several spans of inputs."""
     if WAYS == 1:
         return index[:, None]
     else:  # explicit else: the compiler drops the other branch
@@ -185,7 +184,7 @@ def _down(index, WAYS: tl.constexpr):
 
 @triton.jit
 def _add_product(left, right, total, WAYS: tl.constexpr):
-    """Return `total` plus left right^T for each span; `right` takes the dtype of `left`."""
+    """Return `total` plus left right^T for each span; `right` is cast to the dtype of `left`."""
     right = right.to(left.dtype)
     if WAYS == 1:
         return tl.dot(left, tl.trans(right), total, input_precision="ieee")
@@ -208,7 +207,7 @@ def add_low_rank_kernel(
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,  # terms of a sum read at a time
 ):
-    """Add s u F to a tile of y."""
+    """Add s u F to a tile of y in place."""
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = n < num_rows, c < num_columns
@@ -242,7 +241,7 @@ def low_rank_gradients_kernel(
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,  # K or more
 ):
-    """Compute the parts of v and dB of `span` rows and COLUMNS columns."""
+    """Compute partial sums of v and dB for `span` rows and COLUMNS columns of dy."""
     column_tile, row_tile = tl.program_id(0), tl.program_id(1)
     c, k = column_tile * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, RANK)
     is_column, is_term = c < num_columns, k < rank
@@ -270,14 +269,14 @@ def low_rank_gradients_kernel(
 def launch_lora_linear(
     launch: Callable[..., None], x: Any, layer: Layer, form: Format, a: Any, b: Any, scaling: float, inner: Any
 ) -> None:
-    """Compute the outputs of a layer, and u, in one launch on contiguous tensors.
+    """Launch the one-pass kernel on contiguous tensors, which computes the outputs and u.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I].
-        layer, form: tensors of the frozen layer, whose `y` [..., C] is written, and the format of its matrix.
-        a, b: A [K, I] and B [C, K] of any floating dtype; they are rounded to that of x.
-        scaling: s.
+        layer, form: tensors of the base layer, whose `y` [..., C] is written, and the format of its weight.
+        a, b: A [K, I] and B [C, K] in any floating dtype; they are rounded to the dtype of x.
+        scaling: factor s of the update.
         inner: u [N, K] in the dtype of x; written.
     """
     (num_rows, rank), num_inputs, num_columns = inner.shape, x.shape[-1], layer.y.shape[-1]
@@ -292,7 +291,7 @@ def launch_lora_linear(
 def launch_add_low_rank(
     launch: Callable[..., None], y: Any, inner: Any, factor: Any, scaling: float, strides: tuple[int, int]
 ) -> None:
-    """Add `s u F` to y [..., C] in place; `strides` are those of F along K and C, whatever the shape of `factor`."""
+    """Add `s u F` to y [..., C] in place; `strides` are the strides of F along K and C in `factor`."""
     (num_rows, rank), num_columns = inner.shape, y.shape[-1]
     sizes = {**ADD_SIZES(y, element_size=y.element_size()), "RANK": min(_TERMS, _rank_tile(rank))}
     grid = (triton.cdiv(num_columns, sizes["COLUMNS"]), triton.cdiv(num_rows, sizes["ROWS"]))
@@ -302,11 +301,11 @@ def launch_add_low_rank(
 def launch_low_rank_gradients(
     launch: Callable[..., None], empty: Callable[[list[int]], Any], gradient: Any, inner: Any, factor: Any
 ) -> tuple[Any, Any]:
-    """Return the parts of v [column tiles, N, K] and of dB [row tiles, C, K].
+    """Return the partial sums of v [column tiles, N, K] and of dB [row tiles, C, K].
 
     Args:
         launch: function that runs a kernel.
-        empty: function that makes a float32 tensor of a shape.
+        empty: function that creates a float32 tensor with the given shape.
         gradient, inner, factor: dy [N, C], u [N, K] and B [C, K], contiguous.
     """
     (num_rows, num_columns), rank = gradient.shape, factor.shape[1]

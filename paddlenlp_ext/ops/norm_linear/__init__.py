@@ -1,11 +1,11 @@
-"""RMS norm followed by linear layers that read its result, for decoding.
+"""RMS norm fused with the linear layers that read its result, for decoding.
 
     s = x + addend        y = (s / sqrt(mean(s^2) + epsilon) * (offset + weight)) W^T + bias        for each layer
 
 | backend | file | notes |
 | --- | --- | --- |
 | triton | triton.py | one launch for the sum, the norm and up to three layers over at most 16 positions |
-| reference | reference.py | `rms_norm` and the layers, one by one |
+| reference | reference.py | `rms_norm` and the linear layers, called one by one |
 
 Shapes: D hidden, O outputs.
 """
@@ -38,9 +38,9 @@ def norm_linear(
     offset: float = 0.0,
     addend: paddle.Tensor | None = None,
 ) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
-    """Normalize `x + addend`, both [..., D], and map the result by each linear layer.
+    """Normalize `x + addend`, both [..., D], and apply each linear layer to the result.
 
     Returns:
-        The sum [..., D], which is x without an addend, and the outputs [..., O] of each layer.
+        The sum `x + addend` [..., D] (x if there is no addend), and the outputs [..., O] of each layer.
     """
     return norm_linear_op.choose(x)(x, linears, weight_D, epsilon, offset, addend)

@@ -2,18 +2,18 @@
 
     s = x + addend      y[t, o] = (sum_i s[t, i] w[i] W[o, i]) / rms[t] + bias[o],      rms = sqrt(mean(s^2) + epsilon)
 
-The norm's factor 1 / rms belongs to a position, so it can follow the product: one pass over x computes both sums, and
-one launch up to three layers that read the same x. Without a norm, w and rms are 1.
+The factor 1 / rms is constant per position, so it can be applied after the matmul: one pass over x computes both sums,
+and one launch computes up to three layers that read the same x. Without a norm, w and rms are 1.
 
-A program computes a few outputs of one layer for all positions. Each of its warps multiplies a part of the inputs on
-tensor cores, and the parts are added at the end. A program therefore handles whole rows of W: few outputs occupy many
-warps, no second launch has to add partial sums, and their order is fixed. W is the first operand, so that the 16 rows
-of an instruction are outputs, and its 8 columns are positions. A single position leaves 7 of them unused; reading W
-still takes longer.
+A program computes a few outputs of one layer for all positions. Each warp multiplies a slice of the inputs on tensor
+cores, and the partial sums are added at the end. Programs thus handle whole rows of W: few outputs occupy many warps,
+no second launch is needed to add partial sums, and their order is fixed. W is the first operand, so that the 16 rows of
+a tensor-core instruction are outputs and its 8 columns are positions. A single position leaves 7 columns unused, which
+does not matter, because reading W takes longer.
 
-x + addend is rounded to its dtype before it is normalized. Sums are float32. Operands of the products are bfloat16 for
-x in bfloat16, and TF32 for float16: this has as many digits as float16, and x w does not overflow. Products of float32
-do not use tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
+x + addend is rounded to its dtype before it is normalized. Sums are float32. Matmul operands are bfloat16 for bfloat16
+x, and TF32 for float16 x: TF32 has as many digits as float16, and x w does not overflow. Matmuls of float32 do not use
+tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 
@@ -46,7 +46,7 @@ SIZES = TileSizes(
     num_stages=(1, 2, 3),
 )
 _FEWEST_COLUMNS = 8
-"""Number of positions to which fewer are padded: the columns of an instruction of tensor cores."""
+"""Number of columns of a tensor-core instruction, to which positions are padded."""
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def norm_linear_kernel(
 
 @triton.jit
 def _pick(layer, first, second, third, LAYERS: tl.constexpr):
-    """Return the argument of the layer, of the first LAYERS ones; the others may be None."""
+    """Return the argument that belongs to `layer`; arguments beyond LAYERS may be None."""
     if LAYERS == 1:
         return first
     elif LAYERS == 2:
@@ -170,7 +170,7 @@ def _pick(layer, first, second, third, LAYERS: tl.constexpr):
 
 @triton.jit
 def _add_product(left, right, total, DTYPE: tl.constexpr):
-    """Return `total` plus the batched product, for an x of this dtype."""
+    """Return `total` plus the batched product, in the precision for the dtype of x."""
     if DTYPE.is_bf16():
         total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
     elif DTYPE.is_fp16():
@@ -194,12 +194,12 @@ def launch_norm_linear(
     """Launch the kernel on contiguous tensors.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I], of at most 16 positions.
-        layers: one to three, of one format; all have biases, or none.
-        form: format of their matrices.
-        scale, epsilon, offset: weight [I] and numbers of the norm. None: there is no norm.
-        addend, total: summand and sum [..., I]; the sum is written. None: nothing is added.
+        layers: one to three layers with weights of one format; all have a bias, or none has.
+        form: format of the weights.
+        scale, epsilon, offset: weight [I] and constants of the norm; scale None: no norm.
+        addend, total: addend and x + addend [..., I]; the sum is written. None: nothing is added.
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)
@@ -226,5 +226,5 @@ def launch_norm_linear(
 
 
 def _power_of_two(count: int) -> int:
-    """Return the power of two from `count` on; Triton's function for it takes several microseconds."""
+    """Return the smallest power of two that is at least `count`; Triton's own function takes microseconds."""
     return 1 << (count - 1).bit_length()

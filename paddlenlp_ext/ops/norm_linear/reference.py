@@ -1,4 +1,4 @@
-"""RMS norm and linear layers one by one, each by its best available backend."""
+"""RMS norm and linear layers called one by one, each with its best available backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def norm_linear_reference(
     offset: float = 0.0,
     addend: paddle.Tensor | None = None,
 ) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
-    """Compute `norm_linear`, differentiably."""
+    """Compute `norm_linear` with separate, differentiable ops."""
     if addend is None:
         total, normed = x, rms_norm(x, weight_D, epsilon, offset)
     else:

@@ -1,8 +1,8 @@
-"""RMS norm and linear layers over few positions in one launch, on a GPU.
+"""Launch the Triton kernel of RMS norm and linear layers over few positions.
 
-Decoding a token of a small batch is limited by launches and by reading the weights. The kernel saves three or four
-launches of a decoder layer's attention, and two or three of its feed-forward block, and reads packed weights once for
-all positions.
+Decoding with a small batch is limited by launches and by reading the weights. The kernel saves three or four launches
+in the attention block of a decoder layer and two or three in its feed-forward block, and reads quantized weights only
+once for all positions.
 
 Tested in Triton's interpreter on the CPU (tests/ops/norm_linear/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -37,7 +37,7 @@ def norm_linear_triton(
     offset: float = 0.0,
     addend: paddle.Tensor | None = None,
 ) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
-    """Compute `norm_linear` in one launch, or by the reference if the kernel does not support the arguments."""
+    """Compute `norm_linear` in one launch, or with the reference if the kernel does not support the arguments."""
     if not supports(x, linears, weight_D, addend):
         return norm_linear_reference(x, linears, weight_D, epsilon, offset, addend)
     from paddlenlp_ext.ops.norm_linear.kernels import launch_norm_linear
@@ -70,7 +70,7 @@ def supports(
 
 
 def _comparable_format(linear: FrozenDense | FrozenQuantized, dtype: paddle.dtype) -> tuple | None:
-    """Return everything that must be equal for all layers; None for a layer that the kernel does not support."""
+    """Return the format that all layers of a launch must share; None if the kernel does not support the layer."""
     if not linear.fits_tiles(dtype):
         return None
     weight, bias = linear.weight, None if linear.bias is None else linear.bias.dtype

@@ -1,10 +1,10 @@
-"""Linear layers of groups of rows with quantized weights: `ops.grouped_linear` over a frozen `QuantizedStack`.
+"""Grouped linear layer with quantized weights, such as the experts of an MoE layer in QLoRA.
 
     y_p = x W[g, p]^T,   dL/dx = sum over p of (dL/dy_p) W[g, p]
 
-Each matrix is that of a quantized linear layer, and is read only if its group has rows.
+It is `grouped_linear` over a frozen `QuantizedStack`. A matrix is read only if its group has rows.
 
-Shapes: N rows, G groups, I inputs, O outputs, P parts of the outputs, each of which is a matrix of its own.
+Shapes: N rows, G groups, I inputs, O outputs, P fused projections, each quantized as a separate matrix.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def quantized_grouped_linear(
     Args:
         x_NI: rows, sorted by group.
         stack: the weight [G, O, I].
-        starts: int64 [G + 1], the first row of each group, and N at the end.
+        starts: int64 [G + 1], the first row of each group, followed by N.
 
     Returns:
-        The P parts of the outputs, each [N, O / P].
+        The output of each fused projection, [N, O / P].
     """
     if not (paddle.is_grad_enabled() and requires_grad(x_NI)):
         return _chosen(x_NI, stack)(x_NI, stack, starts)
@@ -68,7 +68,7 @@ class _QuantizedGroupedLinear(PyLayer):
 
 
 def _chosen(x_NI: paddle.Tensor, stack: QuantizedStack) -> Callable[..., tuple[paddle.Tensor, ...]]:
-    """Return the backend of the product; the kernels of all matrices at once support plain ones only."""
+    """Return the backend for this stack; only the reference supports zero points and reordered columns."""
     return quantized_grouped_linear_op.choose(x_NI) if stack.matrices.is_plain else quantized_grouped_linear_reference
 
 
@@ -77,11 +77,11 @@ quantized_grouped_linear_op = DispatchedOp(
     cpp=(quantized_grouped_linear_cpp, library.usable),
     reference=quantized_grouped_linear_reference,
 )
-"""Op of the parts of x W[g]^T; backends take (x [N, I], stack, starts)."""
+"""Op of x W[g]^T; backends take (x [N, I], stack, starts) and return one output per fused projection."""
 
 quantized_grouped_input_gradient_op = DispatchedOp(
     "quantized grouped linear's gradient",
     cpp=(quantized_grouped_input_gradient_cpp, library.usable),
     reference=quantized_grouped_input_gradient_reference,
 )
-"""Op of the gradient of x; backends take (gradients of the parts, stack, starts)."""
+"""Op of the input gradient; backends take (gradients of the projections, stack, starts)."""

@@ -1,6 +1,6 @@
-"""Linear layers of groups of rows with quantized weights in C++ (csrc/quantized_linear.cpp).
+"""Grouped linear layer with quantized weights in C++ (csrc/quantized_linear.cpp).
 
-Shapes: N rows, I inputs, O outputs, P matrices of a group.
+Shapes: N rows, I inputs, O outputs, P fused projections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 def quantized_grouped_linear_cpp(
     x_NI: paddle.Tensor, stack: QuantizedStack, starts: np.ndarray
 ) -> tuple[paddle.Tensor, ...]:
-    """Return the P parts of x W[g]^T, each [N, O / P], of float32 rows sorted by group, without autograd."""
+    """Return the output of each fused projection, [N, O / P], for float32 rows sorted by group, without autograd."""
     x = contiguous(x_NI)
     is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
     operand = cached_bf16(x) if uses_bf16(stack.matrices) and not is_small else x
@@ -39,7 +39,7 @@ def quantized_grouped_linear_cpp(
 def quantized_grouped_input_gradient_cpp(
     gradients: Sequence[paddle.Tensor], stack: QuantizedStack, starts: np.ndarray
 ) -> paddle.Tensor:
-    """Return the gradient of x, float32 [N, I], of those of the P parts, each [N, O / P]."""
+    """Return the input gradient, float32 [N, I], from the gradients of the fused projections, each [N, O / P]."""
     in_bf16 = uses_bf16(stack.matrices)
     operands = [as_bf16(contiguous(each)) if in_bf16 else contiguous(each) for each in gradients]
     x_gradient = library.empty([len(operands[0]), stack.matrices.shape[1]])

@@ -2,8 +2,8 @@
 
     y = x W^T,   dL/dx = (dL/dy) W
 
-Forward and backward pass dequantize W a few rows at a time, so the full W is never in memory in full precision. W has
-no gradient.
+The forward and backward pass dequantize W a few rows at a time, so that W is never fully in memory in high precision. W
+has no gradient.
 
 Shapes: in/out features.
 """
@@ -32,7 +32,7 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Map `x` [..., in] to [..., out], in the dtype of x or of autocast."""
+    """Return x W^T [..., out] for x [..., in], in the dtype of x or of autocast."""
     if x.stop_gradient or not paddle.is_grad_enabled() or is_symbolic(x):
         return quantized_linear_op(weight.algo).choose(x)(x, weight)
     return _QuantizedLinear.apply(x, weight)
@@ -53,7 +53,7 @@ class _QuantizedLinear(PyLayer):
 
 
 def takes_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether `quantized_linear` multiplies `x` by Paddle's fused kernel."""
+    """Return whether `quantized_linear` uses Paddle's fused kernel for `x` and this weight."""
     return quantized_linear_op(weight.algo).choose(x) is quantized_linear_weight_only and fits_kernel(weight)
 
 
@@ -78,7 +78,7 @@ quantized_input_gradient_op = DispatchedOp(
     cpp=(quantized_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=quantized_input_gradient_reference,
 )
-"""Op of (dL/dy) W; backends take (gradient [..., out], weight)."""
+"""Op of the input gradient (dL/dy) W; backends take (gradient [..., out], weight)."""
 
 
 def quantized_linear_op(algo: str) -> DispatchedOp:

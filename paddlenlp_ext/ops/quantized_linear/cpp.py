@@ -16,7 +16,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] of float32 x [..., in], without autograd.
+    """Return x W^T [..., out] for float32 x [..., in], without autograd.
 
     Raises:
         ValueError: the last axis of x does not match the weight.
@@ -39,7 +39,7 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
 
 
 def quantized_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return (dL/dy) W, float32 [..., in], of a float32 or bfloat16 dL/dy [..., out]."""
+    """Return the input gradient (dL/dy) W, float32 [..., in], for a float32 or bfloat16 dL/dy [..., out]."""
     if not weight.is_plain:
         return input_gradient_with_zero_points(quantized_input_gradient_cpp, gradient, weight)
     gradient = contiguous(gradient)

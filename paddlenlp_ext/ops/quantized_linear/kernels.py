@@ -1,14 +1,14 @@
-"""Triton kernel that multiplies with 4-bit weights; independent of Paddle and PyTorch.
+"""Triton kernel that multiplies a few positions by a 4-bit weight; independent of Paddle and PyTorch.
 
-    w[i] = level[code[i]] scale[i // block],        two codes a byte, the first in the high half
-    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        if the scales are quantized too
+    w[i] = level[code[i]] scale[i // block],        two codes per byte, the first in the high half
+    scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        with double quantization
 
 The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). block
 and I are even, so both codes of a byte share one scale and one row. Tested in Triton's interpreter
 (tests/ops/quantized_linear/test_triton.py), measured on an H200 (docs/benchmarks.md).
 
-Names: T positions, O outputs, I inputs. NESTED: the scales are codes; otherwise the parameters of nested scales are
-unused. Divisors are constants of the compiled kernel.
+Names: T positions, O outputs, I inputs. NESTED: the scales are quantized; otherwise the parameters of double
+quantization are unused. Divisors are compile-time constants.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def product_kernel(
 ):
     """Compute y = x W^T; a program handles a few outputs of one position and accumulates in fp32.
 
-    Instructions, not memory, limit the speed: x is read in vectors, and the weights are interleaved to match.
+    The kernel is limited by instructions, not by memory: x is read in vectors, and the weights are interleaved to
+    match.
     """
     HALF: tl.constexpr = BLOCK // 2
     t = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Linear layer with a 4-bit weight by Triton kernels on a GPU.
+"""Linear layer with a 4-bit weight on a GPU, with Triton kernels for few positions.
 
 Tested in Triton's interpreter on the CPU (tests/ops/quantized_linear/test_triton.py), except for `launch`.
 
@@ -23,8 +23,8 @@ _MAX_FUSED_POSITIONS = 2
 
 
 def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out]: with one fused kernel for few positions, from dequantized rows for many."""
-    x = in_dtype(x, product_dtype(x))  # autocast does not reach the kernels
+    """Return x W^T [..., out], with one fused kernel for few positions and from dequantized rows for many."""
+    x = in_dtype(x, product_dtype(x))  # autocast does not affect the kernels
     (out, width), leading = weight.shape, x.shape[:-1]
     positions = math.prod(leading)
     if positions <= _MAX_FUSED_POSITIONS and supports_product(weight):
@@ -37,7 +37,7 @@ def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
 
 
 def supports_product(weight: QuantizedWeight) -> bool:
-    """Return whether `product_triton` supports this weight: rows of full blocks, and blocks that fit a program."""
+    """Return whether `product_triton` supports this weight: rows of whole blocks, and blocks that fit a program."""
     from paddlenlp_ext.ops.quantized_linear.kernels import LARGEST_BLOCK
 
     block = weight.block_size
@@ -46,10 +46,10 @@ def supports_product(weight: QuantizedWeight) -> bool:
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. Each position reads all codes."""
+    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. All codes are read per position."""
     from paddlenlp_ext.ops.quantized_linear.kernels import PRODUCT_SIZES, product_kernel
 
-    assert supports_product(weight), f"no kernel for blocks of {weight.block_size} in {list(weight.shape)}"
+    assert supports_product(weight), f"unsupported blocks of {weight.block_size} in {list(weight.shape)}"
     positions, (outputs, inputs) = x_TI.shape[0], weight.shape
     y_TO = paddle.empty([positions, outputs], x_TI.dtype, device=weight.codes.place)
     arguments = (x_TI.contiguous(), weight.codes, *kernel_tables(weight, 0), y_TO, outputs, inputs)
@@ -64,7 +64,7 @@ def tile_product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.
     """Return x W^T [T, O] in the dtype of `x`, for at most 16 positions; requires `fits_tiles`. Codes are read once."""
     from paddlenlp_ext.ops.norm_linear.kernels import launch_norm_linear
 
-    assert fits_tiles(weight), f"no tiles for blocks of {weight.block_size} in {list(weight.shape)}"
+    assert fits_tiles(weight), f"unsupported blocks of {weight.block_size} in {list(weight.shape)}"
     y_TO = paddle.empty([x_TI.shape[0], weight.shape[0]], x_TI.dtype, device=weight.codes.place)
     launch_norm_linear(launch, x_TI.contiguous(), [tile_layer(weight, y_TO)], tile_format(weight))
     return y_TO

@@ -1,6 +1,6 @@
 """Linear layer with int8 and int4 weights by `paddle.nn.quant`, Paddle's fused matmul for GPUs with tensor cores.
 
-The kernel reads the codes in its own order, which `paddle.nn.quant.weight_quantize` produces. This function receives
+The kernel reads the codes in a private order, which `paddle.nn.quant.weight_quantize` produces. This function receives
 the codes as floats. If the largest magnitude of every block is 127 (int8) or 7 (int4), it finds a scale of 1 and
 returns the same codes, reordered. Newly quantized weights satisfy this condition; shards along the inputs may not. The
 kernel multiplies by the original scales.
@@ -39,15 +39,15 @@ def on_gpu_with_weight_only_kernel(x: paddle.Tensor) -> str | None:
 
 
 def quantized_linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] by Paddle's fused kernel, or from dequantized rows if it does not support the weight."""
+    """Return x W^T [..., out] with Paddle's fused kernel, or with the reference if the kernel rejects the weight."""
     return weight_only_linear(x, weight) if fits_kernel(weight) else quantized_linear_reference(x, weight)
 
 
 def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel supports this weight; the result is cached on the weight.
 
-    The kernel supports certain sizes only. Reordering the codes writes past their end if the row length is not a
-    multiple of 64, and Paddle does not check this.
+    The kernel supports only certain sizes. If the row length is not a multiple of 64, reordering the codes writes out
+    of bounds, which Paddle does not check.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
@@ -63,7 +63,7 @@ def _codes_survive_reordering(weight: QuantizedWeight) -> bool:
 
 
 def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] by Paddle's kernel; the weight must satisfy `fits_kernel`.
+    """Return x W^T [..., out] with Paddle's kernel; the weight must satisfy `fits_kernel`.
 
     The reordered codes are cached on the weight.
     """
@@ -86,18 +86,18 @@ def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tens
 
 
 def kernel_weight(weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the codes in the kernel's order."""
+    """Return the codes in the order that the kernel reads."""
     numbers, group = _unscaled_weight(weight), cast("KernelGroup", kernel_group(weight))
     algo = cast("KernelAlgo", weight.algo)
     return quant.weight_quantize(numbers.T.astype("float16"), algo=algo, group_size=group)[0]
 
 
 def _unscaled_weight(weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the values of the codes before scaling, float32 [out, in]."""
+    """Return the unscaled values of the codes, float32 [out, in]."""
     ones = paddle.ones([-(-weight.num_weights // weight.block_size)])
     return dequantize(QuantizedWeight(weight.algo, weight.shape, weight.block_size, weight.codes, ones))
 
 
 def kernel_group(weight: QuantizedWeight) -> int:
-    """Return the block size in Paddle's notation: inputs that share a scale, or -1 for a full row."""
+    """Return Paddle's `group_size`: the number of inputs that share a scale, or -1 for a full row."""
     return -1 if weight.block_size == weight.shape[1] else weight.block_size

@@ -1,4 +1,4 @@
-"""Containers of a quantized weight, and of a stack of them: codes and scales."""
+"""Containers for quantized weights: codes and scales of one matrix, or of a stack of matrices."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class QuantizedWeight:
     Attributes:
         algo: nf4, fp4, weight_only_int8 or weight_only_int4.
         shape: (out, in).
-        block_size: number of neighbours in the flattened weight that share a scale; `in` for one scale per row.
-        codes: uint8 [ceil(N / 2)], two per byte, the first in the high half; weight_only_int8: int8 [N].
-        scales: float32 [B], or uint8 codes if `group_scales` is set.
-        group_scales: float32 [G].
-        offset: float32 [1], mean of the scales, subtracted before they were quantized.
-        group_size: number of neighbouring scales that share a group scale; 0 if scales are not quantized.
-        is_residual: whether part of the original weight was subtracted before quantizing; an adapter adds it back.
-        zeros: int16 [B], integer formats: value of the codes that stands for 0, relative to the middle of their range;
-            None if all are 0. A block then lies within a row.
-        order: int32 [in], input of each column of the codes; None if the columns are in the order of the inputs.
-        dtype: dtype of the weight that the codes stand for. C++ matmuls of more than a few rows round their inputs to
-            bfloat16 if it is bfloat16, as they do with a weight that is not quantized.
-        kernel_cache: tensors that a kernel derives from the codes once and reuses.
+        block_size: number of consecutive weights that share a scale, in row-major order; `in` for one scale per row.
+        codes: uint8 [ceil(N / 2)], two codes per byte, the first in the high half; weight_only_int8: int8 [N].
+        scales: float32 [B], or uint8 codes with double quantization.
+        group_scales: float32 [G], scales of the quantized scales (double quantization).
+        offset: float32 [1], mean of the scales, which was subtracted before they were quantized.
+        group_size: number of consecutive scales that share a group scale; 0 if scales are not quantized.
+        is_residual: whether a part of the weight was subtracted before quantizing, which an adapter adds back (PiSSA).
+        zeros: int16 [B], zero points of integer formats, relative to the middle of the range of codes; None if all are
+            0. With zero points, a block must not span rows.
+        order: int32 [in], index of the input that each column of the codes belongs to; None if not reordered.
+        dtype: dtype of the weight before quantization. If it is bfloat16, C++ matmuls of more than a few rows round
+            their inputs to bfloat16, as with an unquantized weight.
+        kernel_cache: tensors that kernels derive from the codes once and reuse.
     """
 
     algo: str
@@ -52,7 +52,7 @@ class QuantizedWeight:
 
     @property
     def is_plain(self) -> bool:
-        """True if the weight is codes times scales, in the order of the inputs, which all kernels support."""
+        """True if the weight has neither zero points nor reordered columns, so that all kernels support it."""
         return self.zeros is None and self.order is None
 
     @property
@@ -69,10 +69,10 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class QuantizedStack:
-    """Weight [G, O, I] of G groups, each of P matrices [O / P, I] that are quantized on their own.
+    """Weight [G, O, I] of G groups of P fused projections, each quantized as a separate matrix [O / P, I].
 
     Attributes:
-        matrices: format and shape of one matrix; the tensors of all of them, with the leading axes [G, P].
+        matrices: format and shape of one matrix, and the tensors of all matrices with leading axes [G, P].
     """
 
     matrices: QuantizedWeight
@@ -86,12 +86,12 @@ class QuantizedStack:
 
     @property
     def parts(self) -> int:
-        """P, the number of matrices of a group."""
+        """P, the number of fused projections."""
         return self.matrices.codes.shape[1]
 
     @property
     def num_weights(self) -> int:
-        """Number of weights of all matrices."""
+        """Total number of weights of all matrices."""
         return math.prod(self.shape)
 
     @property
@@ -100,7 +100,7 @@ class QuantizedStack:
         return self.matrices.num_bytes
 
     def matrix(self, group: int, part: int) -> QuantizedWeight:
-        """Return a matrix, with a kernel cache that all its copies share."""
+        """Return one matrix; repeated calls share its kernel cache."""
         own: dict[str, Any] = {}
         for name in TENSORS:
             stacked = getattr(self.matrices, name)
@@ -110,7 +110,7 @@ class QuantizedStack:
 
 
 def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack:
-    """Return the stack of the matrices of each group, which have one format and shape; their tensors are copied."""
+    """Stack the matrices of all groups, which must share format and shape; their tensors are copied."""
     first = groups[0][0]
     stacked: dict[str, Any] = dict.fromkeys(TENSORS)
     for name in TENSORS:
@@ -122,8 +122,8 @@ def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack
 
 
 def _neutral(name: str, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the tensor that changes nothing, for a matrix without one beside matrices that have one."""
-    assert name in ("zeros", "order"), f"all matrices of a stack have {name}, or none"
+    """Return the neutral zero points or column order for a matrix without them, to stack it with others."""
+    assert name in ("zeros", "order"), f"either all matrices of a stack have {name} or none"
     return (
         paddle.arange(weight.shape[1], dtype="int32") if name == "order" else paddle.zeros(weight.scales.shape, "int16")
     )

@@ -1,13 +1,13 @@
-"""Values of quantization codes.
+"""Codebooks: the value (level) of each code of a quantization format.
 
     nf4            quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, section 3)
-    nf4_symmetric  7 of these quantiles on each side of zero, which has two codes
+    nf4_symmetric  7 of these quantiles on each side of zero, and two codes for zero
     fp4            one sign bit, two exponent bits, one mantissa bit
-    int4           -8 ... 7, with -8 unused
-    dynamic        8 bits for scales and moments: a sign, a decimal exponent in unary, and the fraction in the remaining
-                   bits (Dettmers 2016, arXiv:1511.04561)
+    int4           -8 ... 7, where -8 is unused
+    dynamic        8 bits for scales and optimizer moments: sign, decimal exponent in unary, and fraction in the
+                   remaining bits (Dettmers 2016, arXiv:1511.04561)
 
-All tables are bitwise equal to those of bitsandbytes, which has no nf4_symmetric.
+All tables except nf4_symmetric are bitwise equal to the tables in bitsandbytes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ def levels(algo: str) -> np.ndarray:
 
 @functools.cache
 def dynamic_levels(signed: bool = True) -> np.ndarray:
-    """Return the value of each 8-bit code of a scale or of an optimizer's moment, float32 [256], ascending.
+    """Return the value of each 8-bit code of a scale or optimizer moment, float32 [256], ascending.
 
     The positive half contains 1 and, for each of seven decades from 10^-7 to 1, the midpoints of 1, 2, 4 ... 64 equal
-    intervals of 0.1 ... 1, so larger numbers have finer intervals. Numbers that are never negative need no sign, which
-    doubles the number of intervals.
+    intervals of 0.1 ... 1, so that larger values have finer intervals. Unsigned codes have twice as many intervals.
     """
     middles = []
     for decade in range(7):
@@ -47,9 +46,9 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 
 @functools.cache
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return midpoints between neighbouring levels, float32 [15], and codes in ascending order of level, uint8 [16].
+    """Return midpoints between adjacent levels, float32 [15], and the codes sorted by level, uint8 [16].
 
-    The code of v is `order[number of midpoints below v]`. The second of two zeros is for numbers above 0.
+    The code of v is `order[number of midpoints below v]`. The second of two zero codes is for values above 0.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]
@@ -57,9 +56,9 @@ def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def linspace(first: float, last: float, count: int) -> np.ndarray:
-    """Return `count` equidistant float32 numbers, computed from both ends with a float32 step and rounded once each.
+    """Return `count` equidistant float32 values, computed from both ends with a float32 step and rounded once each.
 
-    This is the algorithm of torch.linspace, with which the published tables were made.
+    This reproduces torch.linspace, with which the published tables were computed.
     """
     low, high = np.float32(first), np.float32(last)
     step, index = np.float64((high - low) / np.float32(count - 1)), np.arange(count)
@@ -67,12 +66,12 @@ def linspace(first: float, last: float, count: int) -> np.ndarray:
 
 
 def _nf4() -> np.ndarray:
-    """Return 8 positive quantiles, 7 negative ones and zero, equally probable, divided by the largest."""
+    """Return 7 negative quantiles, zero and 8 positive quantiles of equal probability, divided by the largest."""
     return _scaled([*(-q for q in _quantiles(7)), 0.0, *_quantiles(8)])
 
 
 def _nf4_symmetric() -> np.ndarray:
-    """Return 7 positive quantiles, 7 negative ones and two zeros, equally probable, divided by the largest."""
+    """Return 7 negative quantiles, two zeros and 7 positive quantiles of equal probability, divided by the largest."""
     return _scaled([*(-q for q in _quantiles(7)), 0.0, 0.0, *_quantiles(7)])
 
 

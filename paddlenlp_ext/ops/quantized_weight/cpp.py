@@ -1,4 +1,4 @@
-"""Structs of quantized weights for calls of the C++ library."""
+"""Structs that pass quantized weights to the C++ library."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def packed_struct(weight: QuantizedWeight, index: int = 0) -> ctypes.Structure:
 
 
 def _own(stacked: paddle.Tensor, index: int) -> int:
-    """Return the address of a matrix's own values: row `index` of all but the last axis."""
+    """Return the address of the values of matrix `index` in a stacked tensor."""
     return library.pointer(stacked) + index * stacked.shape[-1] * stacked.element_size()
 
 
 @functools.cache
 def _address(algo: str) -> int:
-    """Return the address of the levels of a 4-bit format, or of a scale's levels for ""; the tables are never freed."""
+    """Return the address of the codebook of a 4-bit format (of quantized scales: ""), which is never freed."""
     table = levels(algo) if algo else dynamic_levels()
     assert table.flags.c_contiguous and table.dtype == np.float32
     return table.ctypes.data

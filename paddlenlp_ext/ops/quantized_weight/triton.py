@@ -1,4 +1,4 @@
-"""Quantized weights as arguments of Triton kernels.
+"""Pass quantized weights to Triton kernels.
 
 Shapes: O outputs and I inputs of the weight.
 """
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
     """Return None for 4-bit codes on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
     if x.place.is_gpu_place() and x.dtype == paddle.int8:
-        return NotApplicable("it is for weights in 4 bits")
+        return NotApplicable("it supports only 4-bit weights")
     return on_gpu_with_triton(x)
 
 
 def fits_tiles(weight: QuantizedWeight) -> bool:
-    """Return whether weight_tiles.py can read this weight: rows of whole bytes and of equal blocks."""
+    """Return whether kernels can read this weight in tiles: whole bytes and equal blocks per row, no zero points."""
     block, inputs = weight.block_size, weight.shape[1]
     is_power = block >= 2 and block & (block - 1) == 0
     return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))
 
 
 def tile_layer(weight: QuantizedWeight, y: paddle.Tensor, bias: paddle.Tensor | None = None) -> Layer:
-    """Return a linear layer as kernels over tiles take it; y [..., O] is written."""
+    """Return the tensors of a linear layer for kernels that read its weight in tiles; y [..., O] is written."""
     from paddlenlp_ext.ops.triton_utils.weight_tiles import Layer
 
     return Layer(weight.codes, y, bias, weight.scales, weight.group_scales, weight.offset)
 
 
 def tile_format(weight: QuantizedWeight) -> Format:
-    """Return the format of a weight as kernels over tiles take it."""
+    """Return the format of a weight for kernels that read it in tiles."""
     from paddlenlp_ext.ops.triton_utils.weight_tiles import Format
 
     of_scales = None if weight.group_scales is None else _cached_table(weight, "scale levels", dynamic_levels())
@@ -57,7 +57,7 @@ def kernel_format(weight: QuantizedWeight) -> dict[str, Any]:
 
 
 def kernel_tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Tensor, ...]:
-    """Return levels, scales, scale levels, group scales and offset, in the order of the kernels' parameters."""
+    """Return levels, scales, scale levels, group scales and offset, in the order of the kernel parameters."""
     table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]
     if weight.group_scales is None:

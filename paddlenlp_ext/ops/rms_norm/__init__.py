@@ -1,4 +1,4 @@
-"""RMS normalisation (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
+"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
 
     y = x / sqrt(mean(x^2) + epsilon) * (offset + weight)        offset: 1 in the Gemma models, otherwise 0
 
@@ -6,8 +6,8 @@
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
 | plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
-| triton | triton.py | one pass over the data in each direction, all arithmetic in float32 |
-| reference | reference.py | rounds to the dtype of x before the scale is applied |
+| triton | triton.py | one pass forward and one backward, all arithmetic in float32 |
+| reference | reference.py | rounds to the dtype of x before it applies the scale |
 
 Shapes: D row length.
 """
@@ -28,7 +28,7 @@ from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 def add_rms_norm_reference(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend` and the normalised sum, by the best available `rms_norm`."""
+    """Return `x + addend` and the normalized sum, with the best available `rms_norm`."""
     total = x + addend
     return total, rms_norm(total, weight_D, epsilon, offset)
 
@@ -49,12 +49,12 @@ add_rms_norm_op = DispatchedOp(
 
 
 def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Normalise the last axis of `x` [..., D] and scale it by `offset + weight_D`."""
+    """Normalize the last axis of `x` [..., D] and scale it by `offset + weight_D`."""
     return rms_norm_op.choose(x)(x, weight_D, epsilon, offset)
 
 
 def add_rms_norm(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalised sum: a residual addition followed by a norm."""
+    """Return `x + addend`, both [..., D], and the normalized sum: a residual addition followed by a norm."""
     return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon, offset)

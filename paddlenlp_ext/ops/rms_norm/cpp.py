@@ -1,9 +1,8 @@
-"""RMS norm on the CPU, in C++ and in plain Paddle.
+"""RMS norm in C++ (csrc/rms_norm.cpp), with one pass over the data forward and one backward.
 
-The C++ backend (csrc/rms_norm.cpp) makes one pass over the data in each direction. It saves the input and one number
-per row, not the output.
+The input and the inverse RMS of each row are saved, not the output.
 
-Shapes: R rows, D row length; a trailing 1 marks an axis of length 1.
+Shapes: R rows, D row length.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype, needs_grad
 
 
 def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Normalise the last axis of x [..., D] in C++."""
+    """Normalize the last axis of x [..., D] in C++."""
     x, weight_D = contiguous(x), in_dtype(scale_of(weight_D, offset), x.dtype)
     if needs_grad(x, weight_D):
         return _RmsNormCpp.apply(x, weight_D, epsilon)
@@ -29,7 +28,7 @@ def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offs
 def add_rms_norm_cpp(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalised sum, computed in C++."""
+    """Return `x + addend`, both [..., D], and the normalized sum, computed in C++."""
     assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
     x, addend, weight_D = x.contiguous(), addend.contiguous(), scale_of(weight_D, offset).astype(x.dtype)
     if needs_grad(x, addend, weight_D):
@@ -68,14 +67,14 @@ class _AddRmsNorm(PyLayer):
         if not any(ctx.grads_needed):
             return None, None, weight_gradient
         shared = _backward(gradient, total, weight_D, inverse_R, total_gradient.contiguous())
-        # Two tensors: Paddle accumulates further gradients into one of them in place.
+        # Two tensors, because Paddle accumulates further gradients into one of them in place.
         other = shared.clone() if all(ctx.grads_needed) else shared
         return shared if ctx.grads_needed[0] else None, other if ctx.grads_needed[1] else None, weight_gradient
 
 
 def _forward(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> tuple[paddle.Tensor, paddle.Tensor]:
     num_rows, size = _rows(x)
-    assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
+    assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
     out, inverse_R = empty(x.shape), empty([num_rows])
     run = function("rms_norm_forward")
     run(pointer(x), pointer(weight_D), epsilon, num_rows, size, pointer(out), pointer(inverse_R))
@@ -86,7 +85,7 @@ def _add_forward(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     num_rows, size = _rows(x)
-    assert weight_D.shape == [size], f"a weight of shape {weight_D.shape} for rows of {size}"
+    assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
     total, out, inverse_R = empty(x.shape), empty(x.shape), empty([num_rows])
     inputs = pointer(x), pointer(addend), pointer(weight_D)
     run = function("add_rms_norm_forward")

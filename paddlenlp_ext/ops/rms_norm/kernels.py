@@ -1,10 +1,10 @@
-"""Triton kernels of the RMS norm and their launches; independent of Paddle and PyTorch.
+"""Triton kernels of RMS norm, and functions that launch them; independent of Paddle and PyTorch.
 
     forward     s = x + addend                 y = n w,    n = s / rms,    rms = sqrt(mean(s^2) + epsilon)
     backward    ds = (g w - n mean(g w n)) / rms + gradient of s        dw = sum over rows of g n
 
 x + addend is rounded to its dtype before it is normalized, so that the backward pass computes the same n from the saved
-sum. Everything else is float32. The backward pass computes rms again: it reads s anyway.
+sum. Everything else is float32. The backward pass recomputes rms, because it reads s anyway.
 
 The gradient of the weight is a sum over programs, each of which sums neighbouring rows
 (ops/triton_utils/column_sums.py). With a frozen weight, a program of the backward pass handles a single tile.
@@ -26,11 +26,11 @@ import triton.language as tl
 from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 LARGEST = 65536
-"""Largest number of elements of a row."""
+"""Largest supported row length."""
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 8 to 32 elements of a tile; more only where the largest program must have them."""
+    """Return whether these tile sizes give a thread 8 to 32 elements; only the longest rows may need more."""
     per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
     return 8 <= per_thread <= 32 or (per_thread > 32 and (entry["ROWS"], entry["num_warps"]) == (1, 32))
 
@@ -100,7 +100,7 @@ def rms_norm_backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the gradient of consecutive rows, and their part of the weight gradient."""
+    """Compute the gradient of consecutive rows, and a partial sum of the weight gradient."""
     program = tl.program_id(0)
     d = tl.arange(0, COLUMNS)[None, :]
     w = tl.load(weight + d, mask=d < size, other=0.0).to(tl.float32) + offset
@@ -127,23 +127,23 @@ def rms_norm_backward_kernel(
 
 
 def num_partials(x: Any) -> int:
-    """Return the number of partial sums of a weight gradient: that of the programs of the backward pass over x."""
+    """Return the number of partial sums of the weight gradient, one per program of the backward pass."""
     tiles, per_program, _ = _split(x)
     return triton.cdiv(tiles, per_program)
 
 
 def _split(x: Any) -> tuple[int, int, dict[str, int]]:
-    """Return tiles, tiles of a program, and sizes of the backward pass of a weight that trains."""
+    """Return number of tiles, tiles per program and tile sizes for a backward pass with weight gradient."""
     sizes = _sizes(BACKWARD_SIZES, x)
     tiles = triton.cdiv(math.prod(x.shape[:-1]), sizes["ROWS"])
     return tiles, max(1, triton.cdiv(tiles, sizes.pop("PROGRAMS"))), sizes
 
 
 def _sizes(table: TileSizes, x: Any) -> dict[str, int]:
-    """Return the sizes for x [..., D].
+    """Return the tile sizes for x [..., D].
 
     Raises:
-        ValueError: the rows are longer than any that the kernels support.
+        ValueError: the rows are longer than the kernels support.
     """
     size = x.shape[-1]
     if size > LARGEST:
@@ -165,12 +165,12 @@ def launch_forward(
     """Launch the forward pass.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., D], with rows `x_stride` elements apart. All other tensors are contiguous.
         weight: [D].
         out: norm of `x`, or of `x + addend` [..., D]; written.
-        epsilon, offset: numbers of the formula.
-        addend, total: summand and sum [..., D]; the sum is written. None: nothing is added.
+        epsilon, offset: constants of the formula.
+        addend, total: addend and x + addend [..., D]; the sum is written. None: nothing is added.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     sizes, adds = _sizes(FORWARD_SIZES, x), addend is not None

@@ -6,12 +6,12 @@ import paddle
 
 
 def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Normalise the last axis; the statistics are fp32 for every input dtype."""
+    """Normalize the last axis, with fp32 statistics for every input dtype."""
     x_fp32 = x.astype("float32")
     inverse_rms = paddle.rsqrt(x_fp32.square().mean(axis=-1, keepdim=True) + epsilon)
     return (x_fp32 * inverse_rms).astype(x.dtype) * scale_of(weight_D, offset).astype(x.dtype)
 
 
 def scale_of(weight_D: paddle.Tensor, offset: float) -> paddle.Tensor:
-    """Return the scale of a norm, `offset + weight_D`."""
+    """Return the scale of the norm, `offset + weight_D`."""
     return weight_D if offset == 0.0 else weight_D + offset

@@ -1,4 +1,4 @@
-"""RMS norm by Triton kernels on a GPU; the gradients of the weight are the same in every run.
+"""Launch the Triton kernels of RMS norm on Paddle tensors; weight gradients are bitwise reproducible.
 
 Tested in Triton's interpreter on the CPU (tests/ops/rms_norm/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -27,7 +27,7 @@ def add_rms_norm_triton(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return `x + addend`, both [..., D], and the normalized sum, computed in one pass, in the dtype of `x`.
 
-    The addend may be in half precision: under autocast hidden states are float32, and products are not.
+    The addend may be in half precision while x is float32: under autocast, matmul outputs are in half precision.
     """
     assert x.shape == addend.shape, f"{x.shape}, {addend.shape}"
     assert x.dtype in (addend.dtype, paddle.float32), f"{addend.dtype} would be rounded to {x.dtype}"
@@ -48,7 +48,8 @@ class _RmsNorm(PyLayer):
     def backward(ctx, gradient):
         x, weight_D = ctx.saved_tensor()
         x_gradient, weight_gradient = _backward(ctx, gradient, x, ctx.x_stride, weight_D, ctx.grads_needed[1], None)
-        return x_gradient if ctx.grads_needed[0] else None, weight_gradient  # Paddle rejects those of frozen inputs
+        # Paddle rejects gradients for frozen inputs.
+        return x_gradient if ctx.grads_needed[0] else None, weight_gradient
 
 
 class _AddRmsNorm(PyLayer):
@@ -76,7 +77,7 @@ class _AddRmsNorm(PyLayer):
 def _forward(
     x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
-    """Return the norm, and the x that the kernel reads with the distance of its rows."""
+    """Return the norm, x with evenly spaced rows, and the distance of its rows."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
     _check_weight(x, weight_D)
@@ -89,7 +90,7 @@ def _forward(
 def _add_forward(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return the sum and its norm."""
+    """Return `x + addend` and its norm."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
     _check_weight(x, weight_D)
@@ -101,7 +102,7 @@ def _add_forward(
 
 
 def _check_weight(x: paddle.Tensor, weight_D: paddle.Tensor) -> None:
-    assert weight_D.shape == [x.shape[-1]], f"a weight of shape {weight_D.shape} for rows of {x.shape[-1]}"
+    assert weight_D.shape == [x.shape[-1]], f"weight of shape {weight_D.shape} does not match rows of {x.shape[-1]}"
 
 
 def _backward(
@@ -113,7 +114,7 @@ def _backward(
     of_weight: bool,
     total_gradient: paddle.Tensor | None,
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-    """Return the gradients of x, plus that of the sum if there is one, and of the weight if it is needed."""
+    """Return the gradient of x, including `total_gradient` if given, and the weight gradient if it is needed."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_backward, num_partials
     from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864), of queries and keys together also with their norms.
+"""Rotary position embedding (RoPE, Su et al. 2021, arXiv:2104.09864), optionally fused with QK norms.
 
     (x[i], x[j]) -> (x[i] cos - x[j] sin, x[j] cos + x[i] sin)
 
@@ -7,14 +7,15 @@
 | halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
 | interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
 
-The tables have the angles of the pairs twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not rotated.
+The cos and sin tables repeat the angles of the pairs: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not
+rotated.
 
 | backend | file | notes |
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
 | plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
-| triton | triton.py | queries, keys and the norms of their heads in one launch |
-| reference | reference.py | for queries and keys: one call each of the best norm and the best rotation |
+| triton | triton.py | queries, keys and QK norms in one launch |
+| reference | reference.py | formula; `rotate_heads` calls the best norm and the best rotation for queries and keys |
 
 Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
 """
@@ -41,7 +42,7 @@ def rotate_heads_separately(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute `rotate_heads` by the best available `rms_norm` and `apply_rope`."""
+    """Compute `rotate_heads` with the best available `rms_norm` and `apply_rope`."""
 
     def turn(x: paddle.Tensor, weight_H: paddle.Tensor | None) -> paddle.Tensor:
         if norms is None or weight_H is None:
@@ -69,7 +70,7 @@ rotate_heads_op = DispatchedOp(
 def apply_rope(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`, in halves or interleaved pairs."""
+    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`; pairs are halves or interleaved."""
     return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 
@@ -81,5 +82,5 @@ def rotate_heads(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Rotate the heads of queries and keys as `apply_rope` does, and normalize each head if `norms` are given."""
+    """Apply RoPE to queries and keys, with QK norms before or after the rotation if `norms` are given."""
     return rotate_heads_op.choose(q_BSNH)(q_BSNH, k_BSKH, cos_BSR, sin_BSR, interleaved, norms)

@@ -1,4 +1,4 @@
-"""Rotary position embedding on the CPU, in C++ and in plain Paddle.
+"""Rotary position embedding in C++ (csrc/rope.cpp).
 
 Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head.
 """
@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 def rope_cpp(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate in one pass of C++ (csrc/rope.cpp); only the tables are saved for the backward pass."""
+    """Rotate every head in one pass; only the tables are saved for the backward pass."""
     tables = cos_BSR.contiguous(), sin_BSR.contiguous()
     if needs_grad(x_BSNH):
         return _RopeCpp.apply(x_BSNH, *tables, interleaved)

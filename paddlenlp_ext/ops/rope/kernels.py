@@ -1,13 +1,13 @@
-"""Triton kernels of rotary position embedding and of the RMS norms of heads; independent of Paddle and PyTorch.
+"""Triton kernels of rotary position embedding fused with QK norms; independent of Paddle and PyTorch.
 
     rotation    (a, b) -> (a cos - b sin, b cos + a sin)        a, b: channels of a pair; backward: sin -> -sin
     norm        n w,    n = x / sqrt(mean(x^2) + epsilon),      mean over the channels of a head, w = offset + weight
 
 One launch handles queries and keys. A program of the grid (tokens, blocks of heads) reads the angles of its tokens and
-a few heads of one of the two tensors. Numbers are float32 between loads and stores. Without norms the backward pass is
-the rotation by the negative angles, and reads no inputs. With norms it reads them, and computes their rms again.
+a few heads of one of the two tensors. Values are float32 between loads and stores. Without norms the backward pass is
+the rotation by the negative angles, and does not need the inputs. With norms it reads them and recomputes their rms.
 
-The gradients of the norms' weights are sums over programs, each of which sums neighbouring tokens
+The gradients of the norm weights are sums over programs, each of which sums neighbouring tokens
 (ops/triton_utils/column_sums.py). With frozen weights, a program of the backward pass handles a single token.
 
 Tested in Triton's interpreter (tests/ops/rope/test_triton.py).
@@ -29,11 +29,11 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread has 8 to 32 elements of a tile."""
+    """Return whether these tile sizes give a thread 8 to 32 elements."""
     return 8 <= entry["ELEMENTS"] // (32 * entry["num_warps"]) <= 32
 
 
-# ELEMENTS of a program, at most: a power of two of heads.
+# Maximum number of elements of a program, whose number of heads is a power of two.
 SIZES = TileSizes("rope", (), _is_full, ELEMENTS=(1024, 2048, 4096), num_warps=(1, 2, 4, 8))
 BACKWARD_SIZES = TileSizes(
     "norm_rope_backward",
@@ -49,8 +49,8 @@ class Heads(NamedTuple):
     """Queries or keys, [..., N, H] with contiguous channels.
 
     Attributes:
-        tensor: tensor of either framework.
-        token_stride, head_stride: distances of tokens and heads, in elements.
+        tensor: Paddle or PyTorch tensor.
+        token_stride, head_stride: distances between tokens and between heads, in elements.
     """
 
     tensor: Any
@@ -63,7 +63,7 @@ def _load(
     x, is_head,
     INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Return the channels of the pairs [HEADS, HALF], and the rest [HEADS, REST]; `x` has the heads' addresses."""
+    """Load the two channels of each pair [HEADS, HALF], and the rest [HEADS, REST]; `x` points to the heads."""
     if INTERLEAVED:
         c = tl.arange(0, 2 * HALF)[None, :]
         both = tl.load(x + c, mask=is_head & (c < ROTARY_DIM), other=0.0).to(tl.float32)
@@ -85,7 +85,7 @@ def _store(
     out, first, second, rest, is_head,
     INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Store what `_load` returns."""
+    """Store channels in the layout of `_load`."""
     dtype = out.dtype.element_ty
     if INTERLEAVED:
         c = tl.arange(0, 2 * HALF)[None, :]
@@ -103,7 +103,7 @@ def _store(
 
 @triton.jit
 def _angles(cos, sin, t, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
-    """Return the cosines and sines of a token's pairs [1, HALF]; the tables have them twice."""
+    """Load the cosines and sines of a token [1, HALF], which the tables contain twice."""
     i = tl.arange(0, HALF)[None, :]
     c = tl.load(cos + t * ROTARY_DIM + i, mask=i < ROTARY_DIM // 2, other=0.0).to(tl.float32)
     s = tl.load(sin + t * ROTARY_DIM + i, mask=i < ROTARY_DIM // 2, other=0.0).to(tl.float32)
@@ -112,7 +112,7 @@ def _angles(cos, sin, t, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _mean_product(a, b, rest_a, c, d, rest_c, HEAD_DIM: tl.constexpr, REST: tl.constexpr):
-    """Return the mean over the channels of the products of two tensors, each as `_load` returns it, [HEADS, 1]."""
+    """Return the mean over channels of the product of two tensors in the layout of `_load`, [HEADS, 1]."""
     total = tl.sum(a * c + b * d, axis=1)
     if REST > 0:
         total += tl.sum(rest_a * rest_c, axis=1)
@@ -125,7 +125,7 @@ def _rotate_block(
     NORM: tl.constexpr, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate, and normalize, the heads of one block of one token."""
+    """Rotate one block of heads of one token, and normalize it if NORM is not "none"."""
     t = tl.program_id(0).to(tl.int64)
     h = block * HEADS + tl.arange(0, HEADS)[:, None]
     is_head = h < num_heads
@@ -179,7 +179,7 @@ def rope_kernel(
     HALF: tl.constexpr,  # R / 2 and H - R, rounded up to powers of two
     REST: tl.constexpr,
 ):
-    """Rotate a block of heads of one token, of the queries or of the keys."""
+    """Rotate a block of query heads or key heads of one token."""
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_q, HEADS)
     if block < q_blocks:
@@ -201,7 +201,7 @@ def _backward_block(
     NORM: tl.constexpr, SUMS: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the heads of one block of consecutive tokens; write the weight's part to `sums` [H]."""
+    """Compute the gradient of a block of heads for consecutive tokens; write partial weight gradients to `sums` [H]."""
     h = block * HEADS + tl.arange(0, HEADS)[:, None]
     is_head = h < num_heads
     one = tl.arange(0, 1)[:, None]
@@ -282,7 +282,7 @@ def norm_rope_backward_kernel(
     HALF: tl.constexpr,  # R / 2 and H - R, rounded up to powers of two
     REST: tl.constexpr,
 ):
-    """Compute the gradient of a block of heads of consecutive tokens, and its part of the weight gradient."""
+    """Compute the gradient of a block of heads for consecutive tokens, and a partial sum of the weight gradient."""
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_q, HEADS)
     sums = partials + (block * tl.num_programs(0) + tl.program_id(0)) * HEAD_DIM
@@ -299,7 +299,7 @@ def norm_rope_backward_kernel(
 
 
 class _Launch:
-    """Grid and constants of a launch for queries, and keys if there are any, [..., heads, H], and tables [..., R]."""
+    """Grid and constants of a launch for queries, optional keys and tables."""
 
     def __init__(self, table: TileSizes, q: Any, k: Any, cos: Any) -> None:
         (*leading, num_q, head_dim), rotary_dim, sizes = q.shape, cos.shape[-1], table(q)
@@ -317,7 +317,7 @@ class _Launch:
             "REST": triton.next_power_of_2(rest) if rest else 0,
             "num_warps": sizes["num_warps"],
         }
-        # Tokens of a program that sums the gradients of weights.
+        # Tokens per program where weight gradients are summed.
         self.tokens_per_program = max(1, triton.cdiv(self.tokens, sizes.get("PROGRAMS", self.tokens)))
 
 
@@ -335,13 +335,13 @@ def launch_rope(
     """Launch the rotation of queries and keys.
 
     Args:
-        launch: function of a kernel, its grid, its arguments and its constants.
+        launch: function that takes a kernel, its grid, its arguments and its constants.
         q: [..., N, H].
-        k: [..., K, H]; None: only `q` is rotated.
+        k: [..., K, H]; None: rotate only `q`.
         tables: cos and sin [..., R], contiguous.
-        outs: results, contiguous, as `q` and `k`; written. The second one may be anything if `k` is None.
-        interleaved: whether neighbouring channels are pairs.
-        norms: `rope.HeadNorms` of contiguous weights, or None.
+        outs: contiguous results in the shapes of `q` and `k`; written. The second is ignored if `k` is None.
+        interleaved: whether adjacent channels form pairs.
+        norms: `rope.HeadNorms` with contiguous weights, or None.
         back: whether to rotate by the negative angles.
     """
     sizes = _Launch(SIZES, q.tensor, None if k is None else k.tensor, tables[0])
@@ -354,7 +354,7 @@ def launch_rope(
 
 
 def partial_rows(q: Any, k: Any, cos: Any) -> tuple[int, int]:
-    """Return the numbers of partial sums of the gradients of the queries' and the keys' weights."""
+    """Return the number of partial sums of the weight gradient of the query norm, and of the key norm."""
     sizes = _Launch(BACKWARD_SIZES, q, k, cos)
     programs = triton.cdiv(sizes.tokens, sizes.tokens_per_program)
     return sizes.blocks[0] * programs, sizes.blocks[1] * programs
@@ -372,13 +372,13 @@ def launch_norm_rope_backward(
     norms: Any,
     partials: Any = None,
 ) -> None:
-    """Launch the backward pass of `launch_rope` with norms; arguments as there.
+    """Launch the backward pass of `launch_rope` with norms; other arguments as in `launch_rope`.
 
     Args:
         gradients: gradients of the rotated queries and keys, contiguous.
         results: gradients of `q` and `k`, contiguous; written.
-        partials: float32 [sum of `partial_rows`, H], written: partial sums of the gradient of the queries' weight, and
-            after them those of the keys'. None: frozen weights.
+        partials: float32 [sum of `partial_rows`, H], written: partial sums of the weight gradient of the query norm,
+            followed by the key norm. None: frozen weights.
     """
     sizes, sums = _Launch(BACKWARD_SIZES, q.tensor, k.tensor, tables[0]), partials is not None
     each = sizes.tokens_per_program if sums else 1
@@ -396,5 +396,5 @@ def _norm_place(norms: Any) -> str:
 
 
 def _norm_numbers(norms: Any) -> tuple[float, float]:
-    """Return epsilon and offset, floats of the compiled kernel even if they are not read."""
+    """Return epsilon and offset; both are floats even without norms, so that the kernel compiles."""
     return (0.0, 0.0) if norms is None else (float(norms.epsilon), float(norms.offset))

@@ -18,9 +18,9 @@ from paddlenlp_ext.ops.rope.reference import interleave
 def rope_plain_cpu(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate with a matmul by a signed permutation, which swaps the pairs exactly; the bits equal the reference's.
+    """Rotate with a matmul by a signed permutation matrix, which swaps the pairs; bitwise equal to the reference.
 
-    On the CPU, Paddle takes ten times as long to slice and concatenate the halves, or to compute a broadcast product.
+    On the CPU, slicing and concatenating the halves, or a broadcast product, would take ten times as long in Paddle.
     """
     if interleaved:
         cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
@@ -47,7 +47,7 @@ class _Rope(PyLayer):
 
 
 def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:
-    """Extend a table to [B, S, H] by columns of `value`."""
+    """Pad a table to [B, S, H] with `value`."""
     missing = head_dim - table_BSR.shape[-1]
     return F.pad(table_BSR, [0, missing], value=value) if missing else table_BSR
 
@@ -59,7 +59,7 @@ def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tens
 
 @functools.cache
 def _rotation_matrix(head_dim: int, rotary_dim: int, interleaved: bool) -> paddle.Tensor:
-    """Return the matrix [H, H] for which x @ matrix holds -x[j] at i and x[i] at j, for each pair (i, j)."""
+    """Return the matrix M [H, H] for which x @ M has -x[j] at i and x[i] at j, for each pair (i, j)."""
     channels = np.arange(rotary_dim)
     pairs = channels.reshape(-1, 2) if interleaved else channels.reshape(2, -1).T
     first, second = pairs.T

@@ -12,11 +12,11 @@ import paddle
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """RMS norms of the heads of queries and keys (ops/rms_norm).
+    """QK norms: RMS norms over the channels of each query head and key head.
 
     Attributes:
-        q_weight, k_weight: weights [H], which all heads of a tensor share.
-        epsilon, offset: numbers of the norms' formula.
+        q_weight, k_weight: weights [H] of the query norm and the key norm, shared by all heads.
+        epsilon, offset: constants of the norms (see ops/rms_norm).
         after_rotation: whether the norms follow the rotation instead of preceding it.
     """
 
@@ -30,7 +30,7 @@ class HeadNorms:
 def rope_reference(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate each pair by its angle in fp32."""
+    """Rotate each pair of channels by its angle, in fp32."""
     rotary_dim = cos_BSR.shape[-1]
     x, rest_BSNP = x_BSNH[..., :rotary_dim].astype("float32"), x_BSNH[..., rotary_dim:]
     if interleaved:
@@ -44,5 +44,5 @@ def rope_reference(
 
 
 def interleave(table_BSR: paddle.Tensor) -> paddle.Tensor:
-    """Reorder a table to the angles [0, 0, 1, 1, ...]."""
+    """Reorder a table from [0, 1, ..., 0, 1, ...] to [0, 0, 1, 1, ...], for interleaved pairs."""
     return paddle.repeat_interleave(table_BSR[..., : table_BSR.shape[-1] // 2], 2, axis=-1)

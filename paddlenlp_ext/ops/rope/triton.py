@@ -1,15 +1,15 @@
-"""Rotary position embedding of queries and keys in one launch of a Triton kernel, with the norms of their heads.
+"""Launch the Triton kernels of rotary position embedding for queries and keys together, with QK norms.
 
-Without norms only the tables are saved for the backward pass; with norms it reads the inputs.
+Only the tables are saved for the backward pass without norms; with norms the inputs are saved too.
 
-Results and gradients do not overwrite the inputs and the gradients of the results, although the kernels could. A launch
-gets addresses, so Paddle's count of changes, by which it refuses a backward pass through an overwritten tensor, would
-miss it. A forward hook that keeps the outputs of a projection, and `retain_grads` or a hook of the rotated heads, which
-share the gradients' memory with the backward pass, would find other numbers. The gain would be small: layers drop their
-projections before attention runs (nn/attention.py), and the feed-forward block needs more memory at a time.
+The kernels could work in place, but are not used so. Kernels write through addresses, so that Paddle's version counter,
+which detects a backward pass through an overwritten tensor, would not notice. Forward hooks that keep the outputs of a
+projection, and `retain_grads` or gradient hooks on the rotated heads, would see overwritten values. Little memory would
+be saved: layers free their projections before attention runs (nn/attention.py), and the peak is in the feed-forward
+block.
 
-tests/ops/rope/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has not run on a GPU
-with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/rope/test_triton.py), except for the launch itself. Not yet run on
+a GPU with Paddle.
 
 Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def rope_triton(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head; heads and tokens may be slices of longer rows."""
+    """Rotate every head; x may be a slice of a wider tensor."""
     return _rotate((x_BSNH,), (cos_BSR, sin_BSR), interleaved)[0]
 
 
@@ -53,7 +53,7 @@ def rotate_heads_triton(
     heads, tables = (q_BSNH, k_BSKH), _tables((q_BSNH, k_BSKH), (cos_BSR, sin_BSR))
     norms = dataclasses.replace(norms, q_weight=norms.q_weight.contiguous(), k_weight=norms.k_weight.contiguous())
     weights = norms.q_weight, norms.k_weight
-    assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm's weight does not match the heads"
+    assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm weight does not match the heads"
     if needs_grad(*heads, *weights):
         return _NormRope.apply(*heads, *weights, *tables, norms, interleaved)
     return _norm_rope(heads, tables, norms, interleaved)
@@ -71,7 +71,7 @@ def _rotate(
 def _tables(
     heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return contiguous tables, after a check of their shapes."""
+    """Check the shapes of the tables, and return them contiguous."""
     (batch, length, _, head_dim), rotary_dim = heads[0].shape, tables[0].shape[-1]
     assert all(each.shape == [batch, length, rotary_dim] for each in tables), "the tables' shape does not match x"
     assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
@@ -157,7 +157,7 @@ def _norm_rope(
 
 
 def _heads(x_BSNH: paddle.Tensor) -> Heads:
-    """Return a tensor with the strides of tokens and heads; copy it if tokens are not evenly spaced."""
+    """Return a tensor with its token and head strides; copy it if its tokens are not evenly spaced."""
     from paddlenlp_ext.ops.rope.kernels import Heads
 
     stride = common_stride(x_BSNH.shape[:2], x_BSNH.strides[:2]) if x_BSNH.strides[-1] == 1 else None

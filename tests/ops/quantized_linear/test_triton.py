@@ -271,6 +271,6 @@ def test_triton_on_cpu_raises_value_error():
     with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
         quantized_linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
     on_gpu = SimpleNamespace(place=AbsentGpu(), dtype=paddle.int8)
-    assert on_gpu_in_4_bits(on_gpu) == "it is for weights in 4 bits"
+    assert on_gpu_in_4_bits(on_gpu) == "it supports only 4-bit weights"
     on_gpu.dtype = paddle.uint8
     assert on_gpu_in_4_bits(on_gpu) is None
