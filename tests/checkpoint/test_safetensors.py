@@ -230,7 +230,7 @@ def test_open_weights_other_paths_say_what_is_missing(tmp_path):
     with pytest.raises(ValueError, match="no such file or folder"):
         open_weights(tmp_path / "nowhere")
     (tmp_path / "weights.npz").touch()
-    with pytest.raises(ValueError, match="weights are read from"):
+    with pytest.raises(ValueError, match="unknown file type"):
         open_weights(tmp_path / "weights.npz")
 
 
