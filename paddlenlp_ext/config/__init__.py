@@ -1,6 +1,6 @@
-"""Configuration of a run: parses flat JSON files and the command line into a tree of dataclasses.
+"""Configuration of a run: parse flat JSON files and the command line into a tree of dataclasses.
 
-`load_run_config` returns a `RunConfig`; `option` declares a key. The package does not import Paddle.
+`load_run_config` returns a `RunConfig`; `option` declares a key. This package does not import Paddle.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 
 @dataclass
 class CommandLine:
-    """Arguments of a command line, sorted into files and settings."""
+    """Command-line arguments, split into files and settings."""
 
     files: list[str] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -38,10 +38,10 @@ def parse_arguments(
         argv: the arguments after the program's name.
         options: the accepted arguments.
         usage: first lines of the help text.
-        compat: arguments of PaddleNLP's program that are accepted at their neutral value.
+        compat: arguments of the PaddleNLP program that are accepted with neutral values.
 
     Returns:
-        Values by attribute, for the arguments that were passed, and notes for the user.
+        Values by attribute for the arguments that were passed, and notes for the user.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
@@ -69,17 +69,17 @@ def parse_arguments(
 
 
 def print_help(table: OptionTable, usage: str) -> None:
-    """Print the help text and exit."""
+    """Print the help text and exit the program."""
     sys.stdout.write(help_text(table, usage))
     raise SystemExit(0)
 
 
 def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
-    """Sort the arguments into files and settings.
+    """Split the arguments into files and settings.
 
     Settings are `--key value` or `--key=value`. The value of a boolean key is optional (`--lora`), and the key can be
-    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. The last value
-    of a repeated key wins. `null` unsets a key.
+    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. If a key is
+    repeated, the last value wins. `null` unsets a key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -125,9 +125,9 @@ def _is_switch(key: str, table: OptionTable) -> bool:
 
 
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
-    """Return whether `word`, which follows `--key`, is its value; after a boolean key, a .json file is not."""
+    """Return whether `word` after `--key` is the value of the key; a .json file after a boolean key is not."""
     if not value_is_optional:
-        # The value of an unknown key would otherwise be taken for a file and reported a second time.
+        # Otherwise the value of an unknown key would be taken for a file and reported a second time.
         return bool(table.find(key)) or not word.endswith(".json")
     takes_text = str in table.options[table.find(key)[0]].kinds
     return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")

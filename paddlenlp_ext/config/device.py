@@ -1,4 +1,4 @@
-"""Detect a usable GPU and the processor's arithmetic without importing Paddle."""
+"""Detect GPUs and bfloat16 support of the processor without importing Paddle."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 def has_gpu() -> bool:
-    """Return whether the installed Paddle was built for GPUs and the machine has a visible one."""
+    """Return whether the installed Paddle is a GPU build and a GPU is visible."""
     return not _gpus_hidden() and _paddle_built_for_gpu() and any(Path(node).exists() for node in _GPU_NODES)
 
 
 def has_bf16_arithmetic() -> bool:
-    """Return whether the processor has bfloat16 products (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo)."""
+    """Return whether the processor has bfloat16 matmuls (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo)."""
     return not _processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
 
 
 @functools.cache
 def _processor_flags() -> frozenset[str]:
-    """Return the flags of the first processor; empty where there is no /proc/cpuinfo, or one without flags."""
+    """Return the CPU flags in /proc/cpuinfo; empty if there are none."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     flags = next((line for line in lines if line.startswith("flags")), ":")
@@ -31,7 +31,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _gpus_hidden() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA ignores the list from its first invalid entry on."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA ignores all entries after the first invalid one."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 

@@ -1,4 +1,4 @@
-"""Problems of a configuration, collected with their locations during parsing and raised together."""
+"""Collect the problems of a configuration with their locations during parsing, and raise them together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.json_reader import Location
 
 @dataclass(frozen=True)
 class ArgumentLocation(Location):
-    """Location of an argument of the command line; `file` is None."""
+    """Location of a command-line argument; `file` is None."""
 
     argument: str = ""
     index: int = 0
@@ -21,7 +21,7 @@ class ArgumentLocation(Location):
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem to correct; `key` is spelled as the user wrote it, or "" if the problem is not about a single key."""
+    """Problem to correct; `key` is the name that the user wrote, or "" if the problem is not about one key."""
 
     key: str
     message: str
@@ -29,17 +29,17 @@ class Problem:
 
     @property
     def file(self) -> str | None:
-        """Return the file's path as the user wrote it, None for the command line."""
+        """Return the path of the file as the user wrote it; None for the command line."""
         return self.location.file
 
     @property
     def line(self) -> int | None:
-        """Return the line, counted from 1."""
+        """Return the line number, counted from 1."""
         return self.location.line
 
     @property
     def column(self) -> int | None:
-        """Return the column, counted from 1."""
+        """Return the column number, counted from 1."""
         return self.location.column
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Error with all problems of a configuration in parsing order: files first, then the command line.
+    """Error with all problems of a configuration, in parsing order: files first, then the command line.
 
     Args:
         problems: at least one problem.
-        files: the files in the order in which they were read.
-        subject: the title's noun phrase, such as "the arguments".
+        files: the files in the order they were read.
+        subject: what the title calls the configuration, such as "the arguments".
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Report:
     """Problems and notes about a configuration's keys.
 
     Attributes:
-        location_of: key -> location of its value, None if the key was not set.
-        default_location: location of a problem about keys that were not set: the last file, or the command line.
+        location_of: function from a key to the location of its value; None if the key is not set.
+        default_location: location of a problem about keys that are not set: the last file, or the command line.
         problems: problems found so far.
         notes: information for the user, such as a key without effect.
-        invalid_keys: keys with a problem; rules about them are skipped.
+        invalid_keys: keys with a problem; rules about these keys are skipped.
     """
 
     location_of: Callable[[str], Location | None] = _never_set
@@ -98,13 +98,13 @@ class Report:
     invalid_keys: set[str] = field(default_factory=set)
 
     def error(self, message: str, *keys: str) -> None:
-        """Record a problem about `keys`, with the location of the first key that was set."""
+        """Record a problem about `keys`, located at the first key that the user set."""
         locations = [location for key in keys if (location := self.location_of(key)) is not None]
         self.problems.append(Problem(keys[0], message, locations[0] if locations else self.default_location))
         self.invalid_keys.update(keys)
 
     def note(self, message: str, *keys: str) -> None:
-        """Record a note about `keys`, with the location of the first key that was set."""
+        """Record a note about `keys`, located at the first key that the user set."""
         locations = [location for key in keys if (location := self.location_of(key)) is not None]
         self.notes.append(f"{message} ({replace(locations[0], column=None)})" if locations else message)
 

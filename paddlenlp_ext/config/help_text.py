@@ -1,4 +1,4 @@
-"""Descriptions of all keys, for `--help` and for docs/configuration.md."""
+"""Describe all keys, for `--help` and docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _COMPAT_TITLES = {
 
 
 def help_text(table: OptionTable, usage: str) -> str:
-    """Return the help text: all keys in groups, one line per key."""
+    """Return the text of `--help`: all keys in groups, one line per key."""
     lines = [f"usage: {usage}"]
     for title, options in groups(table):
         lines += ["", f"{title}:"]
         for option in options:
             limits = option.limits.describe()
             default = "required" if option.required else f"default {show_default(option.default)}"
-            facts = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
+            details = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
             if option.section in _COMPAT_TITLES:
-                facts = default
-            lines.append(f"  --{option.key:<28} {option.help}{_remark(option, table)} [{facts}]")
+                details = default
+            lines.append(f"  --{option.key:<28} {option.help}{_remark(option, table)} [{details}]")
             if option.aliases:
                 lines.append(f"    {'':<28} also --{', --'.join(option.aliases)}")
     return "\n".join(lines) + "\n"
@@ -48,7 +48,7 @@ def markdown_tables(table: OptionTable) -> str:
 
 
 def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
-    """Return (title, options) of the sections, of the adapter methods, and of the compatibility keys."""
+    """Return the groups of keys, as (title, options): sections, adapter methods, then compatibility keys."""
     by_section: dict[str, list[Option]] = {}
     for option in table.options.values():
         by_section.setdefault(option.section, []).append(option)
@@ -57,7 +57,7 @@ def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
 
 
 def _remark(option: Option, table: OptionTable) -> str:
-    """Return the compatibility table's remark on a section's key, "" if the key is fully supported."""
+    """Return the remark of the compatibility table about a section's key; "" if the key is fully supported."""
     entry = table.compat.get(option.key)
     if entry is None or entry.kind is not None:
         return ""
@@ -68,7 +68,7 @@ def _remark(option: Option, table: OptionTable) -> str:
 
 
 def show_default(default: Any) -> str:
-    """Return a default as it is written in a JSON file, "unset" for null."""
+    """Format a default as in a JSON file, with "unset" for null."""
     if default is None:
         return "unset"
     if isinstance(default, float) and 0 < abs(default) < 1e-3:

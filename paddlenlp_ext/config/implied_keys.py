@@ -1,9 +1,8 @@
-"""Adjust harmless combinations of keys as PaddleNLP does, each with a note.
+"""Set keys that other keys imply, as PaddleNLP does, and add a note about each.
 
     flash_mask: true, zero_padding unset   ->  zero_padding: true, and a note
 
-An adjustment changes values before the sections are built, so that rules between keys and `run_config.json` see the
-values of the run.
+Values change before the sections are built, so the rules between keys and `run_config.json` see the final values.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Values = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Change of values that a combination of keys implies.
+    """Values that a combination of keys implies.
 
     Attributes:
-        values: key -> its new value.
-        reason: message for the user.
-        because: keys whose values are the reason; the note has the location of the first that was set.
+        values: key -> new value.
+        reason: text of the note.
+        because: keys that imply the values; the note has the location of the first key that the user set.
     """
 
     values: dict[str, Any]
@@ -37,7 +36,7 @@ class Adjustment:
 
 
 def adjust(state: ParseState) -> None:
-    """Make all adjustments in order, each with one note. A key with a problem has its default here."""
+    """Apply all adjustments in order, with a note for each. Keys with invalid values have their defaults here."""
     for find in _ADJUSTMENTS:
         for change in find(state.value):
             state.values.update(change.values)

@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.json_reader import (
 
 @dataclass(frozen=True)
 class Setting:
-    """One `key: value` pair as written, with the locations of its key and its value."""
+    """Pair `key: value` as the user wrote it, with the locations of key and value."""
 
     key: str
     value: Any
@@ -29,12 +29,12 @@ class Setting:
 
     @property
     def from_command_line(self) -> bool:
-        """Return whether the setting was an argument of the command line."""
+        """Return whether the setting is a command-line argument."""
         return self.location.file is None
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a file up to its first syntax error, and the problems of its syntax or encoding."""
+    """Return the settings of a file up to the first syntax error, and the problems found in the file."""
     if not Path(path).is_file():
         what = "is a folder, not a JSON file" if Path(path).is_dir() else "no such file"
         return [], [Problem("", what, Location(path))]
@@ -46,7 +46,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
 
 
 def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a text, and problems for duplicate keys and for the first syntax error."""
+    """Return the settings of a JSON text, and the problems: duplicate keys, and the first syntax error."""
     settings: list[Setting] = []
     problems: list[Problem] = []
     try:
@@ -92,7 +92,7 @@ def _read_object(text: str, origin: Location, settings: list[Setting]) -> None:
 
 
 def _read_pair(text: str, at: int, origin: Location, settings: list[Setting]) -> int:
-    """Append the `"key": value` that begins at offset `at` to `settings`; return the offset after it."""
+    """Append the pair `"key": value` at offset `at` to `settings`, and return the offset after the pair."""
     if not text.startswith('"', at):
         raise expected("a key in double quotes", text, at)
     location = origin.after(text[:at])

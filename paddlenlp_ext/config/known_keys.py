@@ -1,4 +1,4 @@
-"""Accepted keys: those of sections and adapter methods, and PaddleNLP keys accepted for compatibility."""
+"""Tables of the accepted keys: keys of the sections, of the adapter methods, and of PaddleNLP for compatibility."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of
 
 @dataclass(frozen=True)
 class OptionTable:
-    """Options of a program by key and by spelling.
+    """Options of a program by key and by alias.
 
     Attributes:
-        options: key -> its option, in the order of the help text.
-        keys: spelling (key or alias) -> key.
-        compat: key -> its entry in the compatibility table.
+        options: key -> option, in the order of the help text.
+        keys: key or alias -> key.
+        compat: key -> entry of the compatibility table.
     """
 
     options: dict[str, Option]
@@ -34,7 +34,7 @@ class OptionTable:
         object.__setattr__(self, "keys", keys)
 
     def find(self, written: str) -> list[str]:
-        """Return the keys that a spelling may stand for: one for a key or an alias, else those that it abbreviates."""
+        """Return the key for a key or an alias; otherwise, all keys of which the word is an abbreviation."""
         if written in self.keys:
             return [self.keys[written]]
         return sorted({key for spelling, key in self.keys.items() if spelling.startswith(written)}) if written else []
@@ -45,9 +45,9 @@ class KnownKeys(OptionTable):
     """Options of a run.
 
     Attributes:
-        sections: name -> class of every section.
-        methods: switch -> config class of every adapter method.
-        method_keys: key of an adapter method -> switches of the methods that have it.
+        sections: name -> class, for every section.
+        methods: switch -> config class, for every adapter method.
+        method_keys: key of an adapter method -> switches of all methods with this key.
     """
 
     sections: Mapping[str, type] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class KnownKeys(OptionTable):
 
 
 def program_options(options: Iterable[Option], compat: Iterable[CompatKey] = ()) -> OptionTable:
-    """Return the table of a program with its own options and compatibility keys."""
+    """Return the table of a program's options and compatibility keys."""
     compat = list(compat)
     all_options = [*options, *(entry.option() for entry in compat)]
     return OptionTable({option.key: option for option in all_options}, {entry.key: entry for entry in compat})
@@ -66,8 +66,8 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
     """Return the options of a run.
 
     Args:
-        methods: switch -> config class of every adapter method.
-        sections: name -> class of every section of the program.
+        methods: switch -> config class, for every adapter method.
+        sections: name -> class, for every section of the program.
     """
     options: dict[str, Option] = {}
     for section, section_class in sections.items():
@@ -83,7 +83,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # Keys of methods, and of sections that only some programs have, replace entries about the other programs.
+    # Keys of methods, and of sections that only this program has, replace entries about other programs.
     shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
@@ -99,7 +99,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # A dataclass without a docstring gets its signature as one, which is useless as help text.
+    # The docstring of a dataclass without one is its signature, which is useless as help text.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

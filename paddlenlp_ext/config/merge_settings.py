@@ -16,19 +16,19 @@ from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.suggest import nearest
 
 _MIN_SIMILARITY = 0.75
-"""Similarity of an unknown key to a suggestion; a typo in a key of four letters has this value."""
+"""Minimum similarity of an unknown key to a suggestion; one typo in a key of four letters has this similarity."""
 _MOST_SHOWN = 6
-"""Keys that an ambiguous abbreviation's message lists."""
+"""Maximum number of keys in the message about an ambiguous abbreviation."""
 
 
 @dataclass
 class ParseState:
-    """Settings and converted values by key while a configuration is read; later sources win over earlier ones.
+    """Settings and converted values by key while a configuration is read; later sources take precedence.
 
     Attributes:
         table: the known keys.
         settings: key -> the setting that took precedence.
-        values: key -> converted value; invalid keys are absent.
+        values: key -> converted value; keys with invalid values are absent.
         report: problems and notes found so far.
     """
 
@@ -45,11 +45,11 @@ class ParseState:
         return None if setting is None else setting.value_location
 
     def value(self, key: str) -> Any:
-        """Return the value of a key, or its default if it was not set."""
+        """Return the value of a key, or the default if the key is not set."""
         return self.values[key] if key in self.values else self.table.options[key].default
 
     def merge(self, settings: list[Setting]) -> None:
-        """Merge the settings of one source: a file, or the command line."""
+        """Merge the settings of a file or of the command line."""
         source: dict[str, Setting] = {}
         for setting in settings:
             found = self.table.find(setting.key)
@@ -67,7 +67,7 @@ class ParseState:
                 self.report.note(f"{setting.key} is read as {key}", key)
 
     def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
-        """Return whether the later of two spellings of a key wins; report a problem if neither is a winning alias."""
+        """Return whether the later of two names of a key wins; report a problem if neither is a winning alias."""
         winning = self.table.options[key].winning_aliases
         winners = [setting for setting in (earlier, later) if setting.key in winning]
         if len(winners) != 1:
@@ -75,7 +75,7 @@ class ParseState:
             self._report(later.key, key, message, later.location)
             return False
         loser = earlier if winners[0] is later else later
-        self.report.note(f"{loser.key} has no effect: {winners[0].key} is the same key, and wins", key)
+        self.report.note(f"{loser.key} has no effect: {winners[0].key} is the same key, and takes precedence", key)
         return winners[0] is later
 
     def _merge_setting(self, option: Option, setting: Setting) -> None:
@@ -98,14 +98,14 @@ class ParseState:
         self.report.invalid_keys.add(key)
 
     def _report_unknown(self, setting: Setting, abbreviated: list[str]) -> None:
-        """Report a key that is unknown, or that abbreviates several keys."""
+        """Report a key that is unknown, or that is an abbreviation of several keys."""
         message = f"unknown key {setting.key!r}"
         match = nearest(setting.key, self.table.keys, _MIN_SIMILARITY)
         if abbreviated:
             shown = ", ".join(abbreviated[:_MOST_SHOWN]) + (", ..." if len(abbreviated) > _MOST_SHOWN else "")
             message += f" abbreviates several keys: {shown}; write one of them in full"
         elif match is not None:
-            # Mark the intended key as invalid to avoid a second problem that it is missing.
+            # The intended key counts as invalid, so that it is not also reported as missing.
             self.report.invalid_keys.add(self.table.keys[match])
             message += f"; did you mean {match!r}?"
         elif isinstance(setting.value, dict):
@@ -115,7 +115,7 @@ class ParseState:
         self.report.problems.append(Problem(setting.key, message, setting.location))
 
     def check_compat(self) -> None:
-        """Report compatibility keys whose value is not neutral: a note if the key has no effect, else an error."""
+        """Report compatibility keys whose values are not neutral: as a note if a key has no effect, else an error."""
         report = self.report
         for key, entry in self.table.compat.items():
             if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:

@@ -1,4 +1,4 @@
-"""Names of the metrics of an evaluation, which `metric_for_best_model` may name."""
+"""Names of the evaluation metrics, which `metric_for_best_model` accepts."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen",
 REWARD_METRICS = ("accuracy", "margin", "mean_reward")
 METRICS = (
     *("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS),
-    *REWARD_METRICS[1:],  # the first one is also a metric of fine-tuning
+    *REWARD_METRICS[1:],  # accuracy is listed above
 )

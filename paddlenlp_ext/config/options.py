@@ -1,4 +1,4 @@
-"""Declare configuration keys as dataclass fields with `option(...)`, and convert written values to their types.
+"""Declare configuration keys as dataclass fields with `option(...)`, and convert values to their types.
 
 A section declares its keys as fields:
 
@@ -32,7 +32,7 @@ _SCALARS = (bool, int, float, str)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on the values of an option; each is optional."""
+    """Limits on the values of an option; every limit is optional."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -42,7 +42,7 @@ class Limits:
     flags: tuple[str, ...] | None = None
 
     def describe(self) -> str:
-        """Return the limits in words, such as "at least 0"; "" if there are none."""
+        """Describe the limits, such as "at least 0"; return "" if there are none."""
         words = []
         for bound, word in ((self.minimum, "at least"), (self.above, "above"), (self.maximum, "at most")):
             if bound is not None:
@@ -57,7 +57,7 @@ class Limits:
         return text
 
     def check(self, value: Any) -> None:
-        """Check a value of the right type.
+        """Check that a value of the right type is within the limits.
 
         Raises:
             ValueError: the value, or an element of a list or object, is outside the limits.
@@ -104,14 +104,14 @@ def option(
 
     Args:
         default: value of an absent or `null` key; `dataclasses.MISSING` makes the key required.
-        help: one line about the key, for `--help` and docs/configuration.md.
+        help: one-line description of the key, for `--help` and docs/configuration.md.
         minimum, maximum: inclusive bounds of a number, or of each number in a list.
         above, below: exclusive bounds of a number, or of each number in a list.
         choices: allowed strings, or allowed elements of a list.
         flags: allowed words of a string of space-separated words.
-        aliases: other spellings of the key.
-        winning_aliases: further spellings, which win over the key in the same file (PaddleNLP's deprecated names).
-        synonyms: other spelling of a choice -> the choice.
+        aliases: other names of the key.
+        winning_aliases: other names that take precedence over the key in the same file (PaddleNLP's deprecated names).
+        synonyms: other name of a choice -> the choice.
         key: the key in the file, if it differs from the field's name (in an adapter method: from `<switch>_<name>`).
         arguments: other names of the field in an adapter config's constructor; they are not keys of the file.
     """
@@ -142,13 +142,13 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A configuration key: its type, limits and help, and the field that holds its value (`section`, `attribute`)."""
+    """Configuration key with its type, limits and help; `section` and `attribute` name the field with its value."""
 
     key: str
     section: str
     attribute: str
     kinds: frozenset[type]
-    """bool, int, float, str, list or tuple (of strings), Mapping (to strings or null), dict; object for any value."""
+    """Accepted types: bool, int, float, str, list or tuple (of strings), Mapping (to strings or null), dict, object."""
     optional: bool
     default: Any
     help: str
@@ -161,14 +161,14 @@ class Option:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Return the key and its aliases."""
+        """Return all names of the key."""
         return (self.key, *self.aliases)
 
 
 class OptionGroup:
-    """Base class of dataclasses with options; converts and checks values set in Python like those of a file.
+    """Base class of dataclasses with options, which checks values set in Python like values from a file.
 
-    A single string in place of a list of strings becomes a list of one element. A synonym becomes its choice.
+    A single string in place of a list of strings becomes a list with one element. A synonym becomes its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.
@@ -184,7 +184,7 @@ class OptionGroup:
             self.check_option(option_.attribute, getattr(self, option_.attribute))
 
     def check_option(self, attribute: str, *values: Any) -> None:
-        """Check values for the option `attribute`.
+        """Check values for the option of the field `attribute`.
 
         Raises:
             ValueError: a value has the wrong type or is outside the limits.
@@ -203,14 +203,14 @@ class OptionGroup:
 
 @functools.cache
 def declared_options(group: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass; an option without a declared key has its field's name as the key."""
+    """Return the options of a dataclass; the default key of an option is the name of its field."""
     return tuple(options_of(group, ""))
 
 
 def _has_kind(option: Option, value: Any) -> bool:
-    """Return whether a value set in Python has one of the option's types.
+    """Return whether a value set in Python has one of the types of the option.
 
-    An int is accepted for a float. A bool is not accepted for a number.
+    An int is accepted as a float. A bool is not accepted as a number.
     """
     kinds = option.kinds
     if object in kinds:
@@ -225,7 +225,7 @@ def _number(bound: float) -> str:
 
 
 def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
-    """Return the plain types in an annotation such as `list[str] | None`, and whether None is among them."""
+    """Return the types in an annotation such as `list[str] | None`, and whether None is one of them."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         members = typing.get_args(annotation)
     else:
@@ -236,7 +236,7 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
 
 
 def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
-    """Return the options of a dataclass in field order, without the fields that `option(...)` did not declare."""
+    """Return the options of a dataclass in field order; fields without `option(...)` are skipped."""
     hints = typing.get_type_hints(group)
     options = []
     for field_ in dataclasses.fields(group):
@@ -276,7 +276,7 @@ _NO_VALUE = object()
 
 
 def type_words(option: Option) -> str:
-    """Return the option's type in words."""
+    """Describe the type of an option in words."""
     if object in option.kinds:
         return "any value"
     words = [word for kind, word in _KIND_WORDS if kind in option.kinds]
@@ -290,10 +290,10 @@ def type_words(option: Option) -> str:
 
 
 def convert(option: Option, written: Any, from_command_line: bool) -> Any:
-    """Convert a JSON value, or a word of the command line, to the option's type.
+    """Convert a JSON value, or a word of the command line, to the type of an option.
 
     Raises:
-        ValueError: wrong type, out of range or not among the choices; the message names the allowed values.
+        ValueError: the value has the wrong type, is out of range or is not a choice.
     """
     if isinstance(written, str) and not from_command_line and _LONE_SURROGATE.search(written):
         raise ValueError("invalid Unicode: unpaired surrogate (\\ud800 to \\udfff)")
@@ -360,7 +360,7 @@ def _json_word(option: Option, word: str) -> Any:
 
 
 def _elements(value: Any) -> list[Any]:
-    """Return the values that limits apply to: elements of a list or tuple, values of an object, or `value` itself."""
+    """Return the values to check: the elements of a list or tuple, the values of an object, or `value` itself."""
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -10,10 +10,11 @@ class CompatFlags:
     """Flags of one of PaddleNLP's `*_parallel_config` keys.
 
     Attributes:
-        owner: key that enables this kind of parallelism; `what` names it in messages.
+        owner: key that enables this kind of parallelism.
+        what: name of this kind of parallelism, for messages.
         always: flags for behaviour that is always on.
-        no_effect: flags for another way to compute the same numbers, which is not used here.
-        unavailable: flag -> reason why it is refused.
+        no_effect: flags for another way to compute the same results, which is not used here.
+        unavailable: flag -> reason why it is rejected.
     """
 
     owner: str
@@ -24,14 +25,14 @@ class CompatFlags:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return all known words, sorted."""
+        """Return all known flags, sorted."""
         return tuple(sorted({*self.always, *self.no_effect, *self.unavailable}))
 
     def message(self, key: str, word: str) -> str:
-        """Return the message about a word of `key`."""
+        """Return the message about the flag `word` of `key`."""
         if word in self.unavailable:
             return f"{key}: {word} is not available: {self.unavailable[word]}; leave it out"
-        return f"{key}: {word} {'is always on' if word in self.always else 'has no effect: the numbers are the same'}"
+        return f"{key}: {word} {'is always on' if word in self.always else 'has no effect: the results are the same'}"
 
 
 def _flags(

@@ -28,14 +28,15 @@ Outcome = Literal["not yet", "not here", "no effect"]
 
 @dataclass(frozen=True)
 class CompatKey:
-    """A known key that is not implemented.
+    """PaddleNLP key that is accepted but not implemented.
 
     Attributes:
-        neutral: values that change nothing; the first is the default.
+        key: the key.
+        neutral: values that change nothing; the first value is the default.
         reason: half a sentence for the message.
-        kind: the key's type (object: any value), None where a section declares the key.
-        outcome: what any other value causes: "not yet" and "not here" an error, "no effect" a note.
-        needs: switch without which the key has no meaning; the error is then reported for the switch.
+        kind: type of the key (object: any value); None if a section declares the key.
+        outcome: effect of any other value: "not yet" and "not here" are errors, "no effect" is a note.
+        needs: switch that enables the feature of this key; only a problem with the switch is reported.
     """
 
     key: str
@@ -46,7 +47,7 @@ class CompatKey:
     needs: str | None = None
 
     def option(self) -> Option:
-        """Return the option of a key that no section declares."""
+        """Return the option for a key that no section declares."""
         kinds, _ = kinds_of(self.kind)
         return Option(
             key=self.key,
@@ -79,6 +80,6 @@ def _entries(group: list[Mapping[str, Any]]) -> Iterator[CompatKey]:
 
 _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 SECTION_KEYS = tuple(_entries(_TABLE["keys of sections"]))
-"""Keys that a section declares, with values that are not available or have no effect."""
+"""Entries about keys that a section declares."""
 COMPAT_KEYS = tuple(entry for group in _TABLE.values() for entry in _entries(group))
 """All entries of the table."""

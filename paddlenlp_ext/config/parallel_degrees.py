@@ -1,4 +1,4 @@
-"""Number of processes along each parallel axis, from the configuration and the world size."""
+"""Derive the number of processes along each parallel axis from the configuration and the world size."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paddlenlp_ext.config.sections.parallel import ParallelConfig
 
 @dataclass(frozen=True)
 class Degrees:
-    """Processes along each axis; the product of the first four is the world size.
+    """Number of processes along each axis; the product of all but `expert` is the world size.
 
     Attributes:
-        data: replicas with their own micro-batches.
-        sharding: replicas that also shard optimizer state (and gradients, and weights).
-        pipeline: stages, each with some of the layers.
-        tensor: shards of every layer.
-        expert: data and sharding ranks among which the experts of a layer are divided.
+        data: data-parallel replicas.
+        sharding: replicas that shard the optimizer state (ZeRO), and also gradients and weights in stages 2 and 3.
+        pipeline: pipeline stages.
+        tensor: tensor-parallel ranks.
+        expert: data and sharding ranks that the experts of a layer are distributed over.
     """
 
     data: int = 1
@@ -38,12 +38,12 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """Return the degrees of all axes.
 
     -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 stands for
-    all remaining processes. Processes that remain after sharding are data-parallel. The data and sharding ranks form
-    the groups that divide the experts, so the expert degree is no factor of the product.
+    all remaining processes. Processes that remain after sharding are data-parallel. Experts are distributed over data
+    and sharding ranks, so the expert degree is not a factor of the product.
 
     Raises:
-        ValueError: the product of the degrees does not divide `processes`, or the expert degree the data and sharding
-            ranks; the message names the nearest valid degrees.
+        ValueError: the product of the degrees does not divide `processes`, or the expert degree does not divide the
+            number of data and sharding ranks. The message has the nearest valid degrees.
     """
     tensor, pipeline = max(1, options.tensor_parallel_degree), max(1, options.pipeline_parallel_degree)
     requested_sharding = options.sharding_parallel_degree if options.sharding else 1
@@ -71,7 +71,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
 
 
 def describe_degrees(degrees: Degrees) -> str:
-    """Return the degrees above 1, such as "tensor_parallel_degree 2 times pipeline_parallel_degree 4"."""
+    """Describe the degrees above 1, such as "tensor_parallel_degree 2 times pipeline_parallel_degree 4"."""
     keys = {
         "tensor_parallel_degree": degrees.tensor,
         "pipeline_parallel_degree": degrees.pipeline,
@@ -81,7 +81,7 @@ def describe_degrees(degrees: Degrees) -> str:
 
 
 def nearest_degrees(requested: Degrees, processes: int, max_tensor: int | None = None) -> Degrees:
-    """Return the valid degrees closest to the requested ones by ratio; a tie goes to the larger tensor degree.
+    """Return the valid degrees with the smallest ratio to the requested degrees; ties go to the larger tensor degree.
 
     Args:
         requested: degrees whose product does not divide `processes`.

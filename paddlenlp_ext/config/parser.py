@@ -1,6 +1,6 @@
-"""Parse JSON files and the command line into a checked `RunConfig`; all problems are raised together.
+"""Parse JSON files and the command line into a checked `RunConfig`, and raise all problems together.
 
-argv -> settings -> values -> adjustments -> sections and adapter config -> derived defaults -> rules between keys
+argv -> settings -> values -> implied keys -> sections and adapter config -> derived defaults -> rules between keys
      -> RunConfig
 """
 
@@ -42,7 +42,7 @@ def load_run_config(
 
     Args:
         argv: the arguments after the script's name.
-        peft_methods: JSON switch -> config class of every adapter method.
+        peft_methods: JSON switch -> config class, for every adapter method.
         sections: the sections of the program, such as `SECTIONS` (config/run_config.py).
         program: name of the script, for its usage.
 
@@ -71,9 +71,9 @@ def run_config_from(
     """Build the configuration of a run from keys passed in Python.
 
     Args:
-        config: the keys of a JSON file with their values, or the path of the file.
-        overrides: keys that replace those of `config`.
-        peft_methods: JSON switch -> config class of every adapter method.
+        config: a dict like the object of a JSON file, or the path of a JSON file.
+        overrides: keys that override `config`.
+        peft_methods: JSON switch -> config class, for every adapter method.
         sections: the sections of the program, as for `load_run_config`.
 
     Raises:
@@ -88,7 +88,7 @@ def run_config_from(
 
 
 def _settings_of(keys: Mapping[str, Any], source: str) -> list[Setting]:
-    """Return settings for keys passed in Python, with their values as JSON types."""
+    """Return the settings for keys passed in Python, with the values as JSON types."""
     location = Location(source)
     return [Setting(key, _as_json(value), location, location) for key, value in keys.items()]
 
@@ -100,7 +100,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: Sequence[list[Setting]]) -> RunConfig:
-    """Return the checked configuration; settings of `sources` override those of the files."""
+    """Return the checked configuration; `sources` override the files, in order."""
     report = state.report
     is_complete = _read_files(state, files)
     for settings in sources:
@@ -122,7 +122,7 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
 
 
 def _read_files(state: ParseState, files: Sequence[str]) -> bool:
-    """Merge the settings of files, where later files win; return False if a file could not be read to its end."""
+    """Merge the settings of files; later files override earlier files. Return False if a file has a syntax error."""
     is_complete = True
     for path in files:
         settings, problems = read_file(path)
@@ -134,7 +134,7 @@ def _read_files(state: ParseState, files: Sequence[str]) -> bool:
 
 
 def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> dict[str, Any]:
-    """Return the sections by name; invalid keys have their defaults."""
+    """Build the sections by name; keys with invalid values have their defaults."""
     sections = {}
     for section, section_class in section_classes.items():
         options = [option for option in state.table.options.values() if option.section == section]
@@ -144,7 +144,7 @@ def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> d
 
 
 def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
-    """Return the chosen switch and its config, or (None, None) if no method is on or its keys are invalid."""
+    """Return the switch and the config of the chosen adapter method; (None, None) if there is none or it is invalid."""
     report, methods = state.report, known.methods
     enabled = [switch for switch in methods if state.value(switch) is True]
     refined = {name for switch in enabled for name in switches_of(switch, methods[switch]) if name != switch}
@@ -157,7 +157,7 @@ def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any
                 report.error(f"{switch} needs {needed}: true as well", switch, needed)
                 return None, None
     if len(chosen) > 1:
-        report.error(f"{' and '.join(chosen)} are both on; an adapter has one method, keep one", *reversed(chosen))
+        report.error(f"{' and '.join(chosen)} are both on, but an adapter has one method; keep one", *reversed(chosen))
         return None, None
     _note_unused_method_keys(state, known, chosen)
     if not chosen:
@@ -205,7 +205,7 @@ def _adapter_choice(state: ParseState, known: KnownKeys, switch: str | None) -> 
 
 
 def _derive_defaults(sections: dict[str, Any]) -> None:
-    """Fill in defaults that depend on other keys or on the machine."""
+    """Set defaults that depend on other keys or on the machine."""
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_column_ln", "mlp_row_ln")
-"""Regions of a decoder layer whose outputs can be saved: q, k, v; o_proj; attention; gate and up; down_proj."""
+"""Regions of a decoder layer whose outputs can be saved: q, k and v; o_proj; attention; gate and up; down_proj."""
 
 
 def parse_refined(text: str) -> dict[str, int]:
-    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of layers, from the first, that save its output; -1: all.
+    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of layers that save its output; -1: all layers.
+
+    The layers that save it are the first layers of the model.
 
     Raises:
-        ValueError: a region is unknown or repeated, or its number of layers is not an integer of at least -1.
+        ValueError: a region is unknown or repeated, or the number of layers is not an integer of at least -1.
     """
     layers_by_region: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -30,7 +32,7 @@ def parse_refined(text: str) -> dict[str, int]:
 
 
 def parse_layers(value: Any) -> tuple[int, ...]:
-    """Parse layer indices, counted from 0: a list, a single index, or "0,1" from the command line.
+    """Parse layer indices, counted from 0: a list, one index, or text such as "0,1" from the command line.
 
     Raises:
         ValueError: an element is not a layer index.

@@ -53,17 +53,17 @@ class RunConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     command: CommandConfig = field(default_factory=CommandConfig)
     preference: PreferenceConfig | None = None
-    """Options of preference training; None in other programs."""
+    """Options of preference training; None for other programs."""
     reward: RewardConfig | None = None
-    """Options of a reward model; None in other programs."""
+    """Options of a reward model; None for other programs."""
     ptq: PTQConfig | None = None
-    """Options of the quantization of a trained model; None in other programs."""
+    """Options of post-training quantization; None for other programs."""
     peft: Any = None
-    """Config of the chosen adapter method; None to train all weights."""
+    """Config of the chosen adapter method; None: train all weights."""
     peft_switch: str | None = None
-    """Key that chose the adapter method."""
+    """Switch of the chosen adapter method, such as "lora"."""
     notes: list[str] = field(default_factory=list)
-    """Messages for the user, such as keys without effect."""
+    """Messages for the user, such as that a key has no effect."""
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class RunConfig:
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return the flat JSON object that parses to this configuration; the command section is omitted."""
+        """Return the flat JSON object that parses to this configuration, without the command section."""
         flat: dict[str, Any] = {}
         for section, values in self.sections.items():
             if section != "command":
@@ -87,12 +87,12 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """Return the options of a method's config class; keys begin with its switch, or with the refined method's."""
+    """Return the options of a method's config class; keys have the prefix of its switch or of the refined method."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """Return the switches that a method needs: that of the method it refines (`pissa` refines `lora`), then its own."""
+    """Return the switches that select a method: first the switch of the method it refines (`pissa` refines `lora`)."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -134,7 +134,7 @@ def test_intokens_wins_over_zero_padding_in_one_file(tmp_path, wins):
         config = load(write(tmp_path, SMALLEST | values))
         assert config.data.zero_padding is wins
         (note,) = config.notes
-        assert note.startswith("zero_padding has no effect: intokens is the same key, and wins")
+        assert note.startswith("zero_padding has no effect: intokens is the same key, and takes precedence")
 
 
 def test_task_name_or_path_is_the_dataset(tmp_path):

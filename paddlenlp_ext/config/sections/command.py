@@ -1,4 +1,4 @@
-"""Section with the keys of the command line, which do not belong to a run's configuration."""
+"""Section of keys that only the command line accepts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from paddlenlp_ext.config.options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig(OptionGroup):
-    """`config.command`: keys of the command line only."""
+    """`config.command`: keys that only the command line accepts."""
 
-    dry_run: bool = option(False, help="check the configuration, count data and steps, and stop before training")
+    dry_run: bool = option(False, help="check the configuration, count rows and steps, and exit before training")
     audit_only: bool = option(
-        False, help="check the rows, write data_audit.html into output_dir, and stop before training"
+        False, help="check the rows, write data_audit.html into output_dir, and exit before training"
     )
     preview_data: int = option(
-        0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and stop"
+        0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and exit"
     )

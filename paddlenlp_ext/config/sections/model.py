@@ -20,7 +20,7 @@ LONG_SEQUENCE_STRATEGIES: dict[str, dict[str, str]] = {
     },
     "attention_strategies": {"AttentionWithLinearBias": "alibi"},
 }
-"""strategy_type -> strategy_name -> short spelling."""
+"""strategy_type -> strategy_name -> short name."""
 _MODULE = "paddlenlp.transformers.long_sequence_strategies"
 STRATEGY_NAMES = tuple(name for names in LONG_SEQUENCE_STRATEGIES.values() for name in names)
 TYPE_SPELLINGS = {f"{_MODULE}.{kind}": kind for kind in LONG_SEQUENCE_STRATEGIES}
@@ -31,73 +31,79 @@ NAME_SPELLINGS = {
     for name, short in names.items()
     for spelling in (short, f"{_MODULE}.{kind}.{name}")
 }
-"""Short name, or PaddleNLP's module path -> strategy_name."""
+"""Short name, or class path in PaddleNLP -> strategy_name."""
 BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
 QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(OptionGroup):
-    """`config.model`: the base model, and how its weights are stored."""
+    """`config.model`: the base model, its tokenizer, quantization and context extension."""
 
     model_name_or_path: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
     tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
     add_tokens: tuple[str, ...] | None = option(
-        None, help="tokens to add to the tokenizer; embedding and lm_head get rows for them, which train"
+        None, help="tokens to add to the tokenizer; their new rows in embedding and lm_head are trained"
     )
     add_special_tokens: tuple[str, ...] | None = option(
-        None, help="the same for special tokens, such as chat markers, which decoded answers leave out"
+        None, help="special tokens to add, such as chat markers, which are skipped when answers are decoded"
     )
-    resize_vocab: bool = option(False, help="give embedding and lm_head rows for all tokens of the tokenizer")
+    resize_vocab: bool = option(False, help="resize embedding and lm_head to the number of tokens of the tokenizer")
     resize_to_multiple_of: int | None = option(
-        None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this"
+        None, minimum=1, help="round the rows of embedding and lm_head up to a multiple of this number"
     )
-    continue_training: bool = option(True, help="false: initialize random weights from the model's config")
+    continue_training: bool = option(True, help="false: initialize random weights from config.json")
     use_flash_attention: bool = option(
         False,
         aliases=("flash_attention",),
-        help="attention on GPUs by FlashMask, or by this project's Triton kernels for what it lacks (docs/gpu.md); "
-        "false: by blocks of plain Paddle",
+        help="use FlashMask on GPUs, or Triton kernels for what FlashMask does not support (docs/gpu.md); "
+        "false: blockwise attention in plain Paddle",
     )
     flash_mask: bool = option(
         False,
         aliases=("flashmask",),
-        help="switch zero_padding and use_flash_attention on, which select FlashMask; with false, they still do",
+        help="switch on zero_padding and use_flash_attention, which together select FlashMask; false has no effect",
     )
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,
         choices=QUANTIZE_ALGORITHMS,
-        help="quantize the frozen base weights (QLoRA); an object sets it by layer pattern (null: not quantized)",
+        help="quantize the frozen base weights (QLoRA); an object maps layer patterns to formats (null: not quantized)",
     )
     weight_blocksize: int = option(
         64, minimum=2, aliases=("qlora_weight_blocksize",), help="weights per quantization scale in nf4 and fp4"
     )
     weight_double_quant: bool = option(
-        False, aliases=("qlora_weight_double_quant",), help="also quantize the scales of nf4 and fp4"
+        False,
+        aliases=("qlora_weight_double_quant",),
+        help="quantize the scales of nf4 and fp4 too (double quantization)",
     )
     weight_double_quant_block_size: int = option(
         256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
     )
     router_aux_loss_coef: float | None = option(
-        None, minimum=0, help="factor of the loss that balances experts, 0: none; unset: config.json decides"
+        None,
+        minimum=0,
+        help="coefficient of the load-balancing loss of MoE models; 0: none; unset: the value in config.json",
     )
     rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
-        False, help="extend the model's context by strategy_name; the saved config.json has the new positions"
+        False, help="extend the model's context length by strategy_name; the saved config.json has the new length"
     )
     strategy_type: str | None = option(
         None,
         choices=tuple(LONG_SEQUENCE_STRATEGIES),
         synonyms=TYPE_SPELLINGS,
-        help="PaddleNLP's module of the strategy; unset: that of strategy_name",
+        help="PaddleNLP module of the strategy; unset: follows from strategy_name",
     )
     strategy_name: str | None = option(
         None,
         choices=STRATEGY_NAMES,
         synonyms=NAME_SPELLINGS,
-        help="long-sequence strategy; also default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
+        help="long-sequence strategy; short names: default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
     )
-    rope_scaling_factor: float = option(1.0, minimum=1, help="ratio of the target context length to the trained one")
+    rope_scaling_factor: float = option(
+        1.0, minimum=1, help="ratio of the target context length to the trained context length"
+    )
     strategy_parameters: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help="further numbers of the strategy, in the keys of transformers' rope_parameters"
+        None, help="further parameters of the strategy, with the keys of transformers' rope_parameters"
     )

@@ -9,7 +9,7 @@ from paddlenlp_ext.config.options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig(OptionGroup):
-    """`config.optim`: the optimizer and its learning rate."""
+    """`config.optim`: the optimizer and its learning rate schedule."""
 
     learning_rate: float = option(5e-5, minimum=0, help="peak learning rate")
     lr_scheduler_type: str = option(
@@ -17,21 +17,21 @@ class OptimConfig(OptionGroup):
         choices=("linear", "cosine", "constant", "constant_with_warmup"),
         help="shape of the learning rate schedule after warmup",
     )
-    warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; above 0 it overrides warmup_ratio")
+    warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; if above 0, it overrides warmup_ratio")
     warmup_ratio: float = option(0.0, minimum=0, maximum=1, help="fraction of total steps used for warmup")
     min_learning_rate: float = option(0.0, minimum=0, help="learning rate at the end of the decay")
     decay_steps: int = option(0, minimum=0, help="step at which the decay ends; 0: the last step")
     optim: str = option(
         "adamw",
         choices=("adamw", "adamw_mini", "adamw_8bit", "muon", "adafactor", "adamw_custom", "adamw_16bit_moment"),
-        help="optimizer; adamw_mini stores one second moment per row, adamw_8bit both moments in 8 bits, "
-        "muon one moment per weight of a matrix",
+        help="optimizer; adamw_mini stores one second moment per row, adamw_8bit stores both moments in 8 bits, "
+        "muon stores only a momentum",
     )
     muon_momentum: float = option(0.95, minimum=0, below=1, help="with muon: decay rate of the momentum")
     muon_scale: str = option(
         "match_rms_adamw",
         choices=("match_rms_adamw", "original"),
-        help="with muon: scale of updates; match_rms_adamw takes AdamW's learning rates, original Muon's, about 0.02",
+        help="with muon: scale of updates; match_rms_adamw suits AdamW learning rates, original suits about 0.02",
     )
     offload_optim: bool = option(
         False, help="keep optimizer state in host memory between steps (GPUs; experimental, not run on a GPU)"

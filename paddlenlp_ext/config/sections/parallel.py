@@ -12,9 +12,11 @@ _FLAGS = {key: flags.words for key, flags in COMPAT_FLAGS.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(OptionGroup):
-    """`config.parallel`: the layout of the run over devices."""
+    """`config.parallel`: the parallel layout of the run."""
 
-    tensor_parallel_degree: int = option(-1, minimum=-1, help="devices that each layer is sharded over; -1: off")
+    tensor_parallel_degree: int = option(
+        -1, minimum=-1, help="number of devices that each layer is sharded over; -1: off"
+    )
     tensor_parallel_config: str = option(
         "", flags=_FLAGS["tensor_parallel_config"], help="PaddleNLP's flags for tensor parallelism"
     )
@@ -26,9 +28,7 @@ class ParallelConfig(OptionGroup):
     split_inputs_sequence_dim: bool = option(
         True, help="shard the inputs along the sequence for sep and context parallelism"
     )
-    pipeline_parallel_degree: int = option(
-        -1, minimum=-1, help="pipeline stages that the layers are split into; -1: off"
-    )
+    pipeline_parallel_degree: int = option(-1, minimum=-1, help="number of pipeline stages; -1: off")
     pipeline_parallel_config: str = option(
         "", flags=_FLAGS["pipeline_parallel_config"], help="PaddleNLP's flags for pipeline parallelism"
     )
@@ -37,25 +37,28 @@ class ParallelConfig(OptionGroup):
     sharding: str = option(
         "",
         flags=("stage1", "stage2", "stage3", "offload"),
-        help="ZeRO: shard optimizer state (stage1-3), gradients (stage2-3), weights (stage3); offload: experimental",
+        help="ZeRO: shard optimizer state (stage1 to 3), gradients (stage2 and 3), weights (stage3); "
+        "offload: experimental",
     )
     sharding_parallel_degree: int = option(
         -1,
         minimum=-1,
         winning_aliases=("sharding_degree",),
-        help="devices that the state is sharded over; -1: all that remain, 1: none",
+        help="number of devices that the state is sharded over; -1: all remaining devices; 1: none",
     )
     sharding_parallel_config: str = option(
         "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags for sharding"
     )
     sep_parallel_degree: int = option(
-        -1, minimum=-1, help="devices that each sequence is sharded over (all-to-all); -1: off"
+        -1, minimum=-1, help="number of devices that each sequence is sharded over (all-to-all); -1: off"
     )
     context_parallel_degree: int = option(
-        -1, minimum=-1, help="devices that each sequence is sharded over (ring); -1: off"
+        -1, minimum=-1, help="number of devices that each sequence is sharded over (ring); -1: off"
     )
     expert_parallel_degree: int = option(
-        -1, minimum=-1, help="data-parallel and sharding devices that divide the experts of each layer; -1: off"
+        -1,
+        minimum=-1,
+        help="number of data-parallel and sharding devices that the experts of a layer are distributed over; -1: off",
     )
     hybrid_parallel_topo_order: str = option(
         "pp_first",

@@ -1,4 +1,4 @@
-"""Section of the device and the number formats."""
+"""Section of the device, and of the dtypes of weights and matmuls (mixed precision)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(OptionGroup):
-    """`config.precision`: device and number formats."""
+    """`config.precision`: the device, and the dtypes of weights and matmuls."""
 
     device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one")
     bf16: bool = option(False, help="compute in bfloat16")
@@ -20,40 +20,40 @@ class PrecisionConfig(OptionGroup):
     fp16_opt_level: str = option(
         "O1",
         choices=("O0", "O1", "O2"),
-        help="O0: float32 throughout, O1: matmuls in bf16 or fp16, O2: weights in bf16 or fp16 too",
+        help="O0: float32 throughout; O1: matmuls in bf16 or fp16; O2: weights in bf16 or fp16 too",
     )
     master_weight: bool = option(
         True,
         aliases=("multi_precision",),
-        help="with O2, update float32 copies of trained weights; false: no copies, weights are rounded stochastically",
+        help="with O2: keep float32 master weights; false: no master weights, updates are rounded stochastically",
     )
 
     amp_master_grad: bool = option(
         False,
-        help="with O2, accumulate, clip and apply gradients in float32; float16 weights always have such gradients",
+        help="with O2: accumulate, clip and apply gradients in float32; always on for float16 weights",
     )
     scale_loss: float = option(
         32768.0,
         minimum=1,
         maximum=2.0**32,
-        help="with float16: initial loss scale, which is halved by an overflow and doubled by 2000 steps without one",
+        help="with float16: initial loss scale; halved after an overflow, doubled after 2000 steps without overflow",
     )
 
     @property
     def scales_loss(self) -> bool:
-        """Return whether the loss is scaled before the backward pass: float16 underflows otherwise."""
+        """Return whether the loss is scaled before the backward pass, because float16 gradients underflow otherwise."""
         return self.compute_dtype == "float16"
 
     @property
     def float32_gradients(self) -> bool:
-        """Return whether weights in half precision have float32 gradients: unscaled ones underflow in float16."""
+        """Return whether half-precision weights have float32 gradients: unscaled gradients underflow in float16."""
         return self.amp_master_grad or self.scales_loss
 
     @property
     def compute_dtype(self) -> str:
-        """Return the dtype of matrix products: float32 with O0.
+        """Return the dtype of matmuls; float32 with O0.
 
-        The CPU has no float16 products: `fp16` means bfloat16 there if the processor has it, else float32.
+        CPUs have no float16 matmuls: there, `fp16` means bfloat16 if the processor supports it, otherwise float32.
         """
         if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
             return "float32"

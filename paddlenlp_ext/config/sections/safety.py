@@ -1,4 +1,4 @@
-"""Section about steps that go wrong and about the end of a run: NaN and infinity, loss spikes, skipped data, time."""
+"""Section of failure handling and time limit: NaN and infinity, loss spikes, skipped data, `max_train_time`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
 
 @dataclass(frozen=True, kw_only=True)
 class SafetyConfig(OptionGroup):
-    """`config.safety`: steps that are not finite, loss spikes, data to skip, and the time of a run."""
+    """`config.safety`: NaN and infinity, loss spikes, data to skip, and the time limit of a run."""
 
     nan_policy: str = option(
         "raise",
         choices=NAN_POLICIES,
         synonyms={"error": "raise"},
         help="NaN or infinity in loss or gradients: raise an error, skip the step, or go back to the last good "
-        "checkpoint and skip its rows (rollback)",
+        "checkpoint and skip the rows of the step (rollback)",
     )
     max_nan_steps: int = option(
-        10, minimum=1, help="steps in a row that nan_policy may skip or roll back; one more is an error"
+        10,
+        minimum=1,
+        help="maximum number of consecutive steps that nan_policy skips or rolls back; one more is an error",
     )
     loss_spike_sigma: float = option(
-        6.0, minimum=0, help="warn of losses this many standard deviations above the running mean; 0: never"
+        6.0, minimum=0, help="warn if the loss is this many standard deviations above its running mean; 0: never"
     )
-    loss_spike_window: int = option(50, minimum=2, help="number of earlier steps in the running mean")
+    loss_spike_window: int = option(50, minimum=2, help="number of steps in the running mean")
     skip_data_intervals: object | None = option(
-        None, help="steps whose data are skipped, as first and last step, counted from 1: [[100, 120], [300, 300]]"
+        None, help="steps whose data are skipped, as [first, last] counted from 1: [[100, 120], [300, 300]]"
     )
     max_train_time: float | str | None = option(
-        None, help='seconds, or "HH:MM:SS" or "D-HH:MM:SS", after which the run has saved a checkpoint and stopped'
+        None, help='time limit in seconds, "HH:MM:SS" or "D-HH:MM:SS": the run saves a checkpoint and stops before it'
     )
 
     @property
@@ -50,7 +52,7 @@ class SafetyConfig(OptionGroup):
 
 
 def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
-    """Parse intervals of steps: a list of pairs, or the same as text from the command line.
+    """Parse intervals of steps: a list of pairs, or the JSON text of such a list from the command line.
 
     Raises:
         ValueError: an interval is not a pair of step numbers from 1 in ascending order.
@@ -74,7 +76,7 @@ def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 def parse_time(value: float | str) -> float:
-    """Parse a time in seconds, as a number or as "HH:MM:SS" with days before it.
+    """Convert a time to seconds: a number, "HH:MM:SS" or "D-HH:MM:SS".
 
     Raises:
         ValueError: the time has another form, or is not above 0.

@@ -16,28 +16,34 @@ class TrainConfig(OptionGroup):
     """`config.train`: steps, evaluations, logs and checkpoints."""
 
     output_dir: str | None = option(None, help="folder for results, checkpoints and final weights")
-    overwrite_output_dir: bool = option(False, help="start over in an output_dir that holds checkpoints")
+    overwrite_output_dir: bool = option(False, help="start over in an output_dir that contains checkpoints")
     resume_from_checkpoint: bool | str | None = option(
-        None, help="true: the newest checkpoint in output_dir; auto: it if there is one; or a checkpoint folder"
+        None,
+        help="true: resume from the newest checkpoint in output_dir; auto: the same if there "
+        "is one; or a checkpoint folder",
     )
-    ignore_data_skip: bool = option(False, help="on resume, restart the data of the epoch")
+    ignore_data_skip: bool = option(False, help="on resume, start the epoch again from its first row")
     do_train: bool = option(False, help="train the model")
     do_eval: bool = option(False, help="evaluate on the eval rows (dev.json)")
     per_device_train_batch_size: int = option(8, minimum=1, help="rows (or packs) per micro-batch")
     per_device_eval_batch_size: int = option(8, minimum=1, help="rows per batch in evaluation")
     gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and replica")
     num_train_epochs: float = option(3.0, above=0, help="number of passes over the training rows")
-    max_steps: int = option(-1, minimum=-1, help="total optimizer steps; above 0 it overrides num_train_epochs")
+    max_steps: int = option(-1, minimum=-1, help="total optimizer steps; if above 0, it overrides num_train_epochs")
     logging_steps: int = option(500, minimum=1, help="steps between log entries")
     evaluation_strategy: str = option(
-        "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps"
+        "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps steps"
     )
     eval_steps: int | None = option(None, minimum=0, help="steps between evaluations; unset or 0: logging_steps")
     max_evaluate_steps: int = option(-1, minimum=-1, help="maximum batches per evaluation; -1: all")
-    save_strategy: str = option("no", choices=STRATEGIES, help="when to save checkpoints; steps: every save_steps")
+    save_strategy: str = option(
+        "no", choices=STRATEGIES, help="when to save checkpoints; steps: every save_steps steps"
+    )
     save_steps: int = option(500, minimum=1, help="steps between checkpoints")
     save_total_limit: int | None = option(
-        None, minimum=-1, help="maximum number of checkpoints; the best one is not counted; unset, 0 or -1: no limit"
+        None,
+        minimum=-1,
+        help="maximum number of checkpoints, not counting the best checkpoint; unset, 0 or -1: no limit",
     )
     use_async_save: bool = option(
         False, help="flush and verify a checkpoint in the background, while training continues (docs/checkpoints.md)"
@@ -45,8 +51,8 @@ class TrainConfig(OptionGroup):
     load_best_model_at_end: bool = option(False, help="load the weights of the best evaluation after training")
     metric_for_best_model: str | None = option(
         None,
-        help=f"metric that selects the best evaluation; unset: loss; {', '.join(METRICS)}, or one of compute_metrics; "
-        "with several dev sets <name>_<metric>, else the first one's",
+        help=f"metric that selects the best evaluation; unset: loss; one of {', '.join(METRICS)}, or a metric of "
+        "compute_metrics; with several dev sets: <name>_<metric>, otherwise the metric of the first dev set",
     )
     greater_is_better: bool | None = option(
         None, help="whether a greater metric is better; unset: true except for loss and perplexity"
@@ -55,7 +61,7 @@ class TrainConfig(OptionGroup):
         None, help="stop when evaluations no longer improve the metric; unset: if early_stopping_patience is set"
     )
     early_stopping_patience: int | None = option(
-        None, minimum=1, help="evaluations in a row without improvement that stop the run; unset: 4"
+        None, minimum=1, help="stop after this many evaluations in a row without improvement; unset: 4"
     )
     early_stopping_threshold: float = option(
         0.0, minimum=0, help="an improvement counts for early stopping if it is larger than this"
@@ -67,7 +73,8 @@ class TrainConfig(OptionGroup):
     recompute_granularity: str = option(
         "full",
         choices=("full", "full_attn", "core_attn"),
-        help="what to recompute: layers (full), attention with its projections (full_attn), or without (core_attn)",
+        help="what to recompute: layers (full), attention with its projections (full_attn), or "
+        "attention alone (core_attn)",
     )
     refined_recompute: str = option(
         "",
@@ -75,7 +82,7 @@ class TrainConfig(OptionGroup):
     )
     no_recompute_layers: object | None = option(None, help="layers that are not recomputed, counted from 0: [0, 1]")
     offload_recompute_inputs: bool = option(
-        False, help="keep the inputs of recomputed layers off the device: in a temporary file, on GPUs in host memory"
+        False, help="offload the inputs of recomputed layers: to host memory on GPUs, to a temporary file on CPUs"
     )
     neftune: bool = option(False, help="NEFTune: add uniform noise to the embeddings during training")
     neftune_noise_alpha: float = option(5.0, minimum=0, help="scale of the NEFTune noise")
@@ -83,12 +90,12 @@ class TrainConfig(OptionGroup):
     report_to: tuple[str, ...] = option(
         (),
         choices=(*REPORTERS, "tensorboard", "wandb", "swanlab"),
-        help="also send the logged numbers to visualdl (tensorboard, wandb and swanlab are not available yet)",
+        help="also send the logged metrics to visualdl (tensorboard, wandb and swanlab are not available yet)",
     )
 
     @property
     def patience(self) -> int | None:
-        """Return the number of evaluations in a row without improvement that stop the run; None: never."""
+        """Return after how many evaluations in a row without improvement the run stops; None: never."""
         if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):
             return None
         return self.early_stopping_patience or 4

@@ -19,7 +19,7 @@ SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
 def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
     """Add the problems and notes of all rules to `report`.
 
-    The order matters: rules about a key that an earlier rule rejected are skipped.
+    The order matters: a rule is skipped if an earlier rule rejected one of its keys.
     """
     arguments = {**sections, "adapter": adapter}
     for rules in (

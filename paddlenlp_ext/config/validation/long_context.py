@@ -39,8 +39,8 @@ def _strategy_has_its_type(model: ModelConfig, report: Report) -> None:
 def _scaling_has_a_factor(model: ModelConfig, report: Report) -> None:
     if model.use_long_sequence_strategies and model.rope_scaling_factor == 1 and model.strategy_name != _ALIBI:
         report.note(
-            "use_long_sequence_strategies extends nothing: rope_scaling_factor is 1; set it to the ratio of the target "
-            "context to the trained one",
+            "use_long_sequence_strategies has no effect with rope_scaling_factor 1; set the factor to the ratio of the "
+            "target context length to the trained context length",
             "rope_scaling_factor",
             "use_long_sequence_strategies",
         )
@@ -52,15 +52,15 @@ def _linear_biases_exclude_other_positions(model: ModelConfig, data: DataConfig,
         return
     if data.use_pose_convert:
         report.error(
-            f"use_pose_convert has no meaning with strategy_name {_ALIBI}, whose biases need no training at long "
+            f"use_pose_convert cannot be used with strategy_name {_ALIBI}, whose biases need no training at long "
             "distances; set use_pose_convert: false",
             "use_pose_convert",
             "strategy_name",
         )
     if model.flash_mask:
         report.note(
-            f"flash_mask selects zero_padding only: FlashMask's kernel adds no biases, and strategy_name {_ALIBI} uses "
-            "attention in plain Paddle on a GPU",
+            f"flash_mask only switches on zero_padding: the FlashMask kernel does not support biases, so strategy_name "
+            f"{_ALIBI} uses attention in plain Paddle on a GPU",
             "flash_mask",
             "strategy_name",
         )

@@ -38,8 +38,8 @@ def _layout_fits_processes(
     for key, degree in (("tensor_parallel_degree", degrees.tensor), ("expert_parallel_degree", degrees.expert)):
         if degree > 1 and optim.optim not in ("adamw", "muon"):
             report.error(
-                f"optim {optim.optim} needs unsharded parameters, and {key} {degree} shards them; use optim adamw or "
-                f"muon, or sharding in place of {key}",
+                f"optim {optim.optim} needs unsharded parameters, but {key} {degree} shards them; use optim adamw or "
+                f"muon, or sharding instead of {key}",
                 "optim",
                 key,
             )
@@ -48,7 +48,7 @@ def _layout_fits_processes(
 def _check_adapter(
     parallel: ParallelConfig, adapter: AdapterChoice, degrees: Degrees, processes: int, report: Report
 ) -> None:
-    """Report layouts that the adapter method excludes for mathematical reasons."""
+    """Report parallel layouts that the adapter method does not support."""
     switch, excludes = adapter.switch, getattr(adapter.method, "excludes", {})
     if switch is None or degrees.tensor == 1:
         return

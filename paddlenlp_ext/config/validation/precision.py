@@ -1,4 +1,4 @@
-"""Rules about the device and about the number formats of weights and matrix products."""
+"""Rules about the device, and about the dtypes of weights and matmuls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ training_rules = Rules()
 """Rules that also apply to a `Trainer` created in Python."""
 rules = Rules()
 BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
-"""Keys of formats that scale weights block by block."""
+"""Keys of the blockwise formats nf4 and fp4."""
 
 
 @training_rules("bf16", "fp16", "fp16_opt_level", "device")
@@ -34,7 +34,7 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
     elif precision.device == "cpu" and precision.fp16:
         report.note(
             "fp16 has no effect on this processor, which has neither float16 nor bfloat16 arithmetic: the run computes "
-            "in float32; to round to bfloat16 nevertheless set bf16: true",
+            "in float32; to round to bfloat16 anyway, set bf16: true",
             "fp16",
         )
 
@@ -43,8 +43,8 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
 def _float16_weights_need_copies(precision: PrecisionConfig, report: Report) -> None:
     if precision.scales_loss and precision.fp16_opt_level == "O2" and not precision.master_weight:
         report.error(
-            "master_weight false rounds weights stochastically, which is for bfloat16; with fp16 and fp16_opt_level O2 "
-            "leave master_weight true, or use bf16: true",
+            "master_weight false rounds weights stochastically, which only bfloat16 supports; with fp16 and "
+            "fp16_opt_level O2, leave master_weight true, or use bf16: true",
             "master_weight",
         )
 
@@ -83,8 +83,8 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
     for algorithm in _ACTIVATION_QUANTIZERS:
         if algorithm in algorithms:
             report.error(
-                f"weight_quantize_algo {algorithm} also quantizes activations, which is for inference and not "
-                "implemented; to train over 8-bit weights use weight_only_int8, over 4-bit weights nf4",
+                f"weight_quantize_algo {algorithm} also quantizes activations, which is not implemented; "
+                "for training use weight_only_int8 (8 bits) or nf4 (4 bits)",
                 "weight_quantize_algo",
             )
             return
@@ -113,11 +113,11 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
         defaults = {option.key: option.default for option in options_of(ModelConfig, "model")}
         for key in BLOCKWISE_KEYS:
             if getattr(model, key) != defaults[key]:
-                report.note(f"{key} has no effect: it is for nf4 and fp4", key)
+                report.note(f"{key} has no effect: it applies to nf4 and fp4 only", key)
 
 
 def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
-    """Return the algorithms that a value of weight_quantize_algo names, as one word or by layer."""
+    """Return the formats that a value of weight_quantize_algo names, for all layers or by layer pattern."""
     named = written.values() if isinstance(written, Mapping) else [written]
     return {algorithm for algorithm in named if algorithm is not None}
 
@@ -130,5 +130,7 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
     elif device in ("npu", "xpu"):
         report.error(f"device {device} is not available yet; use cpu or gpu", "device")
     elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
-        message = "use_flash_attention is for GPUs; the CPU's attention gives the same result without a dense mask"
-        report.note(message, "use_flash_attention")
+        report.note(
+            "use_flash_attention has no effect on the CPU, whose attention gives the same result without a dense mask",
+            "use_flash_attention",
+        )

@@ -1,4 +1,4 @@
-"""Rules about the quantization of a trained model, which replace those about training."""
+"""Rules about post-training quantization, which replace the rules about training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ _USED = frozenset(
         *(option.key for section in (PTQConfig, DataConfig) for option in options_of(section, "")),
     }
 )
-"""Keys of a run that quantizes; the others belong to training."""
+"""Keys that quantization uses; all other keys are about training."""
 _ACTIVATION_KEYS = {entry.key: entry for entry in COMPAT_KEYS if entry.needs == "do_ptq" and entry.key not in _USED}
 
 
 def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], report: Report) -> None:
-    """Add the problems and notes of a quantization to `report`; `given` are the keys that the user set.
+    """Check the configuration of a quantization, and add problems and notes to `report`.
 
-    Keys of PaddleNLP about activations, which mean nothing without do_ptq, are errors here.
+    PaddleNLP's keys for quantized activations are errors.
+
+    Args:
+        sections: the sections by name.
+        given: keys that the user set, with their values.
+        report: problems and notes.
     """
     ptq: PTQConfig = sections["ptq"]
     switches = ("do_ptq", "do_gptq", "do_awq")
@@ -41,7 +46,7 @@ def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], re
             report.error(f"{ptq.methods[0]} needs {key}, which is not set", key)
     if sections["model"].weight_quantize_algo is not None:
         report.error(
-            "weight_quantize_algo is for training; set quant_type, and start from the original model",
+            "weight_quantize_algo applies to training; set quant_type, and start from the original model",
             "weight_quantize_algo",
         )
     if ptq.weight_layout == "awq" and ptq.quant_type == "weight_only_int8":

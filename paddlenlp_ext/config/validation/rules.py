@@ -1,4 +1,4 @@
-"""Register rules between keys, and apply those whose keys have no problem yet."""
+"""Register rules between keys, and apply them unless one of their keys is already invalid."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class AdapterChoice:
     """Chosen adapter method, for the rules that depend on it.
 
     Attributes:
-        switch: key that chose the method, None without an adapter.
-        method: the method's config class, None without an adapter.
+        switch: switch of the method; None without an adapter.
+        method: config class of the method; None without an adapter.
         is_requested: whether the user set any method's switch, valid or not.
     """
 
@@ -28,9 +28,9 @@ class AdapterChoice:
 
 
 class Rules:
-    """Rules of one module, each registered with the decorator `@rules("key", ...)`.
+    """Rules of one module, registered with the decorator `@rules("key", ...)`.
 
-    A rule receives arguments by parameter name: sections (such as `train` and `optim`), `adapter` and `report`.
+    A rule gets its arguments by parameter name: sections (such as `train` and `optim`), `adapter` and `report`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Rules:
         return register
 
     def apply(self, arguments: Mapping[str, Any], report: Report) -> None:
-        """Call the rules in order of registration, except those about a key that already has a problem."""
+        """Call the rules in order of registration; skip a rule if one of its keys is already invalid."""
         for keys, rule in self._rules:
             if report.invalid_keys.isdisjoint(keys):
                 names = inspect.signature(rule).parameters

@@ -1,4 +1,4 @@
-"""Rules about steps that go wrong and about the time of a run."""
+"""Rules about NaN handling, skipped data and the time limit of a run."""
 
 from __future__ import annotations
 

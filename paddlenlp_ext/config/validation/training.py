@@ -1,4 +1,4 @@
-"""Rules about data, training length, evaluation and checkpoints; notes about keys that other keys disable."""
+"""Rules about data, training length, evaluation and checkpoints, and notes about keys without effect."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 
 run_rules = Rules()
-"""Rules about complete runs; they do not apply to a `Trainer` created in Python."""
+"""Rules that do not apply to a `Trainer` created in Python."""
 rules = Rules()
 
 
 @run_rules()
 def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, report: Report) -> None:
-    # A switch whose value is invalid was meant to be on, so what it needs is reported too.
+    # A switch with an invalid value counts as on, so that the keys it needs are reported too.
     on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
         report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
@@ -47,8 +47,8 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
 def _resume_needs_training(train: TrainConfig, report: Report) -> None:
     if train.resume_from_checkpoint and not train.do_train:
         report.error(
-            "resume_from_checkpoint needs do_train: true; to evaluate a trained model set model_name_or_path to its "
-            "folder, or for an adapter the method's path (lora_path)",
+            "resume_from_checkpoint needs do_train: true; to evaluate a trained model, set model_name_or_path to "
+            "its folder, or for an adapter set the path of the method (lora_path)",
             "resume_from_checkpoint",
             "do_train",
         )
@@ -106,8 +106,8 @@ def _stream_has_a_number_of_steps(data: DataConfig, train: TrainConfig, report: 
 def _warmup_fits_max_steps(train: TrainConfig, optim: OptimConfig, report: Report) -> None:
     if 0 < train.max_steps < optim.warmup_steps:
         report.note(
-            f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}: the learning rate rises to "
-            f"the end of the run and stays below learning_rate {optim.learning_rate:g}",
+            f"warmup_steps {optim.warmup_steps} is more than max_steps {train.max_steps}: the learning rate rises "
+            f"until the end of the run and never reaches learning_rate {optim.learning_rate:g}",
             "warmup_steps",
             "max_steps",
         )
@@ -145,7 +145,7 @@ def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, re
 def _generation_metric_needs_generation(
     data: DataConfig, train: TrainConfig, generation: GenerationConfig, report: Report
 ) -> None:
-    if train.evaluation_strategy == "no":  # nothing is compared
+    if train.evaluation_strategy == "no":  # there is no best evaluation
         return
     metric = best_metric(train, dev_set_names(data)).metric
     if metric in GENERATION_METRICS and not generation.eval_with_do_generation:
@@ -216,8 +216,8 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
             report.error(str(error), key)
     if train.recompute and train.refined_recompute and train.recompute_granularity != "full":
         report.error(
-            f"refined_recompute needs recompute_granularity full, not {train.recompute_granularity}; leave one of them "
-            "out",
+            f"refined_recompute needs recompute_granularity full, not {train.recompute_granularity}; leave out one of "
+            "them",
             "refined_recompute",
             "recompute_granularity",
         )
@@ -227,17 +227,17 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 def _offloaded_inputs_are_those_of_layers(train: TrainConfig, report: Report) -> None:
     if train.recompute and train.offload_recompute_inputs and train.recompute_granularity != "full":
         report.error(
-            f"offload_recompute_inputs needs recompute_granularity full, not {train.recompute_granularity}; leave one "
-            "of them out",
+            f"offload_recompute_inputs needs recompute_granularity full, not {train.recompute_granularity}; leave out "
+            "one of them",
             "offload_recompute_inputs",
             "recompute_granularity",
         )
 
 
 idle_rules = Rules()
-"""Notes about keys without effect, applied last: a key with a problem gets no note."""
+"""Notes about keys without effect, applied last: invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
-# (idle keys, the key that makes them idle, its values that do, reason)
+# (keys without effect, key that disables them, its values, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (
         ("eval_labels", "save_generation_output", "compute_metrics", "max_new_tokens", *_SAMPLING),
@@ -319,7 +319,7 @@ def _note_unused_threshold(train: TrainConfig, report: Report) -> None:
 
 
 def _values_by_key(*sections: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return key -> value and key -> default of all options of the sections."""
+    """Return the values and the defaults of all options of the sections, by key."""
     options = [(section, option) for section in sections for option in options_of(type(section), "")]
     values = {option.key: getattr(section, option.attribute) for section, option in options}
     return values, {option.key: option.default for _, option in options}

@@ -20,7 +20,7 @@ from tests.config.config_cases import SMALLEST, load, problems, write
         (
             2,
             {"expert_parallel_degree": 2, "optim": "adamw_mini"},
-            "and expert_parallel_degree 2 shards them; use optim",
+            "but expert_parallel_degree 2 shards them; use optim",
         ),
         (
             8,
@@ -62,7 +62,7 @@ def test_compat_flags_are_noted_or_refused(tmp_path, monkeypatch):
                 assert found.key == key and f"{word} is not available: " in found.message
             else:
                 (note,) = [note for note in load(path).notes if note.startswith(key)]
-                words = "is always on" if word in flags.always else "has no effect: the numbers are the same"
+                words = "is always on" if word in flags.always else "has no effect: the results are the same"
                 assert f"{key}: {word} {words}" in note
 
 

@@ -111,7 +111,7 @@ def test_compat_keys_of_any_type_are_reported_as_not_available(tmp_path):
 
 
 IDLE = [
-    ({"use_flash_attention": True}, "use_flash_attention is for GPUs"),
+    ({"use_flash_attention": True}, "use_flash_attention has no effect on the CPU"),
     ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
     ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),
     ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
@@ -233,7 +233,7 @@ def test_recompute_options_are_parsed(tmp_path):
         ({"refined_recompute": "mlp_row_ln"}, "write mlp_row_ln:-1 (all layers)"),
         ({"refined_recompute": "mlp_row_ln:-2"}, "write mlp_row_ln:-1 (all layers)"),
         ({"refined_recompute": "mlp_row_ln:1,mlp_row_ln:2"}, "region mlp_row_ln is repeated"),
-        ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave one of them out"),
+        ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave out one of them"),
         ({"no_recompute_layers": [0, "last"]}, "'last' is not a layer index"),
         ({"no_recompute_layers": [-1]}, "-1 is not a layer index"),
         ({"no_recompute_layers": True}, "True is not a layer index"),
