@@ -112,7 +112,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     )
 
     trainable_token_indices: ClassVar[object | None] = None
-    """Tokens whose rows of embedding and lm_head are trained with the adapter (token_rows.py); an option of LoRA."""
+    """Tokens whose rows of embedding and lm_head are trained with the adapter; an option of LoRA."""
     adapts_tables: ClassVar[bool] = False
     """Whether embedding and lm_head can be targets."""
 

@@ -91,7 +91,7 @@ class PeftModel(TrainableModel):
     def __init__(self, model: TrainableModel, peft_config: PeftConfig) -> None:
         super().__init__()
         self.base_model = model
-        self.peft_config = peft_config
+        self.peft_config: Any = peft_config  # subclasses declare the config of their method
         self.reads_prompts = peft_config.reads_prompts
         self.adapter_enabled = True
         self.adapters = MultiAdapterModel("default")

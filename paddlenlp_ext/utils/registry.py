@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 T = TypeVar("T")
+Entry = TypeVar("Entry")
 
 
 class Registry(Generic[T]):
@@ -26,13 +27,13 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
         self._imported = False
 
-    def register(self, *names: str) -> Callable[[T], T]:
+    def register(self, *names: str) -> Callable[[Entry], Entry]:
         """Return a decorator that registers an object under one or more unused names."""
 
-        def enter(entry: T) -> T:
+        def enter(entry: Entry) -> Entry:  # not T, so that a decorated class keeps its type in editors
             for name in names:
                 assert name not in self._entries, f"{self.kind} {name!r} is registered twice"
-                self._entries[name] = entry
+                self._entries[name] = cast(T, entry)
             return entry
 
         return enter

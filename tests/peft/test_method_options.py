@@ -6,15 +6,18 @@ import dataclasses
 import doctest
 import inspect
 import pydoc
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paddlenlp_ext.peft.config import BIASES
+from paddlenlp_ext.peft.config import BIASES, PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
+from tests.common.scripts import ROOT
 
 METHODS = [method for _, method in PEFT_METHODS.items()]
 VALUES: dict[str, Any] = {
@@ -116,6 +119,31 @@ def test_lora_config_has_the_fields_of_peft():
     assert not {"lora_bias", "target_parameters", "init_lora_weights", "initial_factors", "use_dora"} & {
         field.name for field in dataclasses.fields(PiSSAConfig)
     }
+
+
+def test_type_checker_and_editors_see_the_fields_of_a_config(tmp_path: Path):
+    checker = Path(sys.executable).with_name("pyrefly")
+    if not checker.exists():
+        pytest.skip("pyrefly is not installed")
+    script = tmp_path / "typed.py"
+    script.write_text(
+        "from paddlenlp_ext import LoRAConfig, PiSSAConfig\n"
+        "LoRAConfig(r=8, lora_alpha=16, lora_dropout=0.1, bias='none', use_rslora=True, use_dora=True).r\n"
+        "LoRAConfig(rnk=8)\n"
+        "PiSSAConfig(lora_bias=True)\n"
+    )
+    done = subprocess.run(
+        [checker, "check", script, "--search-path", ROOT], capture_output=True, text=True, check=False
+    )
+    problems = [line for line in done.stdout.splitlines() if line.lstrip().startswith("ERROR")]
+    assert len(problems) == 2 and "`rnk`" in problems[0] and "`lora_bias`" in problems[1], done.stdout
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dropout_of_a_resumed_run_may_change(method: type):
+    fields = {field.name for field in dataclasses.fields(method)}
+    assert {name for name in fields if name.endswith("dropout")} <= method.free_on_resume
+    assert method.free_on_resume - PeftConfig.free_on_resume <= fields
 
 
 def test_option_can_be_read_and_set_under_its_other_names():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paddlenlp_ext.checkpoint.symlinks import check_links
-from paddlenlp_ext.peft.adapter_config_schema import check_fields
+from paddlenlp_ext.peft.formats.adapter_config_schema import check_fields
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object
 

@@ -3,7 +3,7 @@
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
 PiSSA, OLoRA and LoftQ share this module. The removed factors A' and B' depend on W in full precision, so they are
-computed while W is read, before it is quantized. The layer has A', B', A and B; files contain the LoRA [A; A'], [B,
+computed while W is read, before it is quantized. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B,
 -B'] of rank 2r over the original base (`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.

@@ -46,7 +46,7 @@ _LORA_ONLY = "variants of LoRA do not have it; leave it out"
 
 @dataclass(kw_only=True)
 class LowRankConfig(LayerRanksConfig):
-    """Options that LoRA and its variants share.
+    """Options that LoRA and all of its variants share.
 
     Raises:
         ValueError: an option is out of range.
@@ -166,7 +166,7 @@ class LowRankConfig(LayerRanksConfig):
 
     @classmethod
     def shared_options(cls, fields: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-        """Return the options of this class from the fields of adapter_config.json.
+        """Return the shared options from the fields of adapter_config.json.
 
         Args:
             fields: the fields.
@@ -200,7 +200,8 @@ class LowRankConfig(LayerRanksConfig):
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
         if stack_single_experts(tensors, base, self.rank_and_alpha, self.use_rslora) is not None:
             raise ValueError(
-                f"{type(self).__name__} of single experts is not available; merge the adapter in Hugging Face PEFT"
+                f"{type(self).__name__} with one adapter per expert is not available; merge the adapter in "
+                "Hugging Face PEFT"
             )
         return self, dict(tensors)
 
@@ -254,11 +255,11 @@ class RandomInitConfig(LowRankConfig):
 
 
 TARGETS_OF_TENSORS: tuple[str, ...] = ()
-"""Targets of a file whose `target_modules` is null: the layers of its tensors."""
+"""Marker for a file whose `target_modules` is null: the targets are the layers of its tensors."""
 
 
 def resolve_targets(targets: tuple[str, ...] | None, names: Collection[str]) -> tuple[str, ...] | None:
-    """Return `targets`, or for `TARGETS_OF_TENSORS` the layers that LoRA's or AdaLoRA's tensors `names` adapt."""
+    """Return `targets`, or the layers of the LoRA tensors `names` if `targets` is `TARGETS_OF_TENSORS`."""
     if targets != TARGETS_OF_TENSORS:
         return targets
     return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))

@@ -164,7 +164,7 @@ def _num_experts(singles: Iterable[_Single], base: Any) -> int:
 
 
 def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], for the scale of the first expert."""
+    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], with the scale of the first expert."""
     first = singles[0]
     ranks = [0] * first.place.num_parts
     for single in singles:

@@ -24,8 +24,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.peft.adapter_config_schema import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
+from paddlenlp_ext.peft.formats.adapter_config_schema import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.layers import (
     LinearAdapter,
     adapter_layers,

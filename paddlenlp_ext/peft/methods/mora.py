@@ -66,7 +66,7 @@ class MoRAConfig(LinearTargetsConfig):
 
     r: int = option(
         8,
-        help="rank of the LoRA with as many parameters",
+        help="rank of a LoRA with the same number of parameters",
         minimum=1,
         maximum=65536,
         arguments=("rank",),

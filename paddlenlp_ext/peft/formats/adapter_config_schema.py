@@ -1,7 +1,4 @@
-"""Types and ranges of the fields of adapter config files.
-
-A field is checked wherever it stands, whichever method reads it.
-"""
+"""Types and ranges of the fields in adapter config files, for all methods."""
 
 from __future__ import annotations
 
