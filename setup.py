@@ -17,7 +17,7 @@ setup(
     classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)],
     python_requires=">=3.10",
     packages=find_packages(include=["paddlenlp_ext", "paddlenlp_ext.*"]),
-    package_data={"paddlenlp_ext": ["py.typed", "**/*.json", "ops/csrc/*"]},
+    package_data={"paddlenlp_ext": ["py.typed", "**/*.json", "**/*.css", "ops/csrc/*"]},
     # paddlepaddle is not listed here: GPU users install paddlepaddle-gpu from Paddle's own index first.
     install_requires=[
         "numpy",

@@ -24,12 +24,12 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
         name_or_path: any name that `resolve_model` accepts.
 
     Returns:
-        A transformers tokenizer. Its `chat_template` is the model's own, if there is one. If the model names no padding
-        token, the end-of-text token is used for padding. Labels, not ids, mark the target tokens, so an end-of-text
-        token in the data remains a target.
+        A transformers tokenizer with the chat template of the model, if it has one. Without a padding token, the
+        end-of-text token is used for padding; labels select the target tokens, so an end-of-text token in the data
+        remains a target.
 
     Raises:
-        ValueError: no such model, no tokenizer files, or files that transformers cannot read.
+        ValueError: the model does not exist, has no tokenizer files, or transformers cannot read them.
     """
     path = resolve_model(name_or_path)
     tokenizer = _from_gguf(path) if path.is_file() else _from_folder(path)
@@ -58,7 +58,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
     check_links(folder)
     check_tokenizer_config(folder)
-    # The only advice that transformers prints on import is that PyTorch is absent, which is intended here.
+    # transformers only advises that PyTorch is missing, which is intended here.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 
@@ -66,7 +66,9 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a wrong value fails anywhere in transformers; a panic in Rust is no Exception
+    except (
+        BaseException
+    ) as error:  # wrong values may fail anywhere in transformers; a panic in Rust is not an Exception
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
     assert tokenizer is not None, "transformers returns a tokenizer or raises"

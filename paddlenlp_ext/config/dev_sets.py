@@ -1,9 +1,9 @@
-"""Dev sets of a run, and the metric that selects its best evaluation.
+"""Dev sets of a run, and the metric that selects the best checkpoint.
 
 | `eval_dataset_path` | metrics |
 |---|---|
 | `{"math": "a.jsonl", "code": "b.jsonl"}` | eval_math_loss, eval_code_loss, ... |
-| `"math.jsonl,code.jsonl"`, or a list | the same: the names are those of the files |
+| `"math.jsonl,code.jsonl"`, or a list | the same: file names are the names |
 | `"math.jsonl"` | eval_loss, ... |
 """
 
@@ -20,7 +20,7 @@ from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
-"""Other spelling of a metric -> its name."""
+"""Alias of a metric -> its name."""
 _LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
 _NAME = re.compile(r"[\w.-]+")
 
@@ -55,7 +55,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
 
 
 def dev_set_names(data: DataConfig) -> tuple[str, ...]:
-    """Return the names of the dev sets; those of a single one if `dev_sets` raises an error, which a rule reports."""
+    """Return the names of the dev sets; ("",) if `dev_sets` raises an error, which a validation rule reports."""
     try:
         return tuple(dev_sets(data))
     except ValueError:
@@ -67,9 +67,9 @@ class BestMetric:
     """Metric that selects the best evaluation.
 
     Attributes:
-        dev_set: name of the dev set; "" if there is one.
-        metric: name of the metric: one of METRICS, or one of the user's own.
-        greater_is_better: whether a greater value is better.
+        dev_set: name of the dev set; "" for the only dev set.
+        metric: name of the metric, from METRICS or custom.
+        greater_is_better: whether greater values are better.
     """
 
     dev_set: str
@@ -78,25 +78,25 @@ class BestMetric:
 
     @property
     def name(self) -> str:
-        """Name of the metric with its dev set, as in a log entry without `eval_`."""
+        """Name of the metric with its dev set, as in log entries but without `eval_`."""
         return f"{self.dev_set}_{self.metric}" if self.dev_set else self.metric
 
-    def require_known(self, has_own_metrics: bool) -> None:
+    def require_known(self, has_custom_metrics: bool) -> None:
         """Check the metric's name.
 
         Raises:
-            ValueError: an evaluation computes no such metric; with `has_own_metrics`, any name may be one of these.
+            ValueError: no evaluation computes this metric; with custom metrics, any name is accepted.
         """
-        if self.metric not in METRICS and not has_own_metrics:
+        if self.metric not in METRICS and not has_custom_metrics:
             known = (*METRICS, *SPELLINGS)
             raise ValueError(
                 f"metric_for_best_model: {self.metric!r} is not a metric{did_you_mean(self.metric, known)} Use one of "
-                f"{', '.join(METRICS)}, or set compute_metrics for metrics of your own"
+                f"{', '.join(METRICS)}, or set compute_metrics for custom metrics"
             )
 
 
 def best_metric(train: TrainConfig, names: Sequence[str] = ("",)) -> BestMetric:
-    """Return the metric that `metric_for_best_model` names; without the name of a dev set, the first one's.
+    """Return the metric that `metric_for_best_model` names; without a dev set name, the first dev set is used.
 
     Args:
         train: `config.train`.

@@ -137,7 +137,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
     )
 
 
-def data_order_facts(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
+def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
     """Return the settings and rows that determine the data order, by descriptive name; checkpoints save them."""
     return {
         "seed": config.train.seed,
@@ -145,7 +145,7 @@ def data_order_facts(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
         "gradient_accumulation_steps times data ranks": config.train.gradient_accumulation_steps * num_ranks,
         "packing": packing_kind(config.data),
         "max_length": config.data.max_length,
-        **_row_facts(rows),
+        **_row_settings(rows),
         # Absent in checkpoints of earlier versions, which had no PoSE.
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
     }
@@ -167,11 +167,11 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
         )
 
 
-def _row_facts(rows: TrainingRows) -> dict[str, Any]:
+def _row_settings(rows: TrainingRows) -> dict[str, Any]:
     if isinstance(rows, TokenStream):
-        return rows.facts()
-    facts = {"number of rows": len(rows), "dataset fingerprint": _fingerprint(rows)}
-    return facts | ({"train_dataset_prob": list(rows.weights)} if isinstance(rows, MixedDataset) else {})
+        return rows.order_settings()
+    settings = {"number of rows": len(rows), "dataset fingerprint": _fingerprint(rows)}
+    return settings | ({"train_dataset_prob": list(rows.weights)} if isinstance(rows, MixedDataset) else {})
 
 
 def _fingerprint(rows: TokenizedDataset | MixedDataset) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, data_order_settings
 from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -226,7 +226,7 @@ class Trainer:
                 "warm-up takes all %d steps, so learning_rate is never reached; lower warmup_steps or warmup_ratio",
                 order.total_steps,
             )
-        facts = data_order_facts(config, rows, self.process_group.size)
+        facts = data_order_settings(config, rows, self.process_group.size)
         is_main = self.process_group.is_main
         begun = begin_or_resume(config, facts, order.total_steps, self.best.name) if is_main else None
         checkpoint, self.state = self.process_group.from_main(begun)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_settings
 from tests.common.training import Rows, make_config
 
 
@@ -69,13 +69,15 @@ def test_data_order_empty_split_is_an_error():
 
 def test_check_same_data_order_changed_order_names_the_keys():
     rows = Rows(6)
-    saved = data_order_facts(make_config("out"), rows)
-    check_same_data_order(saved, data_order_facts(make_config("elsewhere", learning_rate=1e-5), rows))
+    saved = data_order_settings(make_config("out"), rows)
+    check_same_data_order(saved, data_order_settings(make_config("elsewhere", learning_rate=1e-5), rows))
     with pytest.raises(ValueError, match=r"continued: seed was 42, now 7; .*batch_size was 4, now 2\. Restore"):
-        check_same_data_order(saved, data_order_facts(make_config("out", seed=7, per_device_train_batch_size=2), rows))
+        check_same_data_order(
+            saved, data_order_settings(make_config("out", seed=7, per_device_train_batch_size=2), rows)
+        )
     with pytest.raises(ValueError, match="dataset fingerprint was"):
-        check_same_data_order(saved, data_order_facts(make_config("out"), Rows(6, seed=1)))
+        check_same_data_order(saved, data_order_settings(make_config("out"), Rows(6, seed=1)))
     edited = Rows(6)
     edited.rows[3].tokens[2] += 1
     with pytest.raises(ValueError, match="dataset fingerprint was"):
-        check_same_data_order(saved, data_order_facts(make_config("out"), edited))
+        check_same_data_order(saved, data_order_settings(make_config("out"), edited))

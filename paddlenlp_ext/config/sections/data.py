@@ -11,7 +11,7 @@ from paddlenlp_ext.config.options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(OptionGroup):
-    """`config.data`: the rows, and how they become batches."""
+    """Section `config.data`: the rows of a run, and how they become batches."""
 
     dataset_name_or_path: str | list[str] | None = option(  # noqa: RUF009 (as every option)
         None,
@@ -29,7 +29,7 @@ class DataConfig(OptionGroup):
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset",),
-        help="dev sets in place of the dataset's own: a file or folder, several, or an object {name: path}",
+        help="dev sets instead of the dev split of the dataset: a file or folder, several, or an object {name: path}",
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
@@ -50,10 +50,12 @@ class DataConfig(OptionGroup):
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='variables of the chat template, such as {"enable_thinking": false}; a row may set them itself'
+        None, help='variables of the chat template, such as {"enable_thinking": false}; rows may override them'
     )
-    learn_empty_think: bool = option(False, help="train on the empty thought that a template writes before an answer")
-    mask_reasoning: bool = option(False, help="do not train on the thoughts of answers, only on what follows them")
+    learn_empty_think: bool = option(
+        False, help="train on the empty reasoning block that a template writes before an answer"
+    )
+    mask_reasoning: bool = option(False, help="do not train on the reasoning of answers, only on the text after it")
     zero_padding: bool = option(
         False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
@@ -65,7 +67,7 @@ class DataConfig(OptionGroup):
         8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"
     )
     dataloader_num_workers: int = option(
-        0, minimum=0, help="with lazy: processes that tokenize in the background; 0: rows are tokenized when needed"
+        0, minimum=0, help="with lazy: processes that tokenize in the background; 0: rows are tokenized on demand"
     )
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
     use_pose_convert: bool = option(
@@ -88,5 +90,5 @@ class DataConfig(OptionGroup):
         return self.lazy
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the keys that name the rows of a run, with their values; `train` and `evaluate` are its tasks."""
+        """Return the dataset keys and values that a run needs; `train` and `evaluate` say what it does."""
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

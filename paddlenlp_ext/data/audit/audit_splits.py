@@ -1,4 +1,4 @@
-"""Audit of all splits of a run: rows, duplicates between them, rare languages, and the account."""
+"""Audit all splits of a run: rows, duplicates across splits, rare languages, and counts of rows and tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from paddlenlp_ext.data.audit.audited_row import TokenizerFacts
+from paddlenlp_ext.data.audit.audited_row import TokenizerInfo
 from paddlenlp_ext.data.audit.block_auditor import AuditedRows, BlockAuditor
 from paddlenlp_ext.data.audit.duplicates import TRAIN_ROWS, Duplicate, DuplicateFinder
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, Finding, Kind
@@ -29,7 +29,7 @@ TRAIN = "train"
 """Name of the split of training rows."""
 ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
-"""A language is rare up to 2 % of 50 rows or more, of which 90 % have one language."""
+"""A language is rare if it has at most 2 % of 50 or more rows, and 90 % of the rows have the same language."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class AuditedSplit:
     Attributes:
         name: `TRAIN`, or "dev" with the name of the dev set.
         readers: readers of its files.
-        encoder: encoder of its rows; its files are those of the readers.
-        max_rows: number of rows to read, divided among the files; reading a file ends with a block. None: all rows.
+        encoder: encoder of its rows, with the files of the readers.
+        max_rows: number of rows to read in total, divided evenly over the files in whole blocks; None: all rows.
     """
 
     name: str
@@ -50,22 +50,22 @@ class AuditedSplit:
 
 
 def audit_splits(splits: Sequence[AuditedSplit], title: str, num_processes: int | None = None) -> AuditReport:
-    """Audit splits, of which the first should be the training rows; memory does not grow with the rows.
+    """Audit the splits of a run; memory use does not grow with the number of rows.
 
     Args:
-        splits: the splits.
-        title: names of the datasets, for the report.
-        num_processes: number of processes; None: the available processors.
+        splits: the splits, training rows first.
+        title: names of the datasets in the report.
+        num_processes: number of processes; None: one for each available processor.
 
     Raises:
         ValueError: a file is damaged.
     """
     start = time.perf_counter()
     reports = []
-    facts = TokenizerFacts.of(splits[0].encoder.template)
+    info = TokenizerInfo.of(splits[0].encoder.template)
     with DuplicateFinder() as finder:
         for number, split in enumerate(splits):
-            reports.append(_audit_split(split, number, facts, finder, num_processes))
+            reports.append(_audit_split(split, number, info, finder, num_processes))
         _add_duplicates(reports, splits, finder)
         num_compared = finder.num_rows
     for report in reports:
@@ -76,13 +76,13 @@ def audit_splits(splits: Sequence[AuditedSplit], title: str, num_processes: int 
 
 
 def _audit_split(
-    split: AuditedSplit, number: int, facts: TokenizerFacts, finder: DuplicateFinder, num_processes: int | None
+    split: AuditedSplit, number: int, info: TokenizerInfo, finder: DuplicateFinder, num_processes: int | None
 ) -> SplitReport:
     rows = AuditedRows()
     processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
     is_sample = False
-    with BlockEncoder(BlockAuditor(split.encoder, facts), processes) as workers:
-        # Without a limit, workers go on to the next file before the one before it is finished.
+    with BlockEncoder(BlockAuditor(split.encoder, info), processes) as workers:
+        # Without a limit, workers may start the next file before the previous file is finished.
         for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
             num_read = 0
             for block in workers.encode(_blocks(readers)):
@@ -149,11 +149,11 @@ def _add_unknown_fields(rows: AuditedRows) -> None:
 
 
 def check_account(report: SplitReport, expected: dict[str, int]) -> None:
-    """Add a finding for each number of rows or tokens that differs from that of the training data.
+    """Add a finding for each count of rows or tokens that differs from the training data.
 
     Args:
         report: report of the split.
-        expected: numbers by attribute of `DataStats`.
+        expected: attribute of `DataStats` -> count in the training data.
     """
     for name, number in expected.items():
         if (found := getattr(report.rows.stats, name)) != number:

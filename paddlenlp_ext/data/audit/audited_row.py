@@ -1,4 +1,4 @@
-"""Everything that a check sees: a row as texts and as tokens, and facts about tokenizer and template."""
+"""Inputs of a check: a row as text and as tokens, its tokenizer and its template."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paddlenlp_ext.utils.registry import Registry
 
 _MAX_AFTER_END = 3
 PLAIN_TEXT = "text"
-"""Role of the text of a row without messages (`autoregressive`)."""
+"""Role of the text in a row without messages (`autoregressive`)."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class TextPart:
     Attributes:
         role: role of the message, or `PLAIN_TEXT`.
         text: its content.
-        path: keys and indices that lead from the row to the message; empty for the row itself.
-        is_target: True if the tokens of the message count in the loss.
+        path: keys and indices that lead from the row to the message; () is the row.
+        is_target: whether the tokens of the message count in the loss.
     """
 
     role: str
@@ -45,16 +45,16 @@ class TextPart:
 
 
 @dataclass(frozen=True)
-class TokenizerFacts:
-    """Facts about a tokenizer and a template.
+class TokenizerInfo:
+    """Special tokens of a tokenizer, and the chat template.
 
     Attributes:
         template: the chat template.
-        begin: id of the beginning-of-sequence token; -1 without one.
-        unknown: id of the token for unknown text; -1 without one.
+        begin: id of the beginning-of-sequence token, or -1.
+        unknown: id of the unknown token, or -1.
         special: pattern of special tokens.
         stop_ids: ids that may end an answer.
-        num_ends: number of these that the template writes after an answer.
+        num_ends: number of stop tokens that the template writes after an answer.
     """
 
     template: ChatTemplate
@@ -65,18 +65,18 @@ class TokenizerFacts:
     num_ends: int = 1
 
     @classmethod
-    def of(cls, template: ChatTemplate) -> TokenizerFacts:
-        """Return the facts about a template and its tokenizer."""
+    def of(cls, template: ChatTemplate) -> TokenizerInfo:
+        """Return the special tokens that a template and its tokenizer use."""
         tokenizer = template.encoder.tokenizer
         begin, unknown = (-1 if i is None else int(i) for i in (tokenizer.bos_token_id, tokenizer.unk_token_id))
         stop_ids = frozenset({*template.stop_token_ids, *template.answer_end_ids})
-        facts = cls(template, begin, unknown, special_token_pattern(tokenizer), stop_ids)
+        info = cls(template, begin, unknown, special_token_pattern(tokenizer), stop_ids)
         ((tokens, mask), *_) = template.encode(Conversation.from_turns(None, [("2 + 2?", "4")]))
         target = np.array(tokens)[np.array(mask)]
-        return replace(facts, num_ends=facts.count_ends(target))
+        return replace(info, num_ends=info.count_ends(target))
 
     def count_ends(self, tokens: np.ndarray) -> int:
-        """Return the number of end tokens at the end of a target; up to 3 tokens may follow, such as a line break."""
+        """Count the stop tokens at the end of a target; up to 3 tokens, such as a line break, may follow."""
         is_stop = [token in self.stop_ids for token in reversed(tokens.tolist())]
         if not any(is_stop[: _MAX_AFTER_END + 1]):
             return 0
@@ -84,7 +84,7 @@ class TokenizerFacts:
         return ends.index(False) if False in ends else len(ends)
 
     def decode(self, tokens: Any) -> str:
-        """Return the text of tokens, special ones included."""
+        """Return the text of tokens, including special tokens."""
         return self.template.encoder.tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
 
 
@@ -94,9 +94,9 @@ class AuditedRow:
 
     Attributes:
         source: the row; None if it could not be read.
-        parts: its texts; empty if the row is invalid.
-        examples: its examples as tokens; empty if it was dropped.
-        dropped: the reason if it was dropped.
+        parts: texts of the row; empty if it is invalid.
+        examples: examples of the row as tokens; empty if it was dropped.
+        dropped: reason for dropping the row, or None.
     """
 
     source: SourceRow | None
@@ -106,12 +106,12 @@ class AuditedRow:
 
     @cached_property
     def text(self) -> str:
-        """All texts, on lines of their own."""
+        """All texts of the row, one per line."""
         return joined(self.parts)
 
     @property
     def dialogue(self) -> list[TextPart]:
-        """Texts other than system prompts, which many rows share."""
+        """Texts without system prompts, which many rows share."""
         return [part for part in self.parts if part.role != SYSTEM]
 
     @property
@@ -122,7 +122,7 @@ class AuditedRow:
 
     @property
     def is_plain_text(self) -> bool:
-        """True for a row without messages."""
+        """True if the row is plain text without messages."""
         return any(part.role == PLAIN_TEXT for part in self.parts)
 
     @property
@@ -137,17 +137,17 @@ class AuditedRow:
 
     @property
     def num_targets(self) -> int:
-        """Number of target tokens that remain."""
+        """Number of target tokens after truncation."""
         return sum(int(example.loss_mask.sum()) for example in self.examples)
 
     def search(self, pattern: re.Pattern[str], *roles: str) -> Iterator[Hit]:
-        """Yield the first match of a pattern in each text, or in those of the given roles."""
+        """Yield the first match of a pattern in each text, or only in texts of given roles."""
         for part in self.parts:
             if (not roles or part.role in roles) and (match := pattern.search(part.text)):
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
 
     def target_spans(self) -> Iterator[list[np.ndarray]]:
-        """Yield the runs of target tokens of each part of an example, such as both answers of a pair."""
+        """Yield the spans of target tokens in each sequence of each example; a preference pair has two sequences."""
         for example in self.examples:
             for _, tokens, mask in example.parts:
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
@@ -156,23 +156,23 @@ class AuditedRow:
 
 @dataclass(frozen=True)
 class Hit:
-    """Finding of a check in a row, at the message at `path`; () is the row itself."""
+    """Finding of a check in the message at `path`; () is the row."""
 
     excerpt: str
     path: tuple[str | int, ...] = ()
 
 
 def joined(parts: Iterable[TextPart]) -> str:
-    """Return texts on lines of their own."""
+    """Join texts with line breaks."""
     return "\n".join(part.text for part in parts)
 
 
-CheckFunction = Callable[[AuditedRow, TokenizerFacts], Iterator[Hit]]
+CheckFunction = Callable[[AuditedRow, TokenizerInfo], Iterator[Hit]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Check of a row: its kind of finding, and the function that yields the findings."""
+    """Check of a row: kind of finding, and the function that yields findings."""
 
     kind: Kind
     find: CheckFunction = field(repr=False)
@@ -192,9 +192,9 @@ def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], Ch
 
 
 def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
-    """Return the texts of a row as its encoder reads them; empty for an invalid row.
+    """Return the texts of a row as the encoder reads them, or () for an invalid row.
 
-    A row with several answers to one prompt has the prompt once.
+    In a row with several answers to a prompt, the prompt appears once.
     """
     try:
         if encoder.autoregressive:

@@ -1,4 +1,4 @@
-"""Audit of a block of rows, in a worker process."""
+"""Audit a block of rows in a worker process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from paddlenlp_ext.data.audit.audited_row import CHECKS, AuditedRow, TokenizerFacts, joined, text_parts
+from paddlenlp_ext.data.audit.audited_row import CHECKS, AuditedRow, TokenizerInfo, joined, text_parts
 from paddlenlp_ext.data.audit.duplicates import RECORD, record_of
 from paddlenlp_ext.data.audit.findings import MAX_PLACES, Finding, Findings, excerpt
 from paddlenlp_ext.data.audit.languages import UNKNOWN, language_of
@@ -21,23 +21,23 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.utils.json_reader import Location
 
 NUM_SHARES = 20
-"""Number of bins of the share of target tokens."""
+"""Number of histogram bins for the fraction of target tokens."""
 NUM_SAMPLES = 3
-"""Rows of a split that the page shows."""
+"""Number of examples of a split that the HTML page shows."""
 
 
 @dataclass
 class AuditedRows:
-    """Result of an audit of consecutive rows, to which that of further rows can be added.
+    """Audit results of consecutive rows; results of later rows can be merged in.
 
     Attributes:
-        stats: numbers of rows and tokens.
+        stats: counts of rows and tokens.
         num_examples: number of examples.
-        findings: what the checks found.
-        lengths: number of tokens of an example before truncation -> number of examples.
-        target_shares: number of examples by their share of target tokens, int64 [NUM_SHARES].
+        findings: findings of the checks.
+        lengths: length of an example before truncation -> number of examples.
+        target_shares: number of examples by fraction of target tokens, int64 [NUM_SHARES].
         languages: language -> number of rows.
-        language_places: language -> its first rows.
+        language_places: language -> first rows in it.
         samples: the first examples.
     """
 
@@ -51,7 +51,7 @@ class AuditedRows:
     samples: list[TokenizedRow] = field(default_factory=list)
 
     def merge(self, other: AuditedRows) -> None:
-        """Add the results of rows that follow."""
+        """Merge the results of later rows."""
         self.stats.add(other.stats)
         self.num_examples += other.num_examples
         self.findings.merge(other.findings)
@@ -63,10 +63,10 @@ class AuditedRows:
             listed += places[: MAX_PLACES - len(listed)]
         self.samples = (self.samples + other.samples)[:NUM_SAMPLES]
 
-    def add(self, row: AuditedRow, facts: TokenizerFacts) -> None:
-        """Check a row, and count it."""
+    def add(self, row: AuditedRow, info: TokenizerInfo) -> None:
+        """Run all checks on a row, and count it."""
         for _, check in CHECKS.items():
-            for hit in check.find(row, facts):
+            for hit in check.find(row, info):
                 self.findings.add(check.kind, Finding(_location(row, hit.path), hit.excerpt))
         self.num_examples += len(row.examples)
         for example in row.examples:
@@ -85,22 +85,22 @@ class AuditedRows:
 
 @dataclass(frozen=True)
 class AuditedBlock:
-    """Result of an audit of a block, and a record of each row for the search of duplicates."""
+    """Audit results of a block, with a record of each row for the duplicate search."""
 
     rows: AuditedRows
     records: np.ndarray
 
 
 class BlockAuditor:
-    """Audit blocks of rows, as they are encoded for training.
+    """Function that audits a block of rows, which are encoded as for training.
 
     Args:
         encoder: encoder of the rows.
-        facts: facts about its tokenizer and template.
+        info: tokenizer and template of the encoder.
     """
 
-    def __init__(self, encoder: RowEncoder, facts: TokenizerFacts) -> None:
-        self._encoder, self._facts = encoder, facts
+    def __init__(self, encoder: RowEncoder, info: TokenizerInfo) -> None:
+        self._encoder, self._info = encoder, info
         self._file_index = {name: index for index, name in enumerate(encoder.files)}
 
     def __call__(self, block: Block) -> AuditedBlock:
@@ -111,7 +111,7 @@ class BlockAuditor:
         records = []
         for row, examples in zip(rows, _by_row(results), strict=True):
             each = self._row(row, examples)
-            audited.add(each, self._facts)
+            audited.add(each, self._info)
             if each.parts:
                 location = _location(each)
                 file, line = self._file_index[str(location.file)], location.line or 0
@@ -127,7 +127,7 @@ class BlockAuditor:
 
 
 def _by_row(results: Iterable[TokenizedRow | InvalidRow]) -> Iterator[list[TokenizedRow | InvalidRow]]:
-    """Yield the results of each row."""
+    """Group results by row."""
     listed = list(results)
     starts = [i for i, result in enumerate(listed) if isinstance(result, InvalidRow) or result.part == 0]
     yield from (listed[start:end] for start, end in itertools.pairwise([*starts, len(listed)]))
@@ -136,5 +136,5 @@ def _by_row(results: Iterable[TokenizedRow | InvalidRow]) -> Iterator[list[Token
 def _location(row: AuditedRow, path: tuple[str | int, ...] = ()) -> Location:
     if row.dropped is not None and not path:
         return row.dropped.location
-    assert row.source is not None, "an unreadable row has a reason"
+    assert row.source is not None, "an unreadable row is dropped"
     return location_of(row.source, path)

@@ -1,11 +1,11 @@
-"""Near-duplicates among rows: MinHash of word triples, and candidates by locality-sensitive hashing.
+"""Find near-duplicate rows: MinHash of word triples, with candidates from locality-sensitive hashing.
 
     row --> words --> hashes of word triples --> 128 minima, 8 bits each --> 16 bands of 64 bits
                                                                              |
-    rows with an equal band are candidates; the share of equal minima estimates the Jaccard similarity of their triples
+    rows with an equal band are candidates; the fraction of equal minima estimates their Jaccard similarity
 
 MinHash: Broder 1997, doi:10.1109/SEQUEN.1997.666900; 8 bits of each minimum: Li and König 2010, arXiv:0910.3349. The
-records of rows are in a temporary file, and bands are compared one after the other by sorting.
+records of rows are in a temporary file, and each band is compared by sorting.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from paddlenlp_ext.data.audit.findings import printable
 
 TRAIN_ROWS = 0
-"""Split of the training rows in their records; dev splits have other numbers."""
+"""Value of `split` in the records of training rows; dev splits have other values."""
 MAX_ROWS = 1 << 22
-"""Rows that are compared; comparing them takes about 70 bytes of memory each."""
+"""Maximum number of compared rows; each takes about 70 bytes of memory."""
 THRESHOLD = 0.85
-"""Estimated similarity from which rows are near-duplicates."""
+"""Minimum estimated similarity of near-duplicates."""
 MIN_WORDS = 8
-"""Words below which only equal texts, and no similar ones, are duplicates; equal prompts need as many words too."""
+"""Minimum number of words for near-duplicates and equal prompts; shorter texts must be equal."""
 NUM_MINIMA, NUM_BANDS = 128, 16
 RECORD = np.dtype(
     [
@@ -43,9 +43,9 @@ RECORD = np.dtype(
         ("beginning", "S72"),
     ]
 )
-"""Record of a row: signature, hashes of all words and of the prompt's (0: too few), location, beginning of the text."""
+"""Record of a row: signature, hashes of all words and of the prompt (0: too short), location, start of the text."""
 
-# A character of Chinese or Japanese is a word.
+# Each Chinese or Japanese character is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
 _RANDOM = np.random.default_rng(20261122)
 _FACTORS, _OFFSETS = _RANDOM.integers(1, 1 << 63, (2, NUM_MINIMA), np.uint64) | np.uint64(1)
@@ -53,17 +53,17 @@ _TRIPLE = _RANDOM.integers(1, 1 << 63, 3, np.uint64) | np.uint64(1)
 _CHUNK = 1 << 12
 _MAX_EQUAL_PROMPTS = 10
 _MOST_ALIKE = np.float32(0.995)
-"""Similarity of rows with equal triples whose words are not all equal."""
+"""Greatest similarity of rows whose words are not all equal."""
 
 
 @dataclass(frozen=True)
 class Duplicate:
-    """Two rows that are alike.
+    """Pair of similar rows.
 
     Attributes:
-        row, other: indices of the records; the other row comes before the row, in an earlier split or in the same one.
+        row, other: indices of the records; `other` comes first, in the same or an earlier split.
         similarity: estimated Jaccard similarity; 1.0: equal words.
-        same_prompt: only the prompts are equal.
+        same_prompt: whether only the prompts are equal.
     """
 
     row: int
@@ -73,7 +73,7 @@ class Duplicate:
 
 
 def record_of(text: str, prompt: str, file: int, line: int) -> np.ndarray:
-    """Return the record of a row, a scalar of dtype `RECORD`; `DuplicateFinder.append` sets its split."""
+    """Return the record of a row as a scalar of dtype `RECORD`; `DuplicateFinder.append` sets `split`."""
     words, prompt_words = _WORD.findall(text.lower()), _WORD.findall(prompt.lower())
     hashes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
     record = np.zeros((), RECORD)
@@ -92,7 +92,7 @@ def _hash(words: list[str]) -> np.uint64:
 
 
 def _signature(hashes: np.ndarray) -> np.ndarray:
-    """Return 8 bits of the minimum of each hash function over the triples of words, uint8 [NUM_MINIMA]."""
+    """Return 8 bits of the minimum of each hash function over the word triples, uint8 [NUM_MINIMA]."""
     with np.errstate(over="ignore"):
         triples = np.unique(hashes[:-2] * _TRIPLE[0] + hashes[1:-1] * _TRIPLE[1] + hashes[2:] * _TRIPLE[2])
         triples ^= triples >> np.uint64(29)
@@ -104,12 +104,10 @@ def _signature(hashes: np.ndarray) -> np.ndarray:
 
 
 class DuplicateFinder:
-    """Collect the records of rows in a temporary file, and compare them.
-
-    A context manager: the file is removed after the block.
+    """Context manager that collects records of rows in a temporary file and compares them.
 
     Attributes:
-        num_rows: number of rows that were appended, up to `MAX_ROWS`.
+        num_rows: number of appended rows, at most `MAX_ROWS`.
     """
 
     def __init__(self) -> None:
@@ -123,23 +121,23 @@ class DuplicateFinder:
         self._file.close()
 
     def append(self, records: np.ndarray, split: int) -> None:
-        """Append the records of rows that follow; splits come one after the other."""
+        """Append the records of more rows of a split; splits are appended one after the other."""
         added = records[: MAX_ROWS - self.num_rows].copy()
         added["split"] = split
         self._file.write(added.tobytes())
         self.num_rows += len(added)
 
     def records(self) -> np.ndarray:
-        """Return the records, mapped from the file."""
+        """Memory-map the records from the file."""
         self._file.flush()
         if not self.num_rows:
             return np.zeros(0, RECORD)
         return np.memmap(Path(self._file.name), RECORD, mode="r")
 
     def duplicates(self) -> Iterator[Duplicate]:
-        """Yield each row that is like an earlier one, once, in reading order.
+        """Yield each row that is similar to an earlier row, in reading order.
 
-        A row of a dev split is compared with the training rows first, also by its prompt alone.
+        Rows of dev splits are compared with the training rows first, and by their prompts too.
         """
         records = self.records()
         found = _Matches(records)
@@ -154,7 +152,7 @@ class DuplicateFinder:
 
 
 class _Matches:
-    """Best match of each row so far: index of the other row, and similarity; -1 stands for an equal prompt."""
+    """Best match of each row so far: index of the other row, and similarity; -1 means equal prompts."""
 
     def __init__(self, records: np.ndarray) -> None:
         self.records = records
@@ -162,7 +160,7 @@ class _Matches:
         self.similarity = np.zeros(len(records), np.float32)
 
     def match(self, key: str | int, rows: np.ndarray) -> None:
-        """Match rows with an equal key, a hash or the number of a band, to the first such row and to the one before."""
+        """Match each row to the first and the previous row with an equal key: a hash, or the index of a band."""
         if isinstance(key, str):
             keys = self.records[key][rows]
         else:
@@ -187,7 +185,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match rows of dev splits that have no match to training rows with the same prompt, unless these are many."""
+        """Match dev rows without a match to training rows with the same prompt, unless many training rows share it."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

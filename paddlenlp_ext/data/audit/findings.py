@@ -1,4 +1,4 @@
-"""Findings of an audit: what was found, where, and the remedy."""
+"""Findings of an audit: kind, location, excerpt and remedy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paddlenlp_ext.utils.json_reader import Location
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
 MAX_PLACES = 50
-"""Maximum number of places that are listed of a check in a split; further ones are only counted."""
+"""Maximum number of listed findings of a check in a split; more findings are only counted."""
 HIT = ("⟦", "⟧")
-"""Marks around the offending part of an excerpt."""
+"""Marks around the match in an excerpt."""
 _CONTEXT = 32
 _LONGEST_HIT = 60
 
@@ -24,8 +24,8 @@ class Kind:
 
     Attributes:
         name: name of the check.
-        severity: "error": training on the row does harm, or the row is lost; "warning": the row is probably not meant
-            so; "note": it may be meant so.
+        severity: "error": training on the row does harm, or the row is lost; "warning": the row is probably a
+            mistake; "note": the row may be intended.
         remedy: advice for the user.
     """
 
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """Place in the data at which a check found something."""
+    """Location and excerpt of a finding."""
 
     location: Location
     excerpt: str
@@ -47,40 +47,40 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Findings of a split, by kind: the first `MAX_PLACES` places of each, and the number of all.
+    """Findings of a split by kind: the first `MAX_PLACES` findings, and the count of all.
 
     Attributes:
-        places: kind -> its first places, in reading order.
-        counts: kind -> number of its findings.
+        places: kind -> first findings, in reading order.
+        counts: kind -> number of findings.
     """
 
     places: dict[Kind, list[Finding]] = field(default_factory=dict)
     counts: Counter[Kind] = field(default_factory=Counter)
 
     def add(self, kind: Kind, finding: Finding) -> None:
-        """Count a finding, and list it if there is room."""
+        """Count a finding, and list it if fewer than `MAX_PLACES` are listed."""
         self.counts[kind] += 1
         listed = self.places.setdefault(kind, [])
         if len(listed) < MAX_PLACES:
             listed.append(finding)
 
     def merge(self, other: Findings) -> None:
-        """Add the findings of rows that follow."""
+        """Merge the findings of later rows."""
         for kind, places in other.places.items():
             listed = self.places.setdefault(kind, [])
             listed += places[: MAX_PLACES - len(listed)]
         self.counts += other.counts
 
     def by_severity(self) -> list[Kind]:
-        """Return the kinds that were found, the severest and then the most frequent first."""
+        """Return the kinds of findings, sorted by severity and then by count."""
         return sorted(self.counts, key=lambda kind: (SEVERITIES.index(kind.severity), -self.counts[kind], kind.name))
 
     def count(self, severity: str) -> int:
-        """Return the number of findings of a severity."""
+        """Return the number of findings with a severity."""
         return sum(number for kind, number in self.counts.items() if kind.severity == severity)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the findings as plain values for JSON."""
+        """Return the findings as JSON values."""
         return [
             {
                 "check": kind.name,
@@ -94,7 +94,7 @@ class Findings:
 
 
 def excerpt(text: str, start: int = 0, end: int | None = None) -> str:
-    """Return the surroundings of a part of a text in one line, with marks around the part if `end` is given."""
+    """Return an excerpt of a text around a position in one line; with `end`, the span is marked."""
     if end is None:
         return printable(text[start : start + 2 * _CONTEXT]) + ("…" if len(text) > start + 2 * _CONTEXT else "")
     end = min(end, start + _LONGEST_HIT)
@@ -104,7 +104,7 @@ def excerpt(text: str, start: int = 0, end: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, with escapes in place of characters that cannot be seen."""
+    """Return a text in one line, with escapes for invisible characters."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 

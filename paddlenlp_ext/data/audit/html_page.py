@@ -1,9 +1,10 @@
-"""Result of an audit as one HTML file, which needs no network and no script."""
+"""Write the results of an audit as a single HTML file, without network access or scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,45 +13,7 @@ from paddlenlp_ext.data.audit.findings import HIT, SEVERITIES, Finding
 from paddlenlp_ext.data.audit.report import PERCENTILES, AuditReport, SplitReport
 from paddlenlp_ext.data.preview import CONTEXT_STYLE, TARGET_STYLES, style_row
 
-_STYLE = """
-:root { --bg: #f6f7f9; --card: #fff; --text: #1c2330; --dim: #667085; --line: #e3e7ee; --bar: #5b8def; --soft: #eaf0fc;
-  --error: #c8323a; --warning: #b26a00; --note: #3f6f9f; --ok: #1f8a4c; --target: #10713a; --target-bg: #e2f5e9; }
-@media (prefers-color-scheme: dark) { :root { --bg: #12161d; --card: #1a2029; --text: #e3e8f0; --dim: #93a0b4;
-  --line: #2b3441; --bar: #5b8def; --soft: #243049; --error: #ff7b80; --warning: #f0b35a; --note: #8fbce6;
-  --ok: #5fd08f; --target: #7be0a3; --target-bg: #16351f; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--bg); color: var(--text);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 32px 24px 64px; }
-h1 { font-size: 26px; margin: 0; } h2 { font-size: 19px; margin: 40px 0 12px; }
-h3 { font-size: 14px; margin: 0 0 10px; }
-.dim { color: var(--dim); } .right { text-align: right; font-variant-numeric: tabular-nums; }
-.counts { display: flex; gap: 12px; margin: 20px 0 0; flex-wrap: wrap; }
-.count { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 10px 18px;
-  min-width: 120px; }
-.count b { display: block; font-size: 24px; line-height: 1.25; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 16px; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; min-width: 0; }
-table { border-collapse: collapse; width: 100%; } td { padding: 3px 0; vertical-align: top; }
-details { background: var(--card); border: 1px solid var(--line); border-left: 4px solid var(--line);
-  border-radius: 8px; margin: 0 0 10px; padding: 10px 16px; }
-details.error { border-left-color: var(--error); } details.warning { border-left-color: var(--warning); }
-details.note { border-left-color: var(--note); }
-summary { cursor: pointer; } summary b { margin: 0 6px; } .error > summary em { color: var(--error); }
-.warning > summary em { color: var(--warning); } .note > summary em { color: var(--note); }
-em { font-style: normal; font-weight: 600; font-size: 12px; text-transform: uppercase; letter-spacing: .04em; }
-details td { border-top: 1px solid var(--line); padding: 5px 12px 5px 0; } details table { margin-top: 10px; }
-code, pre { font: 13px/1.55 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-details code { overflow-wrap: anywhere; } td.place { white-space: nowrap; width: 1%; color: var(--dim); }
-mark { background: var(--error); color: #fff; border-radius: 3px; padding: 0 2px; }
-pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow-y: auto; }
-.context { color: var(--dim); } .target { color: var(--target); background: var(--target-bg); font-weight: 600; }
-.second { text-decoration: underline; text-underline-offset: 3px; }
-svg { display: block; width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
-.bar { fill: var(--bar); } .over { fill: var(--error); } .limit { stroke: var(--error); stroke-dasharray: 4 3; }
-.track { background: var(--soft); border-radius: 4px; height: 8px; overflow: hidden; }
-.track div { background: var(--bar); height: 8px; }
-"""
+_STYLE = Path(__file__).with_suffix(".css")
 _COLORS = {"error": "--error", "warning": "--warning", "note": "--note"}
 _MAX_TEXT = 4000
 _MAX_LANGUAGES = 7
@@ -58,8 +21,9 @@ _WIDTH, _HEIGHT, _BASE = 460, 150, 128
 
 
 def render_page(report: AuditReport, tokenizer: Any) -> str:
-    """Return the page of an audit; `tokenizer` decodes the rows that it shows."""
+    """Return the HTML page of an audit; `tokenizer` decodes the rows on the page."""
     title = f"Data audit: {escape(report.title)}"
+    style = _STYLE.read_text(encoding="utf-8")
     body = [
         f"<h1>{title}</h1>",
         f'<div class="dim">{report.num_rows:,} rows and {report.num_tokens:,} tokens in {report.seconds:.1f} s '
@@ -71,7 +35,7 @@ def render_page(report: AuditReport, tokenizer: Any) -> str:
         body += _split(split, report.max_length, tokenizer)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>\n{style}</style></head>\n'
         f"<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
     )
 
@@ -87,7 +51,7 @@ def _counts(report: AuditReport) -> str:
 
 
 def _split(split: SplitReport, max_length: int, tokenizer: Any) -> list[str]:
-    sample = ", of which only the first rows of each file were read" if split.is_sample else ""
+    sample = " (only the first rows of each file)" if split.is_sample else ""
     return [
         f'<h2>{escape(split.name)} <span class="dim">{escape(", ".join(split.files))}{sample}</span></h2>',
         '<div class="grid">',
@@ -151,7 +115,7 @@ def _share_histogram(split: SplitReport) -> str:
 
 
 def _bars(bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[float, str]], extra: str = "") -> str:
-    """Return a histogram as SVG, with labels at fractions of its width."""
+    """Return a histogram as SVG; labels are placed at fractions of the width."""
     step, largest = _WIDTH / len(bins), max(1, *bins)
     drawn = []
     for index, count in enumerate(bins):
@@ -208,7 +172,7 @@ def _place(finding: Finding) -> str:
 
 def _samples(split: SplitReport, tokenizer: Any) -> list[str]:
     legend = (
-        '<p class="dim"><span class="target">green</span>: target tokens, every second one underlined; ⏎ is a line '
+        '<p class="dim"><span class="target">green</span>: target tokens, every second token underlined; ⏎ is a line '
         "break in the target</p>"
     )
     shown = []
@@ -220,7 +184,7 @@ def _samples(split: SplitReport, tokenizer: Any) -> list[str]:
 
 
 def _colored(text: Text) -> str:
-    """Return the styled text of a row, at most its first 4,000 characters, as HTML."""
+    """Return the first 4,000 characters of the styled text of a row as HTML."""
     classes = {CONTEXT_STYLE: "context", TARGET_STYLES[0]: "target", TARGET_STYLES[1]: "target second"}
     pieces, end = [], 0
     for span in text.spans:

@@ -1,4 +1,4 @@
-"""Estimate of a text's language, from its script and, in Latin script, from frequent words."""
+"""Guess the language of a text from its script and, in Latin script, from frequent words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCRIPTS = (
     ("Georgian", 0x10A0, 0x10FF),
     ("Armenian", 0x0530, 0x058F),
 )
-"""Languages or scripts, with the first and last of their code points."""
+"""Language or script, with its first and last code point."""
 _WORDS = {
     "English": "the of and is are was what how you that this with for from have it not which they would to",
     "German": "der die das und ist nicht ein eine mit von zu den auf für sich wie auch werden wird im was",
@@ -43,10 +43,10 @@ _MIN_HITS = 2
 
 
 def language_of(text: str) -> str:
-    """Return the language that a text is probably written in, or `UNKNOWN`.
+    """Return the probable language of a text, or `UNKNOWN`.
 
-    Only the first 600 characters count. Languages that share a script other than Latin are not told apart, and
-    a text with kana is Japanese.
+    Only the first 600 characters count. Languages in the same non-Latin script are not distinguished, and text with
+    kana is Japanese.
     """
     sample = text[:_SAMPLE]
     if not sample.isascii():

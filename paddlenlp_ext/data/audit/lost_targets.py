@@ -1,4 +1,4 @@
-"""The error when too much of the training data is lost."""
+"""Stop a run that loses too much of its training data (`max_lost_targets`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 
 
 def check_losses(stats: DataStats, limit: float) -> None:
-    """Check that truncation and dropped rows lose at most a fraction of the target tokens, and of the rows.
+    """Check the fractions of target tokens and of rows that truncation and dropped rows lose.
 
     Args:
-        stats: numbers of rows and tokens of the training split.
-        limit: `max_lost_targets`, a fraction.
+        stats: statistics of the training split.
+        limit: `max_lost_targets`, the greatest fraction that may be lost.
 
     Raises:
-        ValueError: more is lost.
+        ValueError: a fraction is above the limit.
     """
     remedy = "--audit_only lists the rows; fix them, raise max_length, or set max_lost_targets"
     dropped_share = stats.num_dropped / max(1, stats.num_read)

@@ -1,4 +1,4 @@
-"""Result of an audit, as JSON and as text for the log."""
+"""Results of an audit as JSON and as text for the log."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _BAR_BINS = 40
 
 @dataclass
 class SplitReport:
-    """Result of an audit of a split.
+    """Audit results of a split.
 
     Attributes:
         name: "train", or "dev" with the name of the dev set.
         files: names of the data files.
-        rows: what was counted and found.
-        is_sample: only the first rows of each file were read.
+        rows: counts and findings.
+        is_sample: whether only the first rows of each file were read.
     """
 
     name: str
@@ -35,9 +35,9 @@ class SplitReport:
         return self.rows.stats.num_target_tokens / max(1, self.rows.stats.num_tokens)
 
     def length_bins(self, max_length: int) -> tuple[int, list[int]]:
-        """Return the width of bins, and the number of examples in each; the last bin has all longer ones.
+        """Return the bin width and the number of examples per bin; the last bin includes all longer examples.
 
-        The bins reach to twice `max_length` at most.
+        The bins cover at most twice `max_length`.
         """
         longest = min(max(self.rows.lengths, default=1), 2 * max_length)
         width = max(1, -(-longest // _BAR_BINS))
@@ -47,7 +47,7 @@ class SplitReport:
         return width, bins
 
     def percentile(self, fraction: float) -> int:
-        """Return the length in tokens that this fraction of the examples does not exceed."""
+        """Return the quantile of the example lengths at `fraction`, in tokens."""
         seen, total = 0, self.rows.num_examples
         for length in sorted(self.rows.lengths):
             seen += self.rows.lengths[length]
@@ -56,7 +56,7 @@ class SplitReport:
         return 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
+        """Return the results as JSON values."""
         stats = {name: value for name, value in self.rows.stats.to_json().items() if name != "examples"}
         return {
             "split": self.name,
@@ -77,14 +77,14 @@ PERCENTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "longest": 1.0}
 
 @dataclass
 class AuditReport:
-    """Result of an audit of all splits of a run.
+    """Audit results of all splits of a run.
 
     Attributes:
         title: names of the datasets.
-        max_length: limit of a row in tokens.
-        splits: the splits, training first.
-        seconds: time that the audit took.
-        num_compared: number of rows that were compared with each other.
+        max_length: length limit of a row in tokens.
+        splits: results of the splits, training rows first.
+        seconds: duration of the audit.
+        num_compared: number of rows in the duplicate search.
     """
 
     title: str
@@ -104,17 +104,17 @@ class AuditReport:
         return sum(split.rows.stats.num_tokens for split in self.splits)
 
     def count(self, severity: str) -> int:
-        """Return the number of findings of a severity."""
+        """Return the number of findings with a severity."""
         return sum(split.rows.findings.count(severity) for split in self.splits)
 
     @property
     def summary(self) -> str:
-        """Numbers of findings in words."""
+        """Counts of findings by severity, as text."""
         counts = [f"{self.count(name):,} {name}{'s' * (self.count(name) != 1)}" for name in SEVERITIES]
         return ", ".join(counts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
+        """Return the results as JSON values."""
         return {
             "title": self.title,
             "seconds": round(self.seconds, 3),
@@ -127,7 +127,7 @@ class AuditReport:
         }
 
     def table(self) -> str:
-        """Return a short table for the log: the findings of each split with their first places."""
+        """Return a short table for the log: the findings of each split with their first locations."""
         speed = f"{self.num_rows / self.seconds:,.0f} rows/s, {self.num_tokens / self.seconds:,.0f} tokens/s"
         lines = [f"data audit of {self.num_rows:,} rows ({speed}): {self.summary}"]
         for split in self.splits:

@@ -1,1 +1,1 @@
-"""Streams of rows (`lazy`): rows are read, tokenized and shuffled in windows during training."""
+"""Streams (`lazy`): rows are read, tokenized and shuffled in windows during training."""

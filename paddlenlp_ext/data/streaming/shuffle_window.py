@@ -1,8 +1,8 @@
-"""Optimizer steps of a stream.
+"""Shuffle and pack the windows of a stream, and divide the packs into optimizer steps.
 
-Each window is shuffled and packed by itself, as an epoch of a stored dataset is, and its packs are divided into steps.
-A step may begin in one window and end in the next; the last one of an epoch may have fewer micro-batches. Every rank
-reads the full stream and collates its own micro-batches.
+Each window is shuffled and packed like an epoch of a stored dataset. A step may start in one window and end in the
+next; the last step of an epoch may have fewer micro-batches. Every rank reads the full stream and collates
+its micro-batches.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from paddlenlp_ext.utils.seeds import seed_of
 
 
 class StreamOrder:
-    """Optimizer steps of a run over a stream, with the interface of `DataOrder`.
+    """Order of optimizer steps of a run over a stream, with the interface of `DataOrder`.
 
     Args:
-        stream: the rows.
+        stream: stream of rows.
         micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
         batch_size: packs of a micro-batch.
         packing, capacity, seed: as for `PackingPlan`.
-        max_steps: optimizer steps of the run.
+        max_steps: number of optimizer steps of the run.
 
     Attributes:
-        total_steps: optimizer steps of the run.
+        total_steps: number of optimizer steps of the run.
 
     Raises:
         ValueError: `max_steps` is not set.
@@ -45,7 +45,7 @@ class StreamOrder:
         max_steps: int,
     ) -> None:
         if max_steps < 1:
-            raise ValueError("lazy: the rows of a stream are not counted in advance; set max_steps")
+            raise ValueError("lazy: the number of rows of a stream is unknown in advance; set max_steps")
         self.total_steps = max_steps
         self._stream, self._batch_size, self._seed = stream, batch_size, seed
         self._packing, self._capacity = packing, capacity
@@ -54,12 +54,12 @@ class StreamOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield the global batches, epoch after epoch without end.
+        """Yield global batches without end.
 
         Args:
-            epoch: epoch to begin with, if `cursor` is None.
-            index: number of the first step in its epoch.
-            cursor: `next_cursor` of the step before; None: the start of the epoch.
+            epoch: first epoch, if `cursor` is None.
+            index: index of the first step in its epoch.
+            cursor: `next_cursor` of the previous step; None: the start of the epoch.
         """
         begin = dict(cursor or {"window": None, "pack": 0, "lead": 0})
         first_pack, lead = begin["pack"], begin["lead"]
@@ -87,7 +87,7 @@ class StreamOrder:
             first_pack, lead = 0, -len(pending) % self._packs_per_step
 
     def _packs(self, window: Window, lead: int) -> list[Pack]:
-        """Return the packs of a window, of rows by their number in the epoch; the first `lead` ones complete a step."""
+        """Return the packs of a window as row indices in the epoch; the first `lead` packs complete a step."""
         plan = PackingPlan(
             window.arrays.lengths,
             batch_size=self._batch_size,
@@ -100,7 +100,7 @@ class StreamOrder:
         return [[window.first_row + row for row in pack] for pack in plan.packs(0)]
 
     def _micro_batches(self, packs: list[Pack]) -> tuple[tuple[list[Pack], ...], tuple[int, ...]]:
-        """Return packs as micro-batches, and the cost of attention of each."""
+        """Group packs into micro-batches, and return these with their attention costs."""
         size = self._batch_size
         members = tuple(packs[start : start + size] for start in range(0, len(packs), size))
         costs = (attention_cost([self._stream[row].length for pack in each for row in pack]) for each in members)

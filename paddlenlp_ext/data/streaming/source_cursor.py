@@ -1,4 +1,4 @@
-"""Read the rows of one source of a stream again and again, from any position on."""
+"""Read the rows of a source of a stream repeatedly, starting at any position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 
 @dataclass(frozen=True)
 class Source:
-    """Dataset of a mixture: its name, the readers of its files, and its share of the rows."""
+    """Dataset of a mixture: name, readers of its files, and share of the rows."""
 
     name: str
     readers: Sequence[Reader]
@@ -22,11 +22,11 @@ class Source:
 
 
 class SourceCursor:
-    """Position in a source that is read again and again.
+    """Reading position in a source that starts over at its end.
 
     Attributes:
         passes: number of times that the source has been read to its end.
-        fraction: fraction of the current pass that has been read, block by block.
+        fraction: fraction of the current pass that has been read, in whole blocks.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class SourceCursor:
         self._index = place.get("skip", 0)
 
     def place(self) -> dict[str, Any]:
-        """Return the position as plain values for JSON."""
+        """Return the position as JSON values."""
         passes, file, at = self._start
         return {"passes": passes, "file": file, "at": list(at), "skip": self._index, "fraction": self.fraction}
 
     def take(self) -> tuple[TokenArrays, int]:
-        """Return the arrays with the next row, and its index in them; the block after the last row is read at once."""
+        """Return the next row, as arrays and an index; after the last row of a block, read the next block."""
         taken = self._arrays, self._index
         self._index += 1
         if self._index == len(self._arrays):
@@ -73,7 +73,7 @@ class SourceCursor:
             self._account(encoded)
             passes, file, _ = self._start
             if passes > first_pass + 1:
-                raise ValueError(f"{self._source.name}: no valid row; add rows, or look at those that were dropped")
+                raise ValueError(f"{self._source.name}: no valid row; add rows, or fix the dropped rows")
             self.fraction = self._after if passes == self.passes else 0.0
             self.passes = passes
             read = sum(self._sizes[:file]) + encoded.fraction * self._sizes[file]
@@ -83,7 +83,7 @@ class SourceCursor:
                 return
 
     def _blocks(self, passes: int, file: int, start: Cursor) -> Iterator[Block]:
-        """Yield the blocks from a position on, pass after pass, and note where each begins."""
+        """Yield blocks without end, starting at a position, and record where each block starts."""
         while True:
             num_blocks = 0
             for number in range(file, len(self._source.readers)):

@@ -1,12 +1,12 @@
-"""Stream of rows (`lazy`): they are read and tokenized during training, in constant memory.
+"""Stream of rows (`lazy`), which are read and tokenized during training in constant memory.
 
     source 0 --> blocks --> encoded blocks --+
     source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       mixture: which source is next
                                                   rows of a window are shuffled and packed together
 
-A window holds `shuffle_buffer_size` rows, or fewer if they are long. It is a function of the files and of the cursor at
-its start, which checkpoints save: a resumed run reads the same windows. An epoch ends, and with it a window, when every
-source has been read to its end once more.
+A window holds `shuffle_buffer_size` rows, or fewer long rows. The files and the cursor at its start determine a window;
+checkpoints save the cursor, so a resumed run reads the same windows. An epoch and its last window end when every source
+has been read to its end once more.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from paddlenlp_ext.data.tokenization.workers import BlockEncoder
 from paddlenlp_ext.utils.logging import get_logger
 
 WINDOW_TOKENS = 1 << 24
-"""Tokens with which a window ends, whatever its number of rows; they take 80 MB."""
+"""Maximum number of tokens of a window; they take 80 MB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Consecutive rows of a stream.
+    """Consecutive rows of a stream, which are shuffled and packed together.
 
     Attributes:
-        arrays: the rows, in the order of reading.
-        start: cursor of the window, plain values for JSON.
-        epoch, number: epoch of the rows, and number of the window in it.
-        first_row: number of the first row in its epoch.
-        begin, end: fractions of the epoch that have been read before and after the window.
-        is_last: the window is the last of its epoch.
+        arrays: the rows in reading order.
+        start: cursor at the start of the window, as JSON values.
+        epoch, number: epoch of the rows, and index of the window in the epoch.
+        first_row: index of the first row in its epoch.
+        begin, end: fractions of the epoch that are read before and after the window.
+        is_last: whether the window is the last of its epoch.
     """
 
     arrays: TokenArrays
@@ -56,19 +56,19 @@ class Window:
 
 
 class TokenStream:
-    """Rows of one or more sources, of which only the current windows are in memory.
+    """Stream of rows from one or more sources, with only the current windows in memory.
 
     Args:
         sources: the datasets of the mixture.
-        encoder: encoder of the rows; its files are those of all sources.
+        encoder: encoder of the rows, with the files of all sources.
         bad_rows: "error" or "drop".
-        max_lost_targets: fraction of target tokens, and of rows, that may be lost; checked when statistics are logged.
-        num_workers: processes that encode rows in the background; 0: this process, when rows are needed.
-        window_rows: rows of a window.
-        identity: facts that determine the rows, under names for users; a resumed run must match them.
+        max_lost_targets: fraction of target tokens and rows that may be lost; checked when statistics are logged.
+        num_workers: processes that encode rows in the background; 0: this process encodes rows on demand.
+        window_rows: number of rows of a window.
+        identity: settings that determine the rows, by descriptive name; a resumed run must match them.
 
     Attributes:
-        stats: numbers of rows and tokens that have been read.
+        stats: counts of the rows and tokens read so far.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class TokenStream:
         return window.arrays.row(index - window.first_row, int(index))
 
     def source(self, index: int) -> tuple[str, int]:
-        """Return the file and the line of row `index` of the current epoch; its window must still be held."""
+        """Return the file and the line of a row of the current epoch, whose window must be in memory."""
         window = self._window_of(index)
         file, line, _ = window.arrays.locations[index - window.first_row]
         return self._files[file], int(line)
 
     def head(self, count: int) -> list[EncodedRow]:
-        """Return the first rows of the first window, at most `count`."""
+        """Return at most `count` rows from the start of the first window."""
         window = next(self.windows())
         return [self[index] for index in range(min(count, len(window.arrays)))]
 
@@ -115,17 +115,17 @@ class TokenStream:
         """End the workers."""
         self._workers.close()
 
-    def facts(self) -> dict[str, Any]:
-        """Return everything that determines the rows, under names for users; longer values as a hash."""
+    def order_settings(self) -> dict[str, Any]:
+        """Return the settings that determine the rows, by descriptive name; long values appear as a hash."""
         return {
             name: value if isinstance(value, int | str) else _digest(value) for name, value in self.identity.items()
         }
 
     def windows(self, epoch: int = 0, cursor: Mapping[str, Any] | None = None) -> Iterator[Window]:
-        """Yield windows without end, and hold them for `__getitem__` until `release_before`.
+        """Yield windows without end, and keep them in memory until `release_before`.
 
         Args:
-            epoch: epoch to begin with, if `cursor` is None.
+            epoch: first epoch, if `cursor` is None.
             cursor: `start` of the first window; None: the start of the epoch.
 
         Raises:
@@ -162,7 +162,7 @@ class TokenStream:
                 epoch, first_row, number = epoch + 1, 0, 0
 
     def _read_window(self, readings: list[SourceCursor], drawn: list[int], epoch: int) -> tuple[TokenArrays, bool]:
-        """Return the rows of the next window, and whether it is the last of the epoch; count them in `drawn`."""
+        """Return the rows of the next window, and whether it is the last of the epoch; add the rows to `drawn`."""
         rows: list[tuple[TokenArrays, int]] = []
         num_tokens, is_last = 0, False
         while len(rows) < self._window_rows and num_tokens < WINDOW_TOKENS and not is_last:
@@ -177,7 +177,7 @@ class TokenStream:
         return TokenArrays.gather(rows), is_last
 
     def _account(self, encoded: EncodedBlock) -> None:
-        """Count the rows of a block, and name the invalid ones.
+        """Add the statistics of a block, and log dropped rows.
 
         Raises:
             DataError: a row is invalid and `bad_rows` is "error", or a row is fatal.
@@ -191,7 +191,7 @@ class TokenStream:
             get_logger().warning("dropped: %s", problem)
 
     def _log_progress(self, window: Window, drawn: Sequence[int]) -> None:
-        """Log statistics after 1, 2, 4, 8, ... windows and at the end of an epoch."""
+        """Log statistics after 1, 2, 4, 8, ... windows and at the end of each epoch."""
         count = window.number + 1
         if count & (count - 1) and not window.is_last:
             return
@@ -213,7 +213,7 @@ class TokenStream:
         for window in reversed(self._held):
             if window.first_row <= index < window.first_row + len(window.arrays):
                 return window
-        raise IndexError(f"row {index} is not in the windows that are held")
+        raise IndexError(f"row {index} is in no window that is in memory")
 
     @staticmethod
     def _progress(readings: Sequence[SourceCursor], epoch: int) -> float:

@@ -54,11 +54,11 @@ def cache_key(
     }
     # The fingerprints above have read the files.
     is_plain = all(reader.is_json_text and seen.are_plain for reader, seen in zip(readers, keys, strict=True))
-    parts |= tokenization_facts(is_plain and not reads_more)
+    parts |= version_entries(is_plain and not reads_more)
     return _hash(json.dumps(parts, sort_keys=True).encode())
 
 
-def tokenization_facts(has_plain_keys: bool) -> dict[str, Any]:
+def version_entries(has_plain_keys: bool) -> dict[str, Any]:
     """Return the versions in a key: tokenization version and library versions.
 
     Args:

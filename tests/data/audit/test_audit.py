@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
-from paddlenlp_ext.data.audit.audited_row import TokenizerFacts
+from paddlenlp_ext.data.audit.audited_row import TokenizerInfo
 from paddlenlp_ext.data.audit.block_auditor import BlockAuditor
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.readers.base import ParsedBlock
@@ -96,7 +96,7 @@ def test_audit_of_conversations_under_a_familys_template_finds_only_what_it_refu
     ]
     template = template_of(name, **kwargs)
     encoder = RowEncoder(template, LengthLimits(4096, 8192, "right"), False, ("rows",))
-    audited = BlockAuditor(encoder, TokenizerFacts.of(template))(ParsedBlock((), 1.0, tuple(rows))).rows
+    audited = BlockAuditor(encoder, TokenizerInfo.of(template))(ParsedBlock((), 1.0, tuple(rows))).rows
     found = {kind.name: [place.location.line for place in places] for kind, places in audited.findings.places.items()}
     assert len(found.pop("invalid row", [])) == audited.stats.num_dropped
     assert found == {"question without answer": [1 + list(chat_rows.ROWS).index("question_last")]}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.data.audit import audit_splits
-from paddlenlp_ext.data.audit.audited_row import CHECKS, AuditedRow, TextPart, TokenizerFacts
+from paddlenlp_ext.data.audit.audited_row import CHECKS, AuditedRow, TextPart, TokenizerInfo
 from paddlenlp_ext.data.audit.findings import Kind
 from paddlenlp_ext.data.templates.load import load_template
 from tests.data.tiny_tokenizers import make_tokenizer
 
-FACTS = TokenizerFacts.of(load_template("none", make_tokenizer(bos="<s>")))
+FACTS = TokenizerInfo.of(load_template("none", make_tokenizer(bos="<s>")))
 
 
 def findings(question, answer="It is so."):

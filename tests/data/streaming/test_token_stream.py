@@ -12,7 +12,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.rows.errors import DataError
-from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_facts
+from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_settings
 from paddlenlp_ext.data.streaming import shuffle_window as stream_order
 from paddlenlp_ext.data.streaming import token_stream as stream_module
 from paddlenlp_ext.data.training_rows import load_rows
@@ -54,7 +54,7 @@ def open_stream(options, tokenizer):
         run = run.__class__(**{**vars(run), "data": config})
         rows = load_rows(config, "train", tokenizer)
         opened.append(rows)
-        return rows, build_data_order(run, rows, num_ranks), data_order_facts(run, rows, num_ranks)
+        return rows, build_data_order(run, rows, num_ranks), data_order_settings(run, rows, num_ranks)
 
     yield open_
     for rows in opened:
@@ -115,12 +115,12 @@ def test_stream_rows_are_shuffled_within_the_buffer_by_seed_and_epoch(folder, op
 def test_stream_resumes_at_every_step_with_the_rows_of_one_run(packing, num_workers, folder, open_stream):
     """Check positions in the middle of windows, blocks and files, at the ends of epochs, and other workers."""
     keys = {"gradient_accumulation_steps": 2, **PACKINGS[packing]}
-    rows, order, facts = open_stream(folder, **keys)
+    rows, order, settings = open_stream(folder, **keys)
     num_steps = 2 * len(read(rows, order))
     steps = read(rows, order, num_steps)
-    again, same_order, same_facts = open_stream(folder, num_ranks=2, num_workers=num_workers,
+    again, same_order, same_settings = open_stream(folder, num_ranks=2, num_workers=num_workers,
                                                 **{**keys, "gradient_accumulation_steps": 1})  # fmt: skip
-    check_same_data_order(facts, same_facts)
+    check_same_data_order(settings, same_settings)
     for position in range(0, num_steps - 1, 2 if num_workers == 0 else 9):
         step, _ = steps[position]
         cursor = json.loads(json.dumps(step.next_cursor))
@@ -139,15 +139,15 @@ def test_stream_ranks_divide_the_micro_batches_of_every_step(folder, open_stream
 
 
 def test_stream_changed_inputs_are_facts_of_the_order(folder, open_stream):
-    _, _, facts = open_stream(folder)
+    _, _, settings = open_stream(folder)
     with pytest.raises(ValueError, match="shuffle_buffer_size was 32, now 40"):
-        check_same_data_order(facts, open_stream(folder, shuffle_buffer_size=40)[2])
+        check_same_data_order(settings, open_stream(folder, shuffle_buffer_size=40)[2])
     with pytest.raises(ValueError, match="truncation was"):
-        check_same_data_order(facts, open_stream(folder, truncation="left")[2])
+        check_same_data_order(settings, open_stream(folder, truncation="left")[2])
     with open(folder / "train" / "0.jsonl", "a") as file:
         file.write('{"src": "a", "tgt": "b"}\n')
     with pytest.raises(ValueError, match="data files was"):
-        check_same_data_order(facts, open_stream(folder)[2])
+        check_same_data_order(settings, open_stream(folder)[2])
 
 
 def test_stream_without_max_steps_names_the_key(folder, open_stream):
@@ -219,7 +219,7 @@ def test_stream_mixture_has_its_weights_at_any_time(weights, tmp_path, open_stre
     """Check the shares in numbers of rows, which are within one row of their weights after each window."""
     names = [str(write(tmp_path / name, name, count)) for name, count in (("a", 40), ("b", 90), ("c", 15))]
     probabilities = ",".join(map(str, weights))
-    rows, order, facts = open_stream(",".join(names), train_dataset_prob=probabilities, zero_padding=True)
+    rows, order, settings = open_stream(",".join(names), train_dataset_prob=probabilities, zero_padding=True)
     steps = read(rows, order, 150)
     read_rows = [file.split("/")[-3] for file, _ in sources(steps)]
     for end in (64, 320, len(read_rows) // 32 * 32):
@@ -230,4 +230,4 @@ def test_stream_mixture_has_its_weights_at_any_time(weights, tmp_path, open_stre
     position = (step.epoch + step.is_last, 0 if step.is_last else step.index + 1, step.next_cursor)
     assert contents(read(again, same_order, 30, *position)) == contents(steps[84:114])
     with pytest.raises(ValueError, match="train_dataset_prob was"):
-        check_same_data_order(facts, open_stream(",".join(names), train_dataset_prob="1,1,2")[2])
+        check_same_data_order(settings, open_stream(",".join(names), train_dataset_prob="1,1,2")[2])

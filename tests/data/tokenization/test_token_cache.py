@@ -168,7 +168,7 @@ def test_cache_key_of_rows_that_version_1_read_alike_is_that_of_version_1(tmp_pa
     file.write_text(row)
     parts = {"tokenizer": "t", "template_text": "", "options": {}}
     key = cache_key_module.cache_key(readers=[open_reader(file)], **parts)
-    facts = cache_key_module.tokenization_facts(is_version_1)
+    facts = cache_key_module.version_entries(is_version_1)
     content = hashlib.sha256(file.read_bytes()).hexdigest()
     expected = {"files": [(str(file), content)], "tokenizer": "t", "template": "", "options": {}, **facts}
     assert key == hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
@@ -379,8 +379,8 @@ def test_cache_key_with_dropped_rows_that_a_template_now_writes_is_new(
 ):
     """Check that a cache without rows that earlier versions dropped is not used again."""
     asked = []
-    real = cache_key_module.tokenization_facts
-    monkeypatch.setattr(cache_key_module, "tokenization_facts", lambda plain: asked.append(plain) or real(plain))
+    real = cache_key_module.version_entries
+    monkeypatch.setattr(cache_key_module, "version_entries", lambda plain: asked.append(plain) or real(plain))
     key_of(chat_template=template_file(tmp_path, CHATML), bad_rows=bad_rows)
     key_of(chat_template="none", bad_rows=bad_rows)
     assert asked == [is_version_1, True]

@@ -1,4 +1,4 @@
-"""Checks of the texts of a row."""
+"""Checks of the text of a row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Iterator
 
-from paddlenlp_ext.data.audit.audited_row import PLAIN_TEXT, AuditedRow, Hit, TokenizerFacts, check, questions
+from paddlenlp_ext.data.audit.audited_row import PLAIN_TEXT, AuditedRow, Hit, TokenizerInfo, check, questions
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, USER
 from paddlenlp_ext.data.templates.plain import PlainTemplate
@@ -17,7 +17,7 @@ _MOJIBAKE = re.compile(
     f"(?<![A-ZÀ-Þ])[ÂÃ]{_CONTINUATION}|â[€‚„]{_CONTINUATION}?|ðŸ{_CONTINUATION}"
     f"|(?:[ÐÑ]{_CONTINUATION}){{2}}|(?:[ÎÏ]{_CONTINUATION}){{3}}|(?:[ã-é]{_CONTINUATION}{{2}}){{2}}"
 )
-# Control characters except tab, line feed and carriage return; marks of direction, of byte order and of zero width.
+# Control characters except tab, line feed and carriage return; direction, byte order and zero-width marks.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _REPLACEMENT = re.compile("\ufffd")
 _MARKERS = re.compile(
@@ -43,62 +43,62 @@ _REPEATED_RATIO = 0.06
 
 
 @check(
-    "special token in the text", ERROR, "remove the token from the text: the model reads it as a part of the template"
+    "special token in the text", ERROR, "remove the token from the text: the model reads it as a marker of the template"
 )
-def special_token(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield special tokens of the tokenizer in texts."""
-    return row.search(facts.special)
+def special_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield special tokens of the tokenizer that occur in texts."""
+    return row.search(info.special)
 
 
 @check("marker of another template", WARNING, "remove the marker, or write the turns as messages")
-def other_marker(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
+def other_marker(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     """Yield markers of well-known chat templates that are not special tokens of this tokenizer."""
     for part in row.parts:
         for match in _MARKERS.finditer(part.text):
-            if not facts.special.fullmatch(match[0]):
+            if not info.special.fullmatch(match[0]):
                 yield Hit(excerpt(part.text, *match.span()), part.path)
                 break
         else:
-            # Without a template, headings in the text may be the template that the user wants.
-            heading = None if isinstance(facts.template, PlainTemplate) else _HEADINGS.search(part.text)
+            # Without a chat template, headings in the text may be an intended template.
+            heading = None if isinstance(info.template, PlainTemplate) else _HEADINGS.search(part.text)
             if heading is not None:
                 yield Hit(excerpt(part.text, *heading.span()), part.path)
 
 
-@check("replacement character", ERROR, "read the source again in its own encoding: U+FFFD stands for lost text")
-def replacement_character(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield U+FFFD, which decoders write in place of bytes that they cannot read."""
+@check("replacement character", ERROR, "read the source again in its original encoding: U+FFFD replaces lost text")
+def replacement_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield U+FFFD, with which decoders replace undecodable bytes."""
     return row.search(_REPLACEMENT)
 
 
 @check("wrong encoding", WARNING, "read the source as UTF-8: it was read as Latin-1 or Windows-1252, as in Ã© for é")
-def mojibake(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+def mojibake(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield UTF-8 that was read as Latin-1 or Windows-1252."""
     return row.search(_MOJIBAKE)
 
 
-@check("control character", WARNING, "remove characters that cannot be seen")
-def control_character(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield control characters, and marks of direction, of byte order and of zero width."""
+@check("control character", WARNING, "remove invisible characters")
+def control_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield control characters, direction marks, byte order marks and zero-width characters."""
     return row.search(_CONTROL)
 
 
-@check("HTML", WARNING, "remove tags and entities, unless the model is to write HTML")
-def html(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield tags and entities in a row without code blocks that does not speak of HTML."""
+@check("HTML", WARNING, "remove tags and entities, unless the model should write HTML")
+def html(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield HTML tags and entities, except in rows with code blocks or about HTML."""
     hits = list(row.search(_HTML))
     return iter(() if hits and _ABOUT_HTML.search(row.text) else hits)
 
 
-@check("refusal", NOTE, "remove the row, unless the model is to refuse such requests")
-def refusal(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+@check("refusal", NOTE, "remove the row, unless the model should refuse such requests")
+def refusal(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield stock phrases in which assistants refuse a request."""
     return row.search(_REFUSAL, ASSISTANT)
 
 
-@check("repeated text", WARNING, "remove the row: its text is one piece repeated")
-def repeated_text(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield long answers and texts that compress to less than 6 %."""
+@check("repeated text", WARNING, "remove the row: its text repeats itself")
+def repeated_text(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield long answers and texts that compress to less than 6 % of their size."""
     for part in row.parts:
         if part.role in (ASSISTANT, PLAIN_TEXT) and len(part.text) >= _LONG_ANSWER:
             content = part.text.encode()
@@ -106,14 +106,14 @@ def repeated_text(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
                 yield Hit(excerpt(part.text), part.path)
 
 
-@check("empty question", NOTE, "write the question, unless the model is to answer without one")
-def empty_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield messages of the user without text."""
+@check("empty question", NOTE, "write the question, unless the model should answer without a question")
+def empty_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield empty user messages."""
     return (Hit(excerpt(row.text), part.path) for part in questions(row) if not part.text.strip())
 
 
 @check("question without answer", NOTE, "add the answer: messages after the last answer are left out")
-def unanswered_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+def unanswered_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield the last message of a row if it is a question."""
     for part in row.parts[-1:]:
         if part.role == USER:
@@ -121,7 +121,7 @@ def unanswered_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit
 
 
 @check("answer equals question", WARNING, "check the row: its answer repeats the question")
-def repeated_question(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+def repeated_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield answers that repeat the message before them."""
     for before, part in zip(row.parts, row.parts[1:], strict=False):
         if part.role == ASSISTANT and before.role != ASSISTANT and part.text.strip() == before.text.strip() != "":

@@ -1,4 +1,4 @@
-"""Checks of rows as tokens: what was dropped, truncated, doubled, or left out."""
+"""Checks of the tokens of a row: dropped, truncated, doubled and missing tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from paddlenlp_ext.data.audit.audited_row import AuditedRow, Hit, TokenizerFacts, check
+from paddlenlp_ext.data.audit.audited_row import AuditedRow, Hit, TokenizerInfo, check
 from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt, printable
 from paddlenlp_ext.data.rows.conversation import TOOL
 from paddlenlp_ext.data.tokenization.truncation import TOO_LONG
@@ -19,39 +19,41 @@ _LAST_TOKENS = 12
 
 
 @check("invalid row", ERROR, "fix the row; training stops at it, or drops it with bad_rows: drop")
-def invalid_row(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+def invalid_row(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield rows that cannot be read or violate their format."""
     if row.dropped is not None and not row.dropped.num_target_tokens:
         yield Hit(f"{row.dropped.reason}: {row.dropped.message}")
 
 
 @check("target cut away", ERROR, "raise max_length, lower src_length, or shorten the prompt")
-def target_cut_away(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield rows of which truncation leaves no target token, or no room for the answer."""
+def target_cut_away(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield rows in which truncation leaves no target token or no space for the answer."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason != TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
 
 
 @check(
-    "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error refuses it"
+    "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error rejects it"
 )
-def too_long(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield rows that `truncation` drops or refuses."""
+def too_long(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield rows that `truncation` drops or rejects."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason == TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
 
 
 @check("target mostly cut away", ERROR, "raise max_length, or shorten the row")
-def target_mostly_cut(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield rows that lost more target tokens than they kept."""
+def target_mostly_cut(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield rows that lost more than half of their target tokens."""
     if row.num_lost_targets > row.num_targets:
         yield _loss(row)
 
 
-@check("target truncated", WARNING, "raise max_length: the answer has no end, so the row does not teach to stop")
-def target_truncated(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
+@check(
+    "target truncated", WARNING, "raise max_length: the answer has no end token, so the model does not learn to stop"
+)
+def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield rows that lost up to half of their target tokens."""
     if 0 < row.num_lost_targets <= row.num_targets:
         yield _loss(row)
@@ -62,67 +64,67 @@ def _loss(row: AuditedRow) -> Hit:
     return Hit(f"{lost} of {lost + kept} target tokens removed: {excerpt(row.text)}")
 
 
-@check("prompt truncated", NOTE, "raise src_length or max_length: a part of the question is missing")
-def prompt_truncated(row: AuditedRow, _facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield rows that lost tokens of their prompts only."""
+@check("prompt truncated", NOTE, "raise src_length or max_length: text of the question is missing")
+def prompt_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield rows that lost only prompt tokens."""
     if row.num_truncated_tokens and not row.num_lost_targets:
         yield Hit(f"{row.num_truncated_tokens} tokens removed: {excerpt(row.text)}")
 
 
 @check("doubled begin token", ERROR, "remove the begin token from the template or from the text")
-def doubled_begin(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield two beginning-of-sequence tokens in a row."""
+def doubled_begin(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield two consecutive beginning-of-sequence tokens."""
     for example in row.examples:
-        doubled = np.flatnonzero((example.tokens[:-1] == facts.begin) & (example.tokens[1:] == facts.begin))
+        doubled = np.flatnonzero((example.tokens[:-1] == info.begin) & (example.tokens[1:] == info.begin))
         if len(doubled):
             first = max(0, int(doubled[0]) - 4)
-            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], facts))
+            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], info))
             return
 
 
 @check("doubled end token", WARNING, "remove the end token from the answer: the template writes it")
-def doubled_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield targets that end with two end tokens."""
+def doubled_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield targets that end with too many end tokens."""
     for span in (span for spans in row.target_spans() for span in spans):
-        if facts.count_ends(span) > max(1, facts.num_ends):
-            yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
+        if info.count_ends(span) > max(1, info.num_ends):
+            yield Hit(_decoded(span[-_LAST_TOKENS:], info))
             return
 
 
 @check("missing end token", ERROR, "write a special token after every answer in the template, or use another template")
-def missing_end(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield targets of untruncated rows that do not end with an end token: the model does not learn to stop."""
+def missing_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield untruncated targets without an end token, from which the model does not learn to stop."""
     if row.num_truncated_tokens:
         return
-    # An answer may have several spans, of which the last one has its end.
+    # An answer may have several spans; the end token is in the last span.
     last = [spans[-1] for spans in row.target_spans() if spans]
     for span in last[-1:] if row.is_plain_text else last:
-        if not facts.count_ends(span):
-            yield Hit(_decoded(span[-_LAST_TOKENS:], facts))
+        if not info.count_ends(span):
+            yield Hit(_decoded(span[-_LAST_TOKENS:], info))
             return
 
 
 @check("unknown token", WARNING, "use a tokenizer that knows the characters, or remove them")
-def unknown_token(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield text that the tokenizer replaces by its token for unknown text."""
+def unknown_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield text that the tokenizer replaces with its unknown token."""
     for example in row.examples:
-        unknown = np.flatnonzero(example.tokens == facts.unknown)
+        unknown = np.flatnonzero(example.tokens == info.unknown)
         if len(unknown):
             first = max(0, int(unknown[0]) - 4)
-            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], facts))
+            yield Hit(_decoded(example.tokens[first : first + _LAST_TOKENS], info))
             return
 
 
 @check("text lost", ERROR, "use a template that writes every message, and a tokenizer that encodes it without loss")
-def lost_text(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
-    """Yield messages that the decoded tokens of a row do not contain: the round trip through template and tokenizer."""
+def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield messages that are missing from the decoded tokens of a row."""
     if not row.examples or row.num_truncated_tokens:
         return
     pieces = [example.tokens for example in row.examples]
-    if row.is_plain_text:  # a text was split, and each example begins with the last token of the one before it
+    if row.is_plain_text:  # examples of a split text overlap by one token
         pieces = [np.concatenate([pieces[0], *(tokens[1:] for tokens in pieces[1:])])]
-    decoded = _normalized("\n".join(map(facts.decode, pieces)))
-    # Examples end with the last target, and templates may write results of tools as JSON.
+    decoded = _normalized("\n".join(map(info.decode, pieces)))
+    # Examples end with the last target, and templates may write tool results as JSON.
     last = max((index for index, part in enumerate(row.parts) if part.is_target), default=-1)
     for part in row.parts[: last + 1]:
         text = _normalized(_THOUGHT.sub("", part.text))
@@ -131,9 +133,9 @@ def lost_text(row: AuditedRow, facts: TokenizerFacts) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without differences that normalizers of tokenizers make."""
+    """Return a text without white space and Unicode variants, which tokenizers normalize."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
-def _decoded(tokens: np.ndarray, facts: TokenizerFacts) -> str:
-    return printable(facts.decode(tokens.tolist()))
+def _decoded(tokens: np.ndarray, info: TokenizerInfo) -> str:
+    return printable(info.decode(tokens.tolist()))
