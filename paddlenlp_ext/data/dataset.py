@@ -132,6 +132,13 @@ def load_dataset(
     Raises:
         ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+
+    Examples:
+        >>> from paddlenlp_ext import AutoTokenizer, load_dataset
+        >>> tokenizer = AutoTokenizer.from_pretrained("smollm2-135m-instruct")
+        >>> dataset = load_dataset([{"src": "2 + 2?", "tgt": "4"}], "train", tokenizer, chat_template="none")
+        >>> len(dataset), tokenizer.decode(dataset[0].tokens)
+        (1, '2 + 2?4<|im_end|>')
     """
     if isinstance(dataset_name_or_path, DataConfig):
         assert not keys, "the data keys are in the configuration"

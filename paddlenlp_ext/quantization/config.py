@@ -30,6 +30,11 @@ class QuantizationConfig:
 
     Raises:
         ValueError: a value is out of range.
+
+    Examples:
+        >>> from paddlenlp_ext import QuantizationConfig
+        >>> QuantizationConfig(algo="nf4", double_quant=True).describe()
+        'nf4, blocks of 64, their scales quantized in groups of 256'
     """
 
     algo: str | Mapping[str, str | None]

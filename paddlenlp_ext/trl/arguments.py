@@ -222,7 +222,7 @@ class SFTConfig(TrainingArguments):
 
 
 def _pair_limits(value: int) -> dict[str, int]:
-    """Return the limits of a pair, of which `max_length` counts both answers here and one in TRL."""
+    """Return the limits of a pair: here `max_length` counts both answers, in TRL one."""
     return {"max_length": 2 * value, "src_length": value}
 
 

@@ -70,7 +70,7 @@ class _TaskTrainer:
         peft_config: PeftConfig | None,
         run_keys: Mapping[str, Any],
     ) -> None:
-        """Build the trainer of the run; the arguments are those of the constructors."""
+        """Build the trainer of the run, from the arguments of a constructor."""
         started = time.monotonic()
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path
         self.args = args or self.args_class(f"{os.path.basename(name or 'model')}-{self.args_class.task}")
@@ -159,7 +159,7 @@ class SFTTrainer(_TaskTrainer):
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/data.md).
         eval_dataset: the same for evaluation, or a dict of several by name.
         processing_class: tokenizer; None: the model's own.
-        callbacks: callbacks in addition to those of the run.
+        callbacks: callbacks that are added to the run's own.
         peft_config: adapter to train; None trains all weights.
         formatting_func: function from a row to its text, all tokens of which train.
 
@@ -167,11 +167,10 @@ class SFTTrainer(_TaskTrainer):
         ValueError: an argument, the model or a row is invalid.
 
     Examples:
-        >>> from paddlenlp_ext import LoRAConfig, SFTConfig, SFTTrainer
-        >>> args = SFTConfig("sft-output", max_steps=1, run_keys={"chat_template": "none"}, report_to="none")
         >>> rows = [{"prompt": "2 + 2?", "completion": "4"}]
-        >>> trainer = SFTTrainer("smollm2-135m-instruct", args, rows, peft_config=LoRAConfig(r=2))  # doctest: +SKIP
-        >>> trainer.train().global_step  # doctest: +SKIP
+        >>> args = SFTConfig("sft-output", max_steps=1)
+        >>> trainer = SFTTrainer("smollm2-135m-instruct", args, rows, peft_config=LoraConfig(r=2))
+        >>> trainer.train().global_step
         1
     """
 
@@ -197,7 +196,7 @@ class SFTTrainer(_TaskTrainer):
 
 
 class DPOTrainer(_TaskTrainer):
-    """Trainer of preference training, with TRL's interface; the losses are those of docs/preference.md.
+    """Trainer of preference training, with TRL's interface; docs/preference.md lists the losses.
 
     Args:
         model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for `SFTTrainer`; rows
@@ -309,7 +308,7 @@ def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str]
 
 
 def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Return rows with nothing but their text; a dict of several datasets keeps its names."""
+    """Return rows that contain only their text; a dict of several datasets keeps its names."""
     if dataset is None or isinstance(dataset, str | os.PathLike):
         return dataset
     if isinstance(dataset, Mapping):
