@@ -1,11 +1,11 @@
-"""Tokens that a run adds to the tokenizer, rows for them in embedding and lm_head, and their training.
+"""Add tokens to the tokenizer, with rows in embedding and lm_head that train.
 
 | | change |
 | --- | --- |
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
 | embedding, lm_head | rows for all ids; new rows are the mean of the others (checkpoint/resized_embeddings.py) |
 | full training | all rows train |
-| adapter | the rows of new tokens train (`trainable_token_indices`), unless modules_to_save or targets train them |
+| adapter | the rows of new tokens train (`trainable_token_indices`), unless modules_to_save or targets cover them |
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
-    """Add the configured tokens to the tokenizer, in place; return the source with rows for all tokens.
+    """Add the configured tokens to the tokenizer in place; return the source with rows for all tokens.
 
-    The number of rows never shrinks: many models have more rows than tokens, and new tokens take the spare ones first.
+    The number of rows never shrinks: many models have more rows than tokens, and new tokens take the spare rows first.
 
     Args:
         source: the base model.
@@ -40,7 +40,7 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
         options: `config.model`.
 
     Raises:
-        ValueError: a token is empty or has a comma.
+        ValueError: a token is empty or contains a comma.
     """
     requested = {"add_tokens": options.add_tokens or (), "add_special_tokens": options.add_special_tokens or ()}
     is_resized = options.resize_vocab or options.resize_to_multiple_of is not None
@@ -94,7 +94,7 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
 
 
 def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool) -> dict[str, Any]:
-    """Return the changes of an adapter's config with which it trains the rows `new_ids` of all `tables`.
+    """Return the changes of an adapter's config so that it trains the rows `new_ids` of all `tables`.
 
     Raises:
         ValueError: the adapter's method cannot train them.
@@ -120,7 +120,7 @@ def _trained_with_lora(
 ) -> dict[str, Any]:
     """Return `trainable_token_indices` of the tables that are not targets.
 
-    The factors of a target have a row for each token. Its resized table is saved too, for other programs.
+    The factors of a target cover every token. Its resized table is saved as well, for other programs.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
     tokens, adapted = tokens_by_table(peft.trainable_token_indices), []

@@ -87,10 +87,10 @@ def build_model(
 
 
 def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig) -> None:
-    """Read or initialize the parameters that this process holds, and quantize them if requested.
+    """Load or initialize the parameters that this process holds, and quantize them if requested.
 
     Raises:
-        ValueError: see `load_values`; or the weights are stored quantized and no adapter trains.
+        ValueError: see `load_values`; or the weights are quantized and no adapter trains.
     """
     before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
     if config.model.continue_training:
@@ -110,17 +110,17 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """Return the format in which the model's matrices are stored.
+    """Return the dtype in which the model's matrices are stored.
 
-    | device | format |
+    | device | dtype |
     |---|---|
-    | CPU | compute format with O2, or if the matrices are frozen (adapters), else float32 |
-    | accelerator | compute format with O2, else float32 |
+    | CPU | compute dtype with O2 or if the matrices are frozen (adapters), else float32 |
+    | accelerator | compute dtype with O2, else float32 |
 
     On a CPU without the C++ library's bf16 products, `fp16: true` has no effect.
 
     Raises:
-        ValueError: bf16 on such a CPU.
+        ValueError: `bf16: true` on a CPU without the C++ library's bf16 products.
     """
     precision = config.precision
     on_cpu = precision.device == "cpu"
@@ -138,7 +138,7 @@ def weight_dtype(config: RunConfig) -> str:
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
-    """Enable recomputation and inject the adapter; only methods that start from the weights read them."""
+    """Enable recomputation and inject the adapter."""
     plan = RecomputePlan.from_config(config.train)
     if plan is not None:
         model.enable_recompute(plan)

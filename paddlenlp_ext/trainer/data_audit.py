@@ -1,4 +1,4 @@
-"""Audit of the data of a run (`audit`, `--audit_only`), and the limit of lost targets (`max_lost_targets`)."""
+"""Audit of a run's data (`audit`, `--audit_only`), and the limit of lost target tokens (`max_lost_targets`)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from paddlenlp_ext.utils.logging import get_logger
 
 PAGE, RESULTS = "data_audit.html", "data_audit.json"
 STREAM_ROWS = 100_000
-"""Rows of a stream that are audited."""
+"""Maximum number of audited rows of a stream."""
 _COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_tokens", "num_target_tokens")
 
 
 def check_training_rows(config: RunConfig, data: RunData) -> None:
-    """Check that not too many training targets are lost; a stream checks its own rows while it is read.
+    """Check that truncation loses few target tokens; a stream checks its rows while it reads them.
 
     Raises:
-        ValueError: more than `max_lost_targets` is lost.
+        ValueError: the fraction of lost target tokens exceeds `max_lost_targets`.
     """
     if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
         check_losses(data.train_rows.stats, config.data.max_lost_targets)
@@ -46,7 +46,7 @@ def audit_run(config: RunConfig, data: RunData) -> AuditReport:
 
     Args:
         config: the run's configuration.
-        data: its tokenizer and template; if it has rows, their numbers are compared with those of the audit.
+        data: data of the run; if it has rows, their statistics are compared with the audit's.
 
     Raises:
         ValueError: a dataset does not exist, or a file is damaged.
@@ -79,7 +79,7 @@ def _open_splits(config: RunConfig, data: RunData) -> list[AuditedSplit]:
 
 
 def _open_split(config: RunConfig, section: DataConfig, split: str, name: str, data: RunData) -> AuditedSplit:
-    """Open a split, as for training: rows with answers, or with preferences between them."""
+    """Open a split as for training: conversations, or preference data."""
     if config.preference is None and config.reward is None:
         assert section.dataset_name_or_path is not None, "validation requires a dataset"
         is_stream = section.lazy and split == TRAIN

@@ -1,7 +1,7 @@
 """Evaluation on the eval split: loss, and metrics of generated answers.
 
-Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on order or
-batching. ROUGE, BLEU and exact match compare a generated answer to every prompt with its reference; so do precision,
+Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on the order or the
+batch size. ROUGE, BLEU and exact match compare the generated answer to each prompt with its reference. So do precision,
 recall and F1 if answers are class labels (`eval_labels`).
 """
 
@@ -23,7 +23,7 @@ from paddlenlp_ext.data.collate import Collate
 from paddlenlp_ext.data.packing import Pack, PackingPlan
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.metrics.classification_metrics import label_report
-from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, own_metrics
+from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, custom_metrics
 from paddlenlp_ext.trainer.metrics.rouge_bleu import text_metrics
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
@@ -33,7 +33,7 @@ from paddlenlp_ext.utils.files import write_text
 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Switch off dropout, noise and gradients inside the block, and restore the previous mode after it."""
+    """Disable dropout, noise and gradients inside the block, then restore the previous mode."""
     was_training = model.training
     model.eval()
     try:
@@ -82,7 +82,7 @@ def evaluate_loss(
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
     Raises:
-        ValueError: the rows have no unit of the loss.
+        ValueError: all labels of the rows are masked.
     """
     batches = PackingPlan(rows.lengths, batch_size=batch_size, shuffle=False).epoch(0)
     if max_batches > 0:
@@ -107,9 +107,9 @@ def evaluate_loss(
 
 
 def _local_batches(batches: Sequence[list[Pack]], process_group: ProcessGroup) -> Iterator[tuple[list[Pack], bool]]:
-    """Yield the batches of this replica, each with True.
+    """Yield the batches of this replica, and True if the batch counts.
 
-    With ZeRO-3 all ranks issue the same collectives: a replica with fewer batches ends with a dummy batch and False.
+    With ZeRO-3, all ranks must issue the same collectives: a replica with fewer batches also yields a dummy batch.
     """
     local = batches[process_group.index :: process_group.size]
     yield from ((batch, True) for batch in local)
@@ -118,7 +118,7 @@ def _local_batches(batches: Sequence[list[Pack]], process_group: ProcessGroup) -
 
 
 class _LossSums:
-    """Sums over the batches of an evaluation, from which its metrics are computed."""
+    """Sums of loss, metrics and counts over the batches of an evaluation."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -142,10 +142,10 @@ class _LossSums:
         self._counts = np.array(process_group.sum_numbers(self._counts.tolist()), np.int64)
 
     def metrics(self, seconds: float) -> dict[str, float]:
-        """Return the result of `evaluate_loss` for an evaluation that took this many seconds.
+        """Return the result of `evaluate_loss`, with rates for an evaluation of this duration.
 
         Raises:
-            ValueError: there is no unit of the loss.
+            ValueError: all labels were masked.
         """
         num_units, num_target_tokens, num_tokens, num_rows = self._counts.tolist()
         if num_units == 0:
@@ -173,18 +173,18 @@ def evaluate_generation(
     labels_file: Path | None = None,
     compute_metrics: ComputeMetrics | None = None,
 ) -> dict[str, float]:
-    """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, the metrics of labels as well.
+    """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, precision, recall and F1 too.
 
     The replicas divide the prompts among themselves, and all return the same result.
 
     Args:
         model: model to evaluate; an answer ends at its `eos_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
-        tokenizer: decodes the answers.
+        tokenizer: tokenizer that decodes the answers.
         config: the run's configuration; `config.generation` holds the sampling options (`top_k` 1: greedy).
-        output_file: file for JSON lines with the keys src, tgt and output; None: not written.
+        output_file: JSON Lines file of the answers, with the keys src, tgt and output; None: not written.
         process_group: processes of the run; None: a single process.
-        labels_file: JSON file for the score of each label; None: not written.
+        labels_file: JSON file of each label's score; None: not written.
         compute_metrics: function that computes further metrics, called on the main process (metrics/custom_metrics.py).
 
     Raises:
@@ -194,7 +194,7 @@ def evaluate_generation(
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
-    # A contiguous slice, numbered among all prompts: the random numbers of a prompt depend on its number.
+    # Rows are numbered over all replicas, because the random numbers of a prompt depend on its row number.
     rank, size = process_group.index, process_group.size
     local = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
     started = time.perf_counter()
@@ -225,7 +225,7 @@ def evaluate_generation(
         if labels_file is not None:
             write_text(labels_file, json.dumps(report.scores(), indent=2, ensure_ascii=False) + "\n")
     if compute_metrics is not None:
-        own = own_metrics(compute_metrics, answered) if process_group.is_main else None
+        own = custom_metrics(compute_metrics, answered) if process_group.is_main else None
         metrics |= process_group.from_main(own)
     seconds = time.perf_counter() - started
     return {**{f"eval_{name}": value for name, value in metrics.items()}, "eval_generation_runtime": seconds}

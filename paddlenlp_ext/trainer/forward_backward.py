@@ -1,4 +1,4 @@
-"""Forward and backward passes of the micro-batches of a step, in sequence or through a pipeline.
+"""Forward and backward passes of a step's micro-batches, one after the other or through a pipeline.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, V vocabulary.
 """
@@ -21,12 +21,12 @@ from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 
 @dataclass(frozen=True)
 class ScaledBatch:
-    """Micro-batch of a training step, with the factor of its loss.
+    """Micro-batch of a training step with its loss scale.
 
     Attributes:
         batch: arrays of the micro-batch.
         scale: factor of the loss sum before the backward pass; a micro-batch of scale 0 does not count.
-        context: returns the context of the forward pass: random seed, number format, noise.
+        context: returns the context of the forward pass: random seed, compute dtype, noise.
     """
 
     batch: PackedBatch
@@ -35,7 +35,7 @@ class ScaledBatch:
 
 
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
-"""Function from the model, hidden states [B, S, D] and their batch to the loss and sums of metrics; see `Objective`."""
+"""`Objective.measure`: function of model, hidden states [B, S, D] and batch that returns loss and metric sums."""
 
 
 def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, int]:
@@ -69,21 +69,21 @@ class ForwardBackward(Protocol):
             after_micro_batch: called after the forward and backward pass of a micro-batch.
 
         Returns:
-            The sums of the unscaled losses and of the metrics that this process computed; both are 0 on a pipeline
-            stage without lm_head.
+            The sums of the unscaled losses and of the metrics on this process; both are 0 on a pipeline stage without
+            lm_head.
         """
         ...
 
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) of each batch, without gradients.
+        """Return function(model, hidden states, batch) for each batch, without gradients.
 
-        The results are None on a pipeline stage without lm_head, which continues with other work in the meantime.
+        The results are None on a pipeline stage without lm_head.
         """
         ...
 
 
 class SequentialSchedule:
-    """Micro-batches in sequence, on a process that has all layers."""
+    """Schedule that runs micro-batches one after the other, on a process that has all layers."""
 
     def __init__(self, model: TrainableModel) -> None:
         self.model = model
@@ -105,12 +105,12 @@ class SequentialSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) of each batch, without gradients."""
+        """Return function(model, hidden states, batch) for each batch, without gradients."""
         return [function(self.model, hidden_states(self.model, batch), batch) for batch in batches]
 
 
 class PipelineSchedule:
-    """Micro-batches interleaved over the stages of a pipeline (parallel/pipeline/runtime.py).
+    """Schedule that interleaves micro-batches over pipeline stages (parallel/pipeline/runtime.py).
 
     Args:
         model: model whose decoder runs this stage.
@@ -144,7 +144,7 @@ class PipelineSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) of each batch on the last stage, and None on the others."""
+        """Return function(model, hidden states, batch) for each batch on the last stage, and None on other stages."""
         results: list[Any] = [None] * len(batches)
 
         def forward(number: int, is_last_chunk: bool) -> None:
@@ -160,5 +160,5 @@ class PipelineSchedule:
 
 
 def build_forward_backward(model: TrainableModel, pipeline: Pipeline | None) -> ForwardBackward:
-    """Build the schedule of a process: sequential, or through a pipeline."""
+    """Return the schedule of a process: sequential without a pipeline, else `PipelineSchedule`."""
     return SequentialSchedule(model) if pipeline is None else PipelineSchedule(model, pipeline)

@@ -3,8 +3,8 @@
     warm-up                      decay                          floor
     0 -> learning_rate, linear   by lr_scheduler_type (below)   min_learning_rate, from decay_steps on
 
-Step 0 is the first optimizer step. The rate rises linearly from 0 during the warm-up, so the first step of a warm-up
-has rate 0, as in PaddleNLP and Transformers.
+Step 0 is the first optimizer step. The learning rate rises linearly from 0 during warm-up, so it is 0 in the first
+warm-up step, as in PaddleNLP and Transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from paddlenlp_ext.config.sections.optim import OptimConfig
 
 Schedule = Callable[[int], float]
-"""Function from the number of optimizer steps already made to the learning rate of the next step."""
+"""Function from the number of completed optimizer steps to the learning rate of the next step."""
 
 _SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda progress: 1.0 - progress,
@@ -26,14 +26,14 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
-    """Return `warmup_steps`, or else `warmup_ratio` of all steps, rounded up beyond floating-point error."""
+    """Return `warmup_steps`, or if it is 0, `warmup_ratio` times `total_steps`, rounded up."""
     if options.warmup_steps > 0:
         return options.warmup_steps
     return math.ceil(options.warmup_ratio * total_steps - 1e-9)
 
 
 def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
-    """Build the schedule that `lr_scheduler_type` names, over `total_steps` optimizer steps."""
+    """Return the schedule of `lr_scheduler_type` over `total_steps` optimizer steps."""
     shape = _SHAPES[options.lr_scheduler_type]
     peak, floor = options.learning_rate, options.min_learning_rate
     assert floor <= peak, "checked by config.validation"

@@ -2,9 +2,9 @@
 
     embedding + uniform(-1, 1) * alpha / sqrt(L * D)
 
-L is the length of the token's document and D the hidden size. In a packed batch each document has its own L, so packing
-does not change the size of the noise. A document that continues another counts both; the latter counts its longest
-continuation.
+L is the length of the token's document, and D is the hidden size. Each document of a packed batch has its own L, so
+packing does not change the scale of the noise. A document that continues another one counts both lengths, and a
+document that is continued counts its longest continuation.
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -25,7 +25,7 @@ _EMBEDDING = "embed_tokens"
 
 
 def token_embedding(model: nn.Layer) -> nn.Layer:
-    """Return the layer that embeds token ids, or the adapter layer that wraps it."""
+    """Return the token embedding of a model, or the adapter layer that wraps it."""
     found = [layer for name, layer in model.named_sublayers() if name.split(".")[-1] == _EMBEDDING]
     assert len(found) == 1, f"expected one layer named {_EMBEDDING}, found {len(found)}"
     return found[0]
@@ -39,7 +39,7 @@ def noise_scale(layout: AttentionLayout, hidden_size: int, alpha: float) -> np.n
 
 
 class EmbeddingNoise:
-    """Hook that adds noise to the output of a model's token embedding, in training mode and inside `documents(...)`."""
+    """Forward hook that adds noise to token embeddings, in training mode and inside `documents(...)`."""
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha
@@ -50,7 +50,7 @@ class EmbeddingNoise:
     def documents(
         self, document_lengths: Sequence[Sequence[int]], document_parents: DocumentParents | None = None
     ) -> Iterator[None]:
-        """Add noise to the forward passes inside the block, for a batch of these documents."""
+        """Add noise in the forward passes inside the block, scaled for a batch of these documents."""
         self._layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
         try:
             yield

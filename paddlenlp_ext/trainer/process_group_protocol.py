@@ -1,7 +1,7 @@
-"""Collective operations that the trainer uses, with no-op implementations for a single process.
+"""Protocol of the collective operations that the trainer uses, and its implementation for a single process.
 
-`parallel/process_group.py` implements them for several processes. A replica is a group of processes that together hold
-one model: its tensor-parallel ranks and pipeline stages.
+`parallel/process_group.py` implements the protocol for several processes. A replica is a group of processes that
+together hold one model: its tensor-parallel ranks and pipeline stages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ class ProcessGroup(Protocol):
         index: rank of this process's replica; processes of one replica have the same index and micro-batches.
         size: number of replicas.
         is_main: whether this process writes files and logs.
-        forward_is_collective: whether a forward pass is a collective operation of all replicas (ZeRO-3 gathers
-            parameters in it, expert parallelism exchanges rows). All replicas then have to run equally many forward
-            passes.
+        forward_is_collective: whether a forward pass is a collective operation of all replicas, because ZeRO-3 gathers
+            parameters or expert parallelism exchanges tokens. All replicas must then run equally many forward passes.
     """
 
     index: int
@@ -46,7 +45,7 @@ class ProcessGroup(Protocol):
         ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the values of all replicas in order."""
+        """Return the values of all replicas, in the order of their ranks."""
         ...
 
     def union(self, names: set[str]) -> set[str]:
@@ -58,7 +57,7 @@ class ProcessGroup(Protocol):
         ...
 
     def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-        """Return the full tensor from the shards of all ranks that divide it; collective, not differentiable."""
+        """Return the full tensor, gathered from the shards of all ranks; collective, not differentiable."""
         ...
 
     def barrier(self) -> None:
@@ -70,7 +69,7 @@ class ProcessGroup(Protocol):
         ...
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum gradients in place within the replica, for parameters whose gradient each process has only in part."""
+        """Sum partial gradients in place within the replica."""
         ...
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
@@ -89,13 +88,13 @@ class ProcessGroup(Protocol):
         ...
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which this process holds all values of its replica's parameters; collective."""
+        """Return a context in which this process holds all parameters of its replica; collective."""
         ...
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with every tensor unsharded, as Paddle tensors or LazyTensors.
+        """Gather all tensors on the main process, and call `write` there with Paddle tensors or LazyTensors.
 
-        All processes call this with their own tensors, and return once the main process has written them.
+        All processes call this with their own tensors, and return after the main process has written them.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Scores of answers under a reward model."""
+"""Score answers with a reward model."""
 
 from __future__ import annotations
 
@@ -27,18 +27,25 @@ def score(
     max_length: int = 4096,
     batch_size: int = 8,
 ) -> list[list[float]]:
-    """Return the rewards of the answers of each row: of a pair two, that of the chosen answer first, else one.
+    """Return the rewards of each row's answers: two for a pair, chosen answer first, else one.
 
     Args:
         model: a reward model from `AutoModelForSequenceClassification` or `AutoPeftModelForSequenceClassification`.
-        tokenizer: its tokenizer.
-        rows: rows of preference data or of fine-tuning (docs/data.md), as in a file.
-        chat_template: template that writes the conversations, as in training; None: the tokenizer's own.
+        tokenizer: the model's tokenizer.
+        rows: rows of preference data or fine-tuning data (docs/data.md), as in a file.
+        chat_template: template that renders the conversations, as in training; None: the tokenizer's template.
         max_length: maximum tokens of a prompt with all its answers.
         batch_size: rows that are scored together.
 
     Raises:
         ValueError: the model has no score head, or rows are invalid or too long.
+
+    Examples:
+        >>> from paddlenlp_ext import AutoModelForSequenceClassification, AutoTokenizer, score
+        >>> model = AutoModelForSequenceClassification.from_pretrained("reward_model")  # doctest: +SKIP
+        >>> tokenizer = AutoTokenizer.from_pretrained("reward_model")  # doctest: +SKIP
+        >>> score(model, tokenizer, [{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}])  # doctest: +SKIP
+        [[1.25, -0.5]]
     """
     located = (SourceRow(Location("rows", number, 1), dict(row)) for number, row in enumerate(rows, start=1))
     template = load_template(chat_template, tokenizer)
@@ -48,7 +55,7 @@ def score(
 def score_rows(
     model: Any, template: ChatTemplate, rows: Iterable[SourceRow | InvalidRow], *, max_length: int, batch_size: int
 ) -> list[list[float]]:
-    """Return the rewards of rows as they were read; see `score`."""
+    """Return the rewards of rows that were read from a file; see `score`."""
     if model.config.num_labels is None:
         raise ValueError(
             f"{model.config.name_or_path} is a language model, without a score head; load a reward model with "

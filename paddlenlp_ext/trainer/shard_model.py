@@ -40,7 +40,7 @@ def check_mesh(model: CausalLM, mesh: Mesh, quantization: QuantizationConfig | N
 
 
 def build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TrainingRows | None) -> Pipeline | None:
-    """Assign the layers to the stages of the pipeline, and set the decoder's stage.
+    """Assign the layers to pipeline stages, and set the decoder's stage.
 
     Raises:
         ValueError: the model has fewer layers than the pipeline has chunks.
@@ -57,14 +57,14 @@ def build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Trainin
 
 
 def place_stage(model: CausalLM | PeftModel, pipeline: Pipeline | None, sequence: SequenceShards | None = None) -> None:
-    """Drop the values of other stages; repeat when parameters are added or replaced."""
+    """Drop the parameter values of other stages; call this again after parameters are added or replaced."""
     if pipeline is not None:
         pipeline.sequence = sequence
         assign_stages(model, pipeline.plan, pipeline.axis.index)
 
 
 def can_read_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
-    """Return whether ranks can read only their slices: floating-point weights, and no adapter computed from them."""
+    """Return whether each rank can read only its slices: no quantized weights, no adapter computed from weights."""
     if mesh.pipeline.size > 1 or not config.model.continue_training:
         return False
     if mesh.tensor.size * mesh.sharding.size * mesh.experts.size == 1:

@@ -1,12 +1,13 @@
 """One optimizer step: forward and backward of a global batch, gradient reduction, clipping, update.
 
-The loss of a step is the sum over the units (target tokens, say) of the global batch (all micro-batches of all ranks)
-divided by their number. The loss sum of each micro-batch is divided by this number before its backward pass, so
-gradients are summed, never averaged, and the update does not depend on how the global batch is split. With float16 the
-loss is also multiplied by a scale, and the summed gradients are divided by it before clipping (loss_scale.py).
+The loss of a step is a mean over the units (such as target tokens) of the global batch, which consists of all
+micro-batches of all ranks. The loss sum of each micro-batch is divided by the global number of units before its
+backward pass. Gradients are then summed, never averaged, and the update does not depend on the split of the global
+batch. With float16 the loss is also multiplied by a scale, and the summed gradients are divided by it before clipping
+(loss_scale.py).
 
-Random numbers are a function of the position in the run, so a resumed run draws the same ones without saving any
-generator state.
+Random numbers are a function of the position in the run: a resumed run draws the same numbers, and no generator state
+is saved.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ from paddlenlp_ext.utils.seeds import seed_of
 EXPERT_IMBALANCE = "expert_imbalance"
 """Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""
 _BAD_GRADIENTS, _BAD_LOSS = 1.0, 2.0
-"""What is not finite in a step; the largest number of all processes counts."""
+"""Codes of what is not finite in a step; the largest code of all processes counts."""
 
 
 class NonFiniteError(ValueError):
-    """Loss or gradient norm is NaN or infinite on any process; parameters and optimizer state are unchanged.
+    """Error if the loss or gradient norm is not finite on any process; parameters and optimizer state are unchanged.
 
     Args:
-        loss, grad_norm: the numbers of this process.
-        message: description of the step; None: the two numbers.
+        loss, grad_norm: the values on this process.
+        message: description of the step; None: the two values.
         is_overflow: whether the loss is finite on all processes, so that a lower loss scale may help.
     """
 
@@ -106,20 +107,20 @@ class OptimizerStep:
         model.plan_steps(options.total_steps)
 
     def run(self, step_batch: StepBatch, step: int, learning_rate: float, loss_scale: float = 1.0) -> StepReport:
-        """Make one optimizer step.
+        """Run one optimizer step.
 
         Args:
             step_batch: the global batch.
-            step: number of steps made before this one.
+            step: number of steps before this one.
             learning_rate: learning rate of this step.
             loss_scale: factor of the loss in the backward pass.
 
         Raises:
             NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
-            ValueError: the global batch has no unit of the loss.
+            ValueError: all labels of the global batch are masked.
         """
         started = time.perf_counter()
-        # All local micro-batches are collated first: their losses are divided by the global number of units.
+        # All local micro-batches are collated first, because losses are divided by the global number of units.
         micro_batches = self._collate_local(step_batch)
         num_units, num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
         if num_units == 0:
@@ -132,7 +133,7 @@ class OptimizerStep:
         # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
         # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
-        # Only the last pipeline stage computes the loss, each stage a part of the auxiliary loss: sum over the stages.
+        # Only the last pipeline stage computes the loss, and each stage a part of the auxiliary loss: sum both.
         replica_loss, auxiliary, *sums = self.process_group.sum_stages(
             [local_loss, self._backward_auxiliary(loss_scale), *local_sums]
         )
@@ -158,9 +159,9 @@ class OptimizerStep:
         self._end_float32_gradients()
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
-        """Let an adapter method read gradients of the first batches before a new run; the gradients are then dropped.
+        """Let an adapter method initialize itself from gradients of the first batches, then drop the gradients.
 
-        Every rank reads the same batches, so all ranks start from the same adapter as a single-process run.
+        Every rank runs the same batches, so that all ranks start from the same adapter as a single-process run.
         """
         batches = enumerate(
             self.collate_rows(packs, each.epoch) for each in step_batches for packs in each.micro_batches
@@ -173,7 +174,7 @@ class OptimizerStep:
 
         with self.process_group.gathered_parameters():
             self.model.before_training(run_batch)
-        self._expert_counts()  # those of the step begin at 0
+        self._expert_counts()  # reset expert counts before step 1
         _drop_gradients(self.model.parameters())
 
     # -- forward and backward -----------------------------------------------------------------------------------------
@@ -198,11 +199,11 @@ class OptimizerStep:
     ) -> tuple[float, list[float]]:
         """Accumulate the gradients of the local micro-batches, whose losses are multiplied by `scale`.
 
-        Returns the sums of loss and metrics on this process, unscaled.
+        Return the unscaled sums of loss and metrics on this process.
 
-        With ZeRO-3 every forward and backward pass gathers parameters, and with expert parallelism it exchanges rows of
-        tokens, so all ranks must run equally many. A rank with fewer micro-batches runs a dummy micro-batch of scale 0:
-        the collectives match, and its gradients do not count.
+        With ZeRO-3, every forward and backward pass gathers parameters; with expert parallelism, it exchanges tokens.
+        All ranks must therefore run equally many passes. A rank with fewer micro-batches runs a dummy micro-batch of
+        scale 0, so that the collectives match and its gradients do not count.
         """
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
         num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
@@ -227,9 +228,9 @@ class OptimizerStep:
     def _measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the objective's loss and sums, with the routers' auxiliary loss for each unit of the loss.
+        """Return the objective's loss and sums, with the routers' auxiliary loss added for each unit.
 
-        The auxiliary loss of a step is therefore the mean over its micro-batches, weighted by their units.
+        The auxiliary loss of a step is therefore a mean over micro-batches, weighted by their number of units.
         """
         loss, sums = self.objective.measure(model, hidden_BSD, batch)
         balance = model.load_balance
@@ -243,7 +244,7 @@ class OptimizerStep:
         return [] if balance is None else balance.pop_counts().ravel().tolist()
 
     def _metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return the metrics of a step from the sums over its global batch: those of the objective, and of experts."""
+        """Return the metrics of the objective and of the experts, from the sums over the global batch."""
         metrics, balance = self.objective.step_metrics(sums[: self.objective.num_sums]), self.model.load_balance
         if balance is None:
             return metrics
@@ -256,7 +257,7 @@ class OptimizerStep:
 
     @contextmanager
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int, is_counted: bool) -> Iterator[None]:
-        """Run the block, a forward pass, with the micro-batch's random seed, number format and noise."""
+        """Run the block, a forward pass, with the micro-batch's random seed, compute dtype and noise."""
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
         balance = self.model.load_balance
         ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask, is_counted)
@@ -268,9 +269,9 @@ class OptimizerStep:
         return nullcontext() if noise is None else noise.documents(batch.document_lengths, batch.document_parents)
 
     def _backward_auxiliary(self, loss_scale: float) -> float:
-        """Add the gradients of the adapter's auxiliary loss; return the part of the loss on this stage.
+        """Add the gradients of the adapter's auxiliary loss; return this stage's share of the loss.
 
-        Each replica scales the loss by 1 / replicas, so that the sum over replicas counts it once per step.
+        Each replica divides the loss by the number of replicas, so that the sum over replicas counts it once.
         """
         loss = self.model.auxiliary_loss()
         if loss is None:
@@ -292,7 +293,7 @@ class OptimizerStep:
         """
         grad_norm = self.process_group.norm(self.parameters)
         found = _BAD_LOSS if not math.isfinite(loss) else _BAD_GRADIENTS if not math.isfinite(grad_norm) else 0.0
-        # Tensor-parallel ranks compute the same number each by itself: one of them may find another value.
+        # Each tensor-parallel rank computes the norm by itself, and one rank may find another value.
         worst = self.process_group.max_over_processes(found)
         if worst:
             self._clear_gradients()
@@ -314,7 +315,7 @@ class OptimizerStep:
 
 
 def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
-    """Drop gradients instead of zeroing them: a zero gradient would still move a parameter, unlike in a resumed run."""
+    """Drop gradients instead of zeroing them: AdamW updates a parameter whose gradient is zero."""
     for parameter in parameters:
         parameter.clear_gradient(False)  # by position: Paddle ignores the keyword
 
@@ -346,7 +347,7 @@ def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: i
     """Seed Paddle's generators, now and in each layer of the model, from the position of a micro-batch.
 
     Dropout and noise then depend only on the position, not on the layers that this process runs. `micro_batch` is an
-    index in the global batch, so the numbers equal those of a single-process run.
+    index in the global batch, so the draws equal the draws of a single-process run.
     """
     dropout_seed = micro_batch_seed(seed, step, micro_batch)
     paddle.seed(dropout_seed)

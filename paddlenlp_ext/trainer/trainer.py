@@ -61,12 +61,12 @@ class Trainer:
         train_rows: tokenized rows of the train split; None if only `evaluate` is called.
         eval_rows: tokenized rows of the eval split (dev.json), or of several dev sets by name, whose metrics are then
             `eval_<name>_loss` and so on; None without evaluation.
-        tokenizer: decodes generated text, and is saved next to the weights.
+        tokenizer: tokenizer that decodes generated text and is saved with the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
             the function that the configuration names.
         callbacks: callbacks, as for `add_callback`; metrics file, progress bar, loss plot and `report_to` are added.
         process_group: processes of the run; None: a single process.
-        forward_backward: schedule of micro-batches; None: sequential.
+        forward_backward: schedule of micro-batches; None: one after the other.
         objective: loss and metrics of the run; None: the objective that the configuration selects (DPO if it has the
             section `preference`, a reward model if it has `reward`, else supervised fine-tuning).
 
@@ -149,7 +149,7 @@ class Trainer:
             The contents of train_results.json.
 
         Raises:
-            NonFiniteError: loss or gradient norm is NaN or infinite; the last checkpoint is from an earlier step.
+            NonFiniteError: the loss or gradient norm is not finite; the last checkpoint is from an earlier step.
             TrainingStopped: a signal or `max_train_time` requested a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration is invalid.
         """
@@ -316,9 +316,9 @@ class Trainer:
         return self.process_group.from_main(self.control.take()) if self._has_requests else self.control
 
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> bool:
-        """Log, evaluate and save if due; return whether this took time.
+        """Log, evaluate and save if due; return whether the run evaluated or saved.
 
-        After a stop signal, the evaluation is left to the resumed run.
+        After a stop signal, the resumed run makes the evaluation.
         """
         train, state = self.config.train, self.state
         requests = self._requests()

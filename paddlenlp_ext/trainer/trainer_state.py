@@ -10,7 +10,12 @@ from paddlenlp_ext.data.sampler import StepBatch
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale
 
 _Part = TypeVar("_Part", "Interval", LossScale)
-_STORED_KEYS = {"num_target_tokens": "num_learned", "batch_index": "window_index"}
+_STORED_KEYS = {
+    "num_target_tokens": "num_learned",
+    "batch_index": "window_index",
+    "unstable_since": "trouble_since",
+    "last_unstable": "last_trouble",
+}
 """Attributes whose keys in trainer_state.json have other names."""
 
 
@@ -26,7 +31,7 @@ class StepReport:
         num_target_tokens: tokens of the global batch that the loss counts.
         num_rows: dataset rows of the global batch.
         seconds: wall-clock time from collation to the update of the parameters.
-        metrics: metrics of the objective beside its loss.
+        metrics: further metrics of the objective.
     """
 
     loss: float
@@ -43,7 +48,7 @@ class StepReport:
 class Interval:
     """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step.
 
-    `metrics` has the sum and the number of the values of each metric: not every step has all of them.
+    `metrics` has the sum and the count of the values of each metric, because a step may lack some metrics.
     """
 
     num_steps: int = 0
@@ -79,18 +84,18 @@ class TrainerState:
         data_cursor: data position in a stream: `next_cursor` of the last global batch; None for a stored dataset.
         num_tokens, num_target_tokens, num_rows: sums over all steps.
         train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
-        train_seconds: time spent in steps, over all runs that led to this state.
+        train_seconds: seconds spent in steps, including the runs that this one resumed.
         best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
         num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
         evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
         skipped_steps: steps whose data were or will be skipped, ascending; they count as steps.
-        overflow_steps: steps that were not made because float16 gradients overflowed, ascending; they count as steps.
+        overflow_steps: steps skipped because float16 gradients overflowed, ascending; they count as steps.
         loss_scale: dynamic loss scale; None unless the run computes in float16.
-        num_nan_steps: number of steps in a row whose loss or gradients were not finite.
-        recent_losses: losses of the last healthy steps, for their running mean (`loss_spike_window`).
-        trouble_since, last_trouble: first and last step with NaN or a loss spike (nan_and_loss_spikes.py); 0: none.
-        healthy_step: step of the last checkpoint from before the trouble; 0 if there is none.
-        data_order: facts that determine the order of the data; a resumed run must match them (data/sampler.py).
+        num_nan_steps: number of consecutive steps whose loss or gradients were not finite.
+        recent_losses: losses of the last steps without a spike, for the running mean (`loss_spike_window`).
+        unstable_since, last_unstable: first and last step of an instability (nan_and_loss_spikes.py); 0: none.
+        healthy_step: step of the last checkpoint before the instability; 0: none.
+        data_order: settings that determine the order of the data, equal in a resumed run (data/sampler.py).
         interval: sums for the next log entry.
         log_history: all log entries in order.
     """
@@ -116,8 +121,8 @@ class TrainerState:
     loss_scale: LossScale | None = None
     num_nan_steps: int = 0
     recent_losses: list[float] = field(default_factory=list)
-    trouble_since: int = 0
-    last_trouble: int = 0
+    unstable_since: int = 0
+    last_unstable: int = 0
     healthy_step: int = 0
     data_order: dict[str, Any] = field(default_factory=dict)
     interval: Interval = field(default_factory=Interval)
@@ -134,7 +139,7 @@ class TrainerState:
         self.interval.add(report)
 
     def skip(self) -> None:
-        """Count a step that was not made; `move_to` sets the data position."""
+        """Count a skipped step; `move_to` sets the data position."""
         self.step += 1
         if self.step not in self.skipped_steps and self.step not in self.overflow_steps:
             self.skipped_steps.append(self.step)
@@ -156,12 +161,12 @@ class TrainerState:
 
     @property
     def schedule_step(self) -> int:
-        """Return the position in the learning rate schedule: overflows do not advance it."""
+        """Return the position in the learning rate schedule, which overflows do not advance."""
         return self.step - len(self.overflow_steps)
 
     def note_checkpoint(self) -> None:
-        """Note that a checkpoint of this step is about to be written."""
-        if not self.trouble_since or self.step < self.trouble_since:
+        """Record that a checkpoint of this step is about to be written, as stable unless the run is unstable."""
+        if not self.unstable_since or self.step < self.unstable_since:
             self.healthy_step = self.step
 
     def move_to(self, step_batch: StepBatch) -> None:
@@ -234,11 +239,11 @@ _OPTIONAL_TYPES = {
     "best_step": int,
     "interval": dict,
 }
-"""Types of the attributes whose default is None or has another form in the file."""
+"""Types of the attributes whose default is None, or which have another form in the file."""
 
 
 def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
-    """Return a part of the state with the stored values, and those of `default` for the others."""
+    """Return a copy of `default`, a part of the state, with the stored values."""
     if values.keys() - {item.name for item in dataclasses.fields(default)}:
         raise ValueError(f"damaged: {key} is {values!r}")
     _check_types(default, values)
@@ -246,7 +251,7 @@ def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
 
 
 def _check_types(default: Any, values: dict[str, Any]) -> None:
-    """Check the values of attributes against those of a default object; an int is accepted for a float.
+    """Check the types of attributes against a default object; an int is accepted for a float.
 
     Raises:
         ValueError: a value has another type.

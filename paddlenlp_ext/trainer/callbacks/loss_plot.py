@@ -15,7 +15,7 @@ _EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
 
 
 def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Return the exponential moving average, bias-corrected at the start as Adam's moments are."""
+    """Return the exponential moving average of `values`, with Adam's bias correction."""
     average, result = 0.0, []
     for count, value in enumerate(values, start=1):
         average = weight * average + (1.0 - weight) * value
@@ -24,7 +24,7 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the losses of a log history; an empty history writes no file."""
+    """Plot the training and evaluation losses of a log history; an empty history writes no file."""
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
     evaluations: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
@@ -67,7 +67,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 class LossPlot(Callback):
-    """Callback that plots loss.png at the end of training, including its end by an error or a signal."""
+    """Callback that plots loss.png at the end of training, also after an error or a signal."""
 
     def __init__(self, output_dir: Path) -> None:
         self.path = output_dir / "loss.png"

@@ -19,9 +19,9 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 
 
 class MetricsFile(Callback):
-    """Callback that appends log entries to metrics.jsonl and updates trainer_state.json in the output_dir.
+    """Callback that appends log entries to metrics.jsonl and updates trainer_state.json in output_dir.
 
-    At the start of a run, metrics.jsonl is rewritten from the history, so a resumed run has no duplicate lines.
+    At the start of a run, metrics.jsonl is rewritten from the log history, so a resumed run has no duplicate lines.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -50,7 +50,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float]:
-    """Return the contents of train_results.json: means over all steps, including those before a resume."""
+    """Return the contents of train_results.json: means over all steps, including the steps before a resume."""
     seconds = max(state.train_seconds, 1e-9)
     return {
         "epoch": state.epoch,
@@ -81,7 +81,7 @@ def peak_memory_bytes() -> int:
 
 
 def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:
-    """Write `<split>_results.json` and merge the numbers into all_results.json."""
+    """Write `<split>_results.json`, and merge the results into all_results.json."""
     write_json(output_dir / f"{split}_results.json", results)
     all_results = output_dir / "all_results.json"
     previous = read_json_object(all_results) if all_results.is_file() else {}

@@ -13,17 +13,17 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics of training that a log line has
+_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics that a log line of training shows
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 
 def build_progress(disable_tqdm: bool) -> Callback:
-    """Build a progress bar if standard error is a terminal and `disable_tqdm` is off, else log lines."""
+    """Return a progress bar if standard error is a terminal and `disable_tqdm` is false, else log lines."""
     return LogLines() if disable_tqdm or not sys.stderr.isatty() else ProgressBar()
 
 
 def describe(entry: dict[str, Any], total_steps: int) -> str:
-    """Return one line for a log entry of training or evaluation."""
+    """Return a log entry of training or evaluation as one line of text."""
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
     if "loss" not in entry:
         return f"{head}: evaluation: {describe_metrics(entry)}"
@@ -36,7 +36,7 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
 
 
 def describe_metrics(metrics: dict[str, Any]) -> str:
-    """Return the metrics of an evaluation in one line, without times and counts."""
+    """Return the metrics of an evaluation as one line of text, without times and counts."""
     shown = {
         key.removeprefix("eval_"): value
         for key, value in metrics.items()
@@ -46,7 +46,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
 
 
 def describe_results(results: dict[str, float]) -> str:
-    """Return the results of a training run in one line."""
+    """Return the results of a training run as one line of text."""
     return (
         f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
@@ -56,7 +56,7 @@ def describe_results(results: dict[str, float]) -> str:
 
 
 class LogLines(Callback):
-    """Callback that logs every entry as a line, with the remaining time."""
+    """Callback that logs every entry as one line, with the remaining time."""
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         line = describe(entry, state.total_steps)
@@ -66,7 +66,7 @@ class LogLines(Callback):
 
 
 def seconds_left(state: TrainerState) -> float:
-    """Return the estimated seconds of the remaining steps, at the mean speed so far."""
+    """Return the estimated time of the remaining steps in seconds, from the mean speed so far."""
     return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
 
 
@@ -97,7 +97,7 @@ class ProgressBar(Callback):
         )
         self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, numbers="")
         self._bar.start()
-        # While the bar is shown, sys.stderr prints above it; log handlers have to use the same stream.
+        # While the bar is shown, sys.stderr prints above it, so log handlers must write to sys.stderr.
         root = logging.getLogger("paddlenlp_ext")
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 

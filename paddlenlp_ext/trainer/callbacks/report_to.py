@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer.trainer_state import TrainerState
 
 
 class VisualDLLog(Callback):
-    """Callback that writes every number of a log entry as a VisualDL scalar under `output_dir/runs`.
+    """Callback that writes every metric of a log entry as a VisualDL scalar to `output_dir/runs`.
 
     Raises:
         ValueError: VisualDL is not installed.
@@ -45,7 +45,7 @@ _REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
 
 
 def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
-    """Build the callbacks of a run: metrics file, progress, loss plot, and the reporters that `report_to` names.
+    """Return the default callbacks of a run: metrics file, progress, loss plot, and the reporters of `report_to`.
 
     Args:
         train: `config.train`.

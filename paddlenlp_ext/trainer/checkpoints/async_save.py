@@ -5,8 +5,8 @@
     next steps                                          remove old checkpoints
     next checkpoint, or end of training: wait  <-----
 
-All values are written before training continues, so a checkpoint never mixes steps, and none is held in memory twice.
-Only the work on the files overlaps with training.
+All values are written before training continues, so a checkpoint never mixes steps, and no tensor is copied in memory.
+Only hashing, flushing and renaming overlap with training.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = get_logger(__name__)
 
 
 class CheckpointSaver:
-    """Saver of the checkpoints of a run; at most one is incomplete at a time.
+    """Saver of a run's checkpoints; at most one checkpoint is incomplete at a time.
 
     Args:
         config: the run's configuration.
-        process_group: processes of the run; all call each method.
-        time_limit: learns how long a checkpoint takes.
+        process_group: processes of the run; all processes call each method.
+        time_limit: clock that measures the checkpoints.
         on_save: function called with the folder of each complete checkpoint.
     """
 
@@ -80,7 +80,7 @@ class CheckpointSaver:
         """Wait until the last checkpoint is complete on all processes.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the checkpoint cannot be written.
         """
         if self._incomplete is None:
             return
@@ -90,7 +90,7 @@ class CheckpointSaver:
         self.on_save(folder)
 
     def close(self) -> None:
-        """Wait for the thread of this process at the end of a run, which may have failed elsewhere."""
+        """Wait for the background thread at the end of a run, also if the run failed."""
         self._thread.shutdown()
         if self._incomplete is not None and (error := self._incomplete[0].exception()) is not None:
             logger.error("the checkpoint %s was not saved: %s", self._incomplete[1], error)

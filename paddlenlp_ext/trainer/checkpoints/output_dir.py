@@ -47,14 +47,14 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return the checkpoints that have trainer_state.json by step, ascending."""
+    """Return the folders of all checkpoints with trainer_state.json, by ascending step."""
     return {step: path for step, path in _checkpoint_folders(output_dir).items() if (path / STATE_FILE).is_file()}
 
 
 def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list[Path]:
     """Return the checkpoints to resume from, in order of preference; empty to start a new run.
 
-    A checkpoint that a killed run was replacing gets its name back.
+    A checkpoint that was renamed by a killed run, which was about to replace it, gets its name back.
 
     Args:
         output_dir: the run's folder.
@@ -62,7 +62,7 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
             one, or a checkpoint's folder.
 
     Raises:
-        ValueError: there is no such checkpoint, or `output_dir` has checkpoints newer than the named one.
+        ValueError: the checkpoint does not exist, or `output_dir` has checkpoints newer than the named one.
     """
     if resume is None or resume is False:
         return []
@@ -94,7 +94,7 @@ def locked_output_dir(config: RunConfig) -> Iterator[None]:
     """Hold the lock of `output_dir` in the main process of a run, so that no other run writes to it.
 
     Raises:
-        ValueError: another run holds the lock, or `output_dir` is not set, not writable or the model's own folder.
+        ValueError: another run holds the lock, or `output_dir` is not set, not writable or the folder of the model.
     """
     if not is_main_rank():
         yield
@@ -107,9 +107,9 @@ def check_output_dir(config: RunConfig) -> None:
     """Check that a run may write to its `output_dir`, before weights are read and without changing results.
 
     Raises:
-        ValueError: `output_dir` is not set, is not writable or is the model's own folder; it has a run that is neither
-            resumed nor overwritten, or other weights; or overwriting would remove the model or adapter that the run
-            starts from.
+        ValueError: `output_dir` is not set, is not writable or is the folder of the model; it has weights, or a run that
+            is neither resumed nor overwritten; or overwriting would remove the model or adapter that the run starts
+            from.
     """
     output_dir, train, adapter = _checked_place(config), config.train, config.peft
     candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
@@ -134,13 +134,17 @@ def check_output_dir(config: RunConfig) -> None:
 
 
 def _checked_place(config: RunConfig) -> Path:
-    """Return `output_dir`; raise ValueError if it is not set, not writable or the model's own folder."""
+    """Return `output_dir`.
+
+    Raises:
+        ValueError: `output_dir` is not set, is not writable, or is the folder of the model.
+    """
     if config.train.output_dir is None:
         raise ValueError("output_dir is not set; name a folder for the run")
     output_dir, model_path = Path(config.train.output_dir), config.model.model_name_or_path
     check_writable(output_dir, f"output_dir {output_dir}")
     if model_path is not None and output_dir.resolve() == Path(model_path).expanduser().resolve():
-        raise ValueError(f"output_dir {output_dir} is the model's own folder; choose another path")
+        raise ValueError(f"output_dir {output_dir} is the folder of the model; choose another path")
     return output_dir
 
 
@@ -156,7 +160,7 @@ def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | Non
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
-    """Return whether `checkpoint` belongs to the run in `output_dir`; resuming from another folder starts a new run."""
+    """Return whether `checkpoint` belongs to the run in `output_dir`; another run's checkpoint starts a new run."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
@@ -190,13 +194,13 @@ def clear_run(output_dir: str | Path) -> None:
 
 
 def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
-    """Return all checkpoint folders by step, ascending, complete or not."""
+    """Return all checkpoint folders, complete or not, by ascending step."""
     named = [(_CHECKPOINT.fullmatch(path.name), path) for path in Path(output_dir).glob("checkpoint-*")]
     return dict(sorted((int(match[1]), path) for match, path in named if match and path.is_dir()))
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove the hidden folders of checkpoints whose writing or removal was interrupted; restore a replaced one."""
+    """Remove the hidden folders of interrupted writes and removals; restore a checkpoint that was being replaced."""
     _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
@@ -209,14 +213,14 @@ def _restore_replaced(output_dir: Path) -> None:
 
 
 def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep: Collection[int | None]) -> None:
-    """Remove old checkpoints after one was saved.
+    """Remove old checkpoints after a checkpoint was saved.
 
     Args:
         output_dir: the run's folder.
         limit: number of checkpoints to keep; None or below 1: all.
-        step: step of the saved checkpoint. Checkpoints of later steps are damaged, or the run would have resumed from
-            them: they are neither counted nor removed.
-        keep: steps whose checkpoints are not removed: of the best evaluation, and the last one before trouble.
+        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed: they are damaged,
+            or the run would have resumed from them.
+        keep: steps whose checkpoints are not removed: the best evaluation, and the last stable checkpoint.
     """
     if limit is None or limit < 1:
         return
@@ -227,14 +231,14 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep
 
 
 def remove_later_checkpoints(output_dir: str | Path, step: int, last: int) -> None:
-    """Remove the checkpoints of the steps after `step` to `last`."""
+    """Remove the checkpoints of all steps after `step`, up to `last`."""
     for other, path in list_checkpoints(output_dir).items():
         if step < other <= last:
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, renaming it first: an interrupted removal must not leave a broken checkpoint."""
+    """Rename a folder, then remove it, so that an interrupted removal leaves no broken checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

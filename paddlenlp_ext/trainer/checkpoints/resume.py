@@ -1,4 +1,4 @@
-"""Resume a run: choose a checkpoint without damage, and check that the run continues the one that wrote it."""
+"""Resume a run: choose an undamaged checkpoint, and check that it fits the configuration of the run."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def begin_or_resume(
 
     Args:
         config: the run's configuration.
-        data_order: facts that determine the order of the run's data.
+        data_order: settings that determine the order of the run's data.
         total_steps: optimizer steps of the run.
         best_name: metric that selects the run's best evaluation.
 
     Raises:
-        ValueError: there is no such checkpoint, it is damaged, or the run would not continue it.
+        ValueError: the checkpoint does not exist, is damaged, or does not fit the configuration.
     """
     assert config.train.output_dir is not None, "check_output_dir requires output_dir"
     checkpoint = choose_checkpoint(config.train.output_dir, config.train.resume_from_checkpoint)
@@ -56,7 +56,7 @@ def begin_or_resume(
         _check_best(checkpoint, state, config, best_name)
         if state.total_steps != total_steps:
             logger.warning(
-                "the run was planned for %d steps and now has %d; the learning rate follows the new number",
+                "the run was planned for %d steps and now has %d; the learning rate schedule follows the new number",
                 state.total_steps,
                 total_steps,
             )
@@ -66,7 +66,7 @@ def begin_or_resume(
 
 
 def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
-    """Keep the checkpoint's loss scale if the run computes in float16; `scale_loss` is for runs that have none."""
+    """Continue with the checkpoint's loss scale in float16; `scale_loss` is the scale of a new run."""
     if not config.precision.scales_loss:
         state.loss_scale = None
     elif state.loss_scale is None:
@@ -76,14 +76,14 @@ def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
 
 
 def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
-    """Return the newest checkpoint without damage, or the named one; None to start a new run.
+    """Return the newest undamaged checkpoint, or the named one; None to start a new run.
 
     Args:
         output_dir: the run's folder.
         resume: `resume_from_checkpoint`.
 
     Raises:
-        ValueError: the named checkpoint is damaged, or all are; the message names the files. Or see
+        ValueError: the named checkpoint, or every checkpoint, is damaged; the message names the files. See also
             `resume_candidates`.
     """
     is_named = isinstance(resume, str) and resume != AUTO
@@ -109,7 +109,7 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
 
 
 def checkpoint_damage(folder: Path) -> list[str]:
-    """Return descriptions of the damaged, missing and mixed files of a checkpoint; empty if there are none.
+    """Describe the damaged and missing files of a checkpoint, and files of different steps; empty if there are none.
 
     A checkpoint of an earlier version has no manifest. Only its headers and its step are then checked, with a warning.
     """
@@ -123,13 +123,13 @@ def checkpoint_damage(folder: Path) -> list[str]:
     if values.get(HAS_MANIFEST):
         return [f"{MANIFEST_FILE}: missing"]
     if values.get("step", state.step) != state.step:
-        return [f"training_state.json is of step {values['step']}, trainer_state.json of step {state.step}"]
+        return [f"training_state.json is from step {values['step']}, trainer_state.json from step {state.step}"]
     logger.warning("%s has no %s: an earlier version wrote it, so its files are not verified", folder, MANIFEST_FILE)
     return []
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of a preference loss or reward model are those of the checkpoint.
+    """Check that the options of the preference loss or the reward model equal the options of the checkpoint.
 
     Raises:
         ValueError: an option has another value; the message has both.
@@ -148,7 +148,7 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _report_changes(checkpoint: Path, config: RunConfig) -> None:
-    """Warn of options of the optimizer, the precision and the adapter method whose values have changed."""
+    """Warn of changed options of the optimizer, the precision and the adapter method."""
     options = [o for name in _REPORTED_SECTIONS for o in options_of(type(config.sections[name]), name)]
     if config.peft is not None and config.peft_switch is not None:
         options += method_options(config.peft_switch, type(config.peft))
@@ -161,7 +161,7 @@ def _report_changes(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list[str]:
-    """Describe the options whose values differ from those of the checkpoint; a key that it lacks is new."""
+    """Describe the options whose values differ from the checkpoint's; keys that it lacks are ignored as new."""
     saved = read_json_object(checkpoint / "run_config.json")
     current = json.loads(json.dumps(config.to_flat_dict()))
     return [
@@ -172,7 +172,7 @@ def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list
 
 
 def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_name: str) -> None:
-    """Forget the best evaluation if another metric selected it, or if its checkpoint is needed but lost."""
+    """Forget the best evaluation if another metric selected it, or if its checkpoint is needed but damaged."""
     assert config.train.output_dir is not None
     best = state.best_step
     if best is None:

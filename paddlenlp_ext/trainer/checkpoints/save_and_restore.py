@@ -1,8 +1,8 @@
-"""Checkpoint folders: weights or adapter, tokenizer, optimizer state, progress and configuration of a run.
+"""Save and restore checkpoints: weights or adapter, tokenizer, optimizer state, progress and configuration.
 
 checkpoint-100/
     model.safetensors or adapter_model.safetensors, their config, tokenizer files
-    training_state.*      optimizer state, and the training state of the adapter method and of the objective
+    training_state.*      optimizer state, and the training state of the adapter method and the objective
     trainer_state.json    progress
     run_config.json       flat configuration
     manifest.json         size and SHA-256 sum of every other file
@@ -31,12 +31,12 @@ from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_jso
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-# Prefixes of the names of the model's and of the objective's training state.
+# Name prefixes of the model's and the objective's training state.
 _HOOKS, _OBJECTIVE = "hooks/", "objective/"
-# Prefix of the names of the model's tensors while they are gathered; removed before they are written.
+# Name prefix of the model's tensors while they are gathered, removed before they are written.
 _WEIGHTS = "weights/"
 HAS_MANIFEST = "has_manifest"
-"""Key of training_state.json that tells a lost manifest from a checkpoint of an earlier version."""
+"""Key of training_state.json; checkpoints of earlier versions lack it, and have no manifest."""
 
 
 def write_checkpoint(
@@ -52,8 +52,8 @@ def write_checkpoint(
     """Write everything that a resumed run needs to a hidden folder.
 
     Returns:
-        Function that hashes and flushes the files and gives the folder its name, on the main process; any thread may
-        call it. It is separate because it takes long for large models, and collectives over gloo time out.
+        Function that hashes and flushes the files and renames the folder, on the main process; any thread may call it.
+        It is separate because it takes long for large models, and collectives over gloo would time out.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged. The
@@ -87,7 +87,7 @@ def write_checkpoint(
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:
-    """Write the result of a finished run: the weights or the adapter in final form, and the tokenizer.
+    """Write the result of a finished run: the final weights or adapter, and the tokenizer.
 
     Raises:
         ValueError: another process runs in the folder.
@@ -116,7 +116,7 @@ def read_state(folder: Path) -> TrainerState:
     """Read the progress of the run that wrote a checkpoint.
 
     Raises:
-        ValueError: trainer_state.json is missing, damaged or of another version.
+        ValueError: trainer_state.json is missing or damaged, or another version wrote it.
     """
     stored = read_json_object(folder / STATE_FILE)
     try:
@@ -130,10 +130,10 @@ def restore_checkpoint(
 ) -> None:
     """Restore weights, optimizer state and the training state of the model and the objective bit for bit.
 
-    The parallel layout may differ from that of the checkpoint's run.
+    The parallel layout may differ from the layout of the run that wrote the checkpoint.
 
     Raises:
-        ValueError: the checkpoint's weights, optimizer state or objective are those of another run.
+        ValueError: the checkpoint's weights, optimizer state or objective do not fit this run.
     """
     model.load_weights(str(folder))
     tensors, _ = load_training_state(folder)

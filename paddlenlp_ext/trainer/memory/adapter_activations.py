@@ -1,7 +1,7 @@
 """Table of the activations that each adapter layer saves for its backward pass.
 
-A subclass has the row of its nearest base class. A linear adapter without its own row counts as the method that saves
-the most: a copy of the input and two results of the output's width.
+A subclass without a row uses the row of its nearest base class. A linear adapter without any row counts as the method
+that saves the most: a copy of the input and two tensors of the output's width.
 """
 
 from __future__ import annotations

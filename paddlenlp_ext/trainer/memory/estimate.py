@@ -45,8 +45,8 @@ _FREE_BLOCKS = 1 / 16
 _LARGEST_HEAP_PIECE = 1 << 25
 """Bytes from which the C library maps a piece by itself and returns it to the system when it is freed (mallopt(3))."""
 _FREE_HEAP = 1.0
-"""Freed memory that the C heap retains next to the C++ library's blocks, relative to its peak without weights and
-optimizer: few freed pieces fit a later request."""
+"""Freed memory that the C heap retains in addition to the C++ library's blocks, relative to its peak without weights
+and optimizer: few freed pieces fit a later request."""
 _FREE_PLAIN_HEAP, _FREE_PLAIN_HEAP_OF_ADAPTERS = 0.7, 1.75
 """The same without the C++ library, when all tensors are on the heap. The small results of adapters' ops lie between
 large ones and keep their neighbours from merging. Measured on two shapes (docs/memory.md)."""
@@ -177,7 +177,7 @@ def estimate_memory(
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model, share))
-    # The two gradients of a tied embedding have been added by then.
+    # At the update, the two gradients of a tied embedding have been added.
     update = _gradients(model, stored, share, has_both_of_tied=False)
     update += max(
         _update_use(model, optim, stored, master_weight), _bucket_use(model, stored, share), key=lambda use: use.total

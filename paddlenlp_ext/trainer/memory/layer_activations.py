@@ -1,4 +1,4 @@
-"""Bytes per token that the decoder's layers save for the backward pass, from shapes only.
+"""Estimate the bytes per token that decoder layers save for the backward pass, from shapes only.
 
 Tensors with one element per position (a norm's scale, a softmax's sum) are ignored.
 """
@@ -14,11 +14,11 @@ from paddlenlp_ext.nn.recompute import RecomputePlan
 
 @dataclass(frozen=True)
 class Numerics:
-    """Number formats and fused ops of a backend that determine the size of saved activations.
+    """Dtypes and fused ops of a backend that determine the size of saved activations.
 
     Attributes:
         hidden: bytes per element of the hidden states between layers, which the norms save.
-        attention: bytes per element of queries, keys, values, attention's result, and any other output of a linear.
+        attention: bytes per element of queries, keys, values, attention's output, and other outputs of linear layers.
         product: bytes per element of the inputs of matrix products and of the gate.
         native: whether the C++ library runs the ops. It recomputes the product of gate and up in the backward pass
             (ops/recompute_functions.py), and its frozen linears save nothing.
@@ -63,7 +63,7 @@ GPU_AUTOCAST = Numerics(attention=2.0, product=2.0, on_gpu=True, autocast=True)
 
 @dataclass(frozen=True)
 class SavedInputs:
-    """Bytes that a layer's linears save per element of each of their inputs.
+    """Bytes per element that a decoder layer's linear layers save of their inputs.
 
     Attributes:
         attention: bytes per element of the input of q, k and v.
@@ -73,7 +73,7 @@ class SavedInputs:
         latents: bytes per element of the latents, the input of their linear layers.
         adapters: bytes per token that the layer's adapters save themselves.
         exchanged: bytes per token of the rows that expert-parallel processes receive.
-        norms: number of norms between the hidden states and the layer's parts; 1 if the parts read the same one.
+        norms: number of norms that read the hidden states; 1 if attention and the feed-forward layer share one.
     """
 
     attention: float

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of generated labels, per label and averaged, for rows whose answers are class labels.
 
-The labels are the distinct references. An answer that is none of them counts as a wrong answer: it lowers the recall of
-the reference's label and the precision of no label. A ratio without a denominator is 0.
+The labels are the distinct references. An answer that is not a label counts as wrong: it lowers the recall of the
+reference's label, but no precision. A ratio with a denominator of 0 is 0.
 
     precision = correct answers of the label / answers of the label
     recall    = correct answers of the label / rows of the label
@@ -22,7 +22,7 @@ RATIOS = ("precision", "recall", "f1")
 
 @dataclass(frozen=True)
 class LabelScore:
-    """Ratios of one label or average, each between 0 and 1, and the number of its rows."""
+    """Precision, recall and F1 of a label or an average, each between 0 and 1, and the number of its rows."""
 
     precision: float
     recall: float
@@ -31,7 +31,7 @@ class LabelScore:
 
     @classmethod
     def of_counts(cls, num_correct: int, num_answers: int, num_rows: int) -> LabelScore:
-        """Return the ratios of counts; F1 is 2 correct / (answers + rows), the harmonic mean of the other two."""
+        """Return the score from counts; F1, the harmonic mean, is 2 correct / (answers + rows)."""
         return cls(
             num_correct / num_answers if num_answers else 0.0,
             num_correct / num_rows if num_rows else 0.0,
@@ -45,10 +45,10 @@ class LabelReport:
     """Scores of a classification.
 
     Attributes:
-        per_label: score of each label, in the order of the labels' text.
+        per_label: score of each label, in alphabetical order.
         macro: unweighted means over the labels.
         micro: ratios over all rows together.
-        num_unknown: number of answers that are no label.
+        num_unknown: number of answers that are not a label.
     """
 
     per_label: dict[str, LabelScore]
@@ -71,7 +71,7 @@ def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelRepo
     """Compute the scores of answers that are labels; surrounding white space is ignored.
 
     Raises:
-        ValueError: no pairs, or different numbers of outputs and references.
+        ValueError: there are no outputs, or the numbers of outputs and references differ.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"label metrics need as many outputs as references, got {len(outputs)} and {len(references)}")

@@ -1,4 +1,4 @@
-"""Metrics of the user's own: a function that `compute_metrics` names by its dotted path.
+"""Custom metrics: a user's function, which `compute_metrics` names by its dotted path.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
@@ -26,12 +26,12 @@ _TAKEN = {*METRICS, *_COUNTS}
 
 
 def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
-    """Import the function that a dotted path names; None for None.
+    """Import the function with a dotted path; return None for None.
 
     The module is found on Python's path or in the current folder. Importing it runs its code.
 
     Raises:
-        ValueError: the module cannot be imported, or has no such function.
+        ValueError: the module cannot be imported, or lacks the function.
     """
     if path is None:
         return None
@@ -54,15 +54,15 @@ def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
     return function
 
 
-def own_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict[str, float]:
-    """Return the metrics that the function computes of the answered rows.
+def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict[str, float]:
+    """Return the metrics that the user's function computes from the generated answers.
 
     Args:
-        function: the user's function; its own errors are not caught.
+        function: the user's function; its errors are not caught.
         rows: texts by the names src, tgt and output.
 
     Raises:
-        ValueError: the result is no mapping from new names to numbers.
+        ValueError: the result is not a mapping from new names to numbers.
     """
     result = function(rows)
     if not isinstance(result, Mapping):

@@ -14,7 +14,7 @@ _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Tokenizer of lower-case words in any script; the one of rouge-score drops everything but ASCII."""
+    """Tokenizer of lower-case words in any script; the tokenizer of rouge-score only reads ASCII."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words in order, without punctuation."""
@@ -29,7 +29,7 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
         ignores surrounding white space. All are between 0 and 1.
 
     Raises:
-        ValueError: no pairs, or a metric library is not installed.
+        ValueError: there are no pairs, or a metric library is not installed.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")

@@ -1,8 +1,8 @@
-"""Objective of preference training: losses over the log-probabilities of answers (preference/dpo_losses.py).
+"""Objective of preference training: DPO and its variants, KTO (preference/dpo_losses.py, preference/kto_loss.py).
 
-    batch -> hidden states -> log-probabilities of the target tokens [T] -> of the answers [A] -> loss of the pairs
+    batch -> hidden states -> log-probabilities of target tokens [T] -> log-probabilities of answers [A] -> losses
 
-The loss of a step is the mean over the pairs of its global batch, or over its answers if they are rated one by one.
+The loss of a step is the mean over the pairs of its global batch; for KTO, the mean over its answers.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, A answers of a batch.
 """
@@ -33,7 +33,7 @@ from paddlenlp_ext.trainer.train_step import autocast
 
 
 def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PreferenceBatch) -> paddle.Tensor:
-    """Return the log-probability of each answer, the sum over its tokens, fp32 [A]."""
+    """Return the log-probability of each answer, summed over its tokens, fp32 [A]."""
     labels_T, answers_T = batch.labels.ravel(), batch.answer_index.ravel()
     logprobs_T = model.token_logprobs(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), paddle.to_tensor(labels_T))
     positions = np.flatnonzero(answers_T >= 0)
@@ -42,12 +42,12 @@ def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Prefer
 
 
 class PreferenceObjective(Objective):
-    """Loss and metrics of preferences; the sums are those of `PreferenceMetrics.to_vector`.
+    """Objective of preference training; its sums are `PreferenceMetrics.to_vector`.
 
     Args:
         config: the run's configuration, with the section `preference`.
-        model: the model as the run starts with it.
-        forward_backward: schedule of its forward passes.
+        model: the model before training.
+        forward_backward: schedule of the model's forward passes.
         process_group: processes of the run.
     """
 
@@ -65,7 +65,7 @@ class PreferenceObjective(Objective):
 
     # -- before the first step ----------------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
-        """Return the function that collates micro-batches of `rows`, after a pass of the reference model if needed."""
+        """Return the collate function of `rows`; the reference model first runs over all rows if needed."""
         logps = None
         if self.options.has_reference and not self.options.follows_model:
             plain = build_preference_collate(rows, self.config.data, pad_token_id, vocab_size)
@@ -93,13 +93,13 @@ class PreferenceObjective(Objective):
         )
 
     def begin(self) -> None:
-        """Keep the weights of the reference model if later passes need them."""
+        """Copy the weights of the reference model if later passes need them."""
         if self.options.keeps_reference:
             self._weights = ReferenceWeights(self.model)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def prepare(self, batches: Sequence[PreferenceBatch]) -> Sequence[PreferenceBatch]:
-        """Return the batches with log-probabilities under the current reference model, and with KTO's baseline."""
+        """Return the batches with log-probabilities under the current reference model and with KTO's baseline."""
         if self.options.follows_model:
             logps = self._logps(batches, self._reference())
             batches = [_replaced(batch, reference_logps=own) for batch, own in zip(batches, logps, strict=True)]
@@ -121,28 +121,28 @@ class PreferenceObjective(Objective):
         return float(kto_baseline(paddle.to_tensor(logps_A), reference, self.options))
 
     def _reference(self) -> AbstractContextManager[None]:
-        # Without weights of its own (an evaluation without training) the reference is the model itself.
+        # Without copied weights (an evaluation without training), the model is its own reference.
         return nullcontext() if self._weights is None else self._weights.active()
 
     def _logps(
         self, batches: Sequence[Any], context: AbstractContextManager[None] | None = None
     ) -> list[np.ndarray | None]:
-        """Return the answers' log-probabilities of each batch, without dropout; None on stages without lm_head."""
+        """Return the log-probabilities of each batch's answers, without dropout; None on stages without lm_head."""
         with evaluation_mode(self.model), autocast(self.config.precision), context or nullcontext():
             logps = self.forward_backward.forward(batches, lambda *inputs: answer_logps(*inputs).numpy())
-            # ZeRO-3 gathers values from their owners, which the next pass or the end of the block may have changed.
+            # Release the parameters that ZeRO-3 gathered: their owners may change them before the next pass.
             self.process_group.after_micro_batch()
             return logps
 
     # -- loss and metrics ---------------------------------------------------------------------------------------------
     def num_units(self, batch: PreferenceBatch) -> int:
-        """Return the number of pairs, or of answers that are rated one by one."""
+        """Return the number of pairs; for KTO, the number of answers."""
         return batch.num_answers if self._rates_answers else batch.num_answers // 2
 
     def measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PreferenceBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the loss summed over pairs or answers, and the sums of the metrics."""
+        """Return the loss summed over pairs (KTO: answers), and the sums of the metrics."""
         logps_A, lengths = answer_logps(model, hidden_BSD, batch), batch.answer_lengths
         reference_A = None if batch.reference_logps is None else paddle.to_tensor(batch.reference_logps)
         lengths_A = paddle.to_tensor(lengths)
@@ -177,7 +177,7 @@ class PreferenceObjective(Objective):
     def after_step(self, step: int) -> None:
         """Make the trained model the reference every `ref_model_update_steps` steps."""
         if self.options.follows_model and step % self.options.ref_model_update_steps == 0:
-            assert self._weights is not None, "the weights are kept from the first step on"
+            assert self._weights is not None, "begin copies the weights"
             self._weights.copy_model()
 
     def training_state(self) -> dict[str, paddle.Tensor]:

@@ -1,8 +1,7 @@
-"""Objective of a run: the loss of a micro-batch, its normalisation, and the metrics beside it.
+"""Interface of objectives: the loss of a micro-batch, its normalization, and further metrics.
 
-The loss of a step is a sum over units of the global batch divided by their number, so that it does not depend on how
-the global batch is divided into micro-batches. The units are target tokens in fine-tuning, and pairs in preference
-training.
+The loss of a step is a mean over the units of its global batch, so that it does not depend on the split into
+micro-batches. The units are target tokens in fine-tuning, and pairs in preference training.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden.
 """
@@ -20,10 +19,10 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 
 
 class Objective:
-    """Base class of the objectives of runs; the hooks of the training loop do nothing here.
+    """Base class of objectives; the hooks of the training loop do nothing by default.
 
     Attributes:
-        unit: name of what the loss is a mean over, for messages.
+        unit: name of a unit for messages: the loss is a mean over units.
         num_sums: length of the vector of sums that `measure` returns.
     """
 
@@ -40,7 +39,7 @@ class Objective:
         raise NotImplementedError
 
     def measure(self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Any) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the loss summed over the units of a batch, and sums for its metrics, float64 [num_sums].
+        """Return the loss summed over the units of a batch, and the sums for its metrics, float64 [num_sums].
 
         Args:
             model: the model.
@@ -54,19 +53,19 @@ class Objective:
         raise NotImplementedError
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
-        """Return the metrics of an evaluation beside its mean loss, from the sums over all batches."""
+        """Return the metrics of an evaluation in addition to its mean loss, from the sums over all batches."""
         raise NotImplementedError
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Prepare for the first step of a new or resumed run; the model is ready to train."""
+        """Prepare for the first step of a new or resumed run, when the model is ready to train."""
 
     def prepare(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches with everything that `measure` needs; may run forward passes, the same on all ranks."""
+        """Return the batches with all inputs of `measure`; may run forward passes, equally many on all ranks."""
         return batches
 
     def after_step(self, step: int) -> None:
-        """Follow an optimizer step; `step` counts from 1."""
+        """Handle the end of an optimizer step; `step` counts from 1."""
 
     def training_state(self) -> dict[str, paddle.Tensor]:
         """Return the tensors that a resumed run needs."""

@@ -1,11 +1,11 @@
 """Reference model of preference training, without a second model.
 
-The reference is the model as the run starts with it. Its log-probabilities of all answers are computed in one pass
-before the first step, and stored in the folder of the cached tokens under a hash of the weights and the number format.
+The reference is the model before training. One pass before the first step computes its log-probabilities of all
+answers, which are stored in the folder of the cached tokens under a hash of the weights and the compute dtype.
 
-Where they cannot be known in advance, because the reference follows the trained model (`ref_model_update_steps`) or
-because KTO pairs prompts and answers of a micro-batch, the trained parameters of the reference are kept: a forward pass
-exchanges them with the current ones.
+In two cases the log-probabilities are not known in advance: the reference follows the trained model
+(`ref_model_update_steps`), or KTO mismatches prompts and answers of a micro-batch. The run then holds a copy of the
+reference's trained parameters, and swaps them with the current parameters for a forward pass.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _PREFIX = "reference/"
 
 
 def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: ProcessGroup) -> str:
-    """Return a hash of everything that determines the reference's log-probabilities of given tokens.
+    """Return a hash of everything that determines the reference model's log-probabilities of given tokens.
 
     Args:
-        model: the model at the start of the run; its config counts (positions are computed from it), and the values of
-            all parameters and buffers, on all processes.
-        facts: further facts, such as the number format.
+        model: the model before training. The hash covers its config, which determines positions, and the values of all
+            parameters and buffers, on all processes.
+        facts: further settings, such as the compute dtype.
         process_group: processes of the run.
     """
     digest = hashlib.blake2b(digest_size=16)
@@ -64,12 +64,12 @@ def reference_logps(
     process_group: ProcessGroup,
     file: Path,
 ) -> np.ndarray:
-    """Return the log-probabilities of each row's answers, float32 [rows, 2], from `file` or from a pass over the rows.
+    """Return the log-probabilities of each row's answers, float32 [rows, 2], read from `file` or computed.
 
     Args:
         rows: the dataset.
         collate_rows: function that collates a micro-batch.
-        answer_logps: function from a batch to its answers' log-probabilities; None on stages without lm_head.
+        answer_logps: function that returns the log-probabilities of a batch's answers; None on stages without lm_head.
         batch_size: rows of a batch.
         process_group: processes of the run; the replicas divide the batches among themselves.
         file: where the result is stored.
@@ -82,7 +82,7 @@ def reference_logps(
     rounds = range(0, len(batches), process_group.size)
     shows_bar = process_group.is_main and sys.stderr.isatty()
     for first in track(rounds, "reference model", disable=not shows_bar):
-        # A replica without a batch of its own repeats one: with ZeRO-3 all run equally many forward passes.
+        # With ZeRO-3 all replicas run equally many forward passes: a replica without a batch repeats the last one.
         number = first + process_group.index
         batch = collate_rows(batches[min(number, len(batches) - 1)])
         logps_A = answer_logps(batch)
@@ -100,7 +100,7 @@ def reference_logps(
 
 
 def _store(file: Path, logps: np.ndarray) -> None:
-    """Write the log-probabilities; the run goes on without a file if the folder cannot be written."""
+    """Write the log-probabilities, or warn if the folder cannot be written."""
     draft = file.with_suffix(f".{os.getpid()}.npy")
     try:
         np.save(draft, logps, allow_pickle=False)
@@ -114,7 +114,7 @@ def _store(file: Path, logps: np.ndarray) -> None:
 
 
 class ReferenceWeights:
-    """Trained parameters of the reference model, in the layout of the model's own."""
+    """Copy of the trained parameters of the reference model, sharded like the model."""
 
     def __init__(self, model: TrainableModel) -> None:
         self._model = model
@@ -133,7 +133,7 @@ class ReferenceWeights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the model be the reference inside the block."""
+        """Give the model the reference's parameters inside the block."""
         self._exchange()
         try:
             yield
@@ -148,7 +148,7 @@ class ReferenceWeights:
         """Load the result of `training_state`, unsharded.
 
         Raises:
-            ValueError: a tensor is missing, because the run that wrote the checkpoint did not keep them.
+            ValueError: a tensor is missing, because the run that wrote the checkpoint had no such copy.
         """
         for name, value in self._values.items():
             full = tensors.get(f"{_PREFIX}{name}")
@@ -168,5 +168,5 @@ class ReferenceWeights:
             self._values[name].set_value(current)
 
     def _parameters(self) -> list[tuple[str, paddle.Tensor]]:
-        """Return the trained parameters whose values this process holds between passes."""
+        """Return the trained parameters that this process holds between passes."""
         return [(name, p) for name, p in trainable_parameters(self._model).items() if is_materialized(p)]

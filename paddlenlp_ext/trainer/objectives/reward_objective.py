@@ -1,6 +1,6 @@
-"""Objective of a reward model: the Bradley-Terry loss of the scores of answers (preference/reward_model_loss.py).
+"""Objective of a reward model: Bradley-Terry loss on the scores of answers (preference/reward_model_loss.py).
 
-    batch -> hidden states -> those of the answers' last tokens [A, D] -> scores [A] -> loss of the pairs
+    batch -> hidden states -> hidden states of the answers' last tokens [A, D] -> scores [A] -> losses of pairs [P]
 
 The loss of a step is the mean over the pairs of its global batch.
 
@@ -35,7 +35,7 @@ def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> 
 
 
 class RewardObjective(Objective):
-    """Loss and metrics of a reward model; the sums are those of `reward_sums`.
+    """Objective of a reward model; its sums are `reward_sums`.
 
     Args:
         config: the run's configuration, with the section `reward`.

@@ -19,7 +19,7 @@ from paddlenlp_ext.trainer.objectives.objective import Objective
 
 
 class CrossEntropy(Objective):
-    """Mean cross entropy of the target tokens; the sum beside it is the number of correct predictions.
+    """Objective of supervised fine-tuning: mean cross entropy; its only sum is the number of correct predictions.
 
     Args:
         config: the run's configuration, for collation.

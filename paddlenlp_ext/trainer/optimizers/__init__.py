@@ -1,1 +1,1 @@
-"""Optimizers with small state, and offloading of optimizer state."""
+"""Optimizers: AdamW, optimizers with small state, and offloading of optimizer state."""

@@ -1,9 +1,9 @@
 """AdamW with moments quantized to 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
 
-Moments are quantized in blocks of 256, as in bitsandbytes since 0.44 (the paper has 2048). Each block has an fp32
-scale, so both moments take 2.03 bytes per weight instead of 8. A step dequantizes the moments, updates parameter and
-moments in fp32, and quantizes the moments again. A parameter of fewer than 4096 elements keeps fp32 moments, as in
-bitsandbytes.
+Moments are quantized in blocks of 256, as in bitsandbytes since 0.44 (the paper uses 2048). Each block has an fp32
+scale, so both moments take 2.03 bytes per weight instead of 8. A step dequantizes the moments, updates the parameter
+and the moments in fp32, and quantizes the moments again. Parameters of fewer than 4096 elements have fp32 moments, as
+in bitsandbytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOMENTS = (("moment1", True), ("moment2", False))
 
 
 def moment_bytes(shape: Sequence[int]) -> int:
-    """Return the bytes of the moments of a parameter of this shape."""
+    """Return the bytes that the moments of a parameter take."""
     size = math.prod(shape)
     return 8 * size if size < SMALLEST else -(-size // BLOCK) * 2 * (BLOCK + 4)
 

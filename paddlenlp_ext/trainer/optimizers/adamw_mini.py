@@ -4,7 +4,7 @@ For a gradient g and each of its blocks b,
 
     m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2)
 
-and the update is AdamW's with v_b for every element of b. The blocks are the paper's partition for Transformers:
+and the update is AdamW's, with v_b for every element of b. The blocks are the paper's partition for Transformers:
 
 | parameter | block |
 |---|---|
@@ -35,7 +35,7 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
 
     Args:
         name: structured name of the parameter.
-        shape: shape of the parameter; the last axis is the input's.
+        shape: shape of the parameter; the last axis is the input features.
         head_dim: rows of a head in a query or key projection.
     """
     if len(shape) < 2:
@@ -45,7 +45,7 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
 
 
 def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
-    """Return the bytes of the moments of a parameter; arguments as in `num_blocks`."""
+    """Return the bytes that the moments of a parameter take; arguments as for `num_blocks`."""
     return 4 * (math.prod(shape) + num_blocks(name, shape, head_dim))
 
 
@@ -59,7 +59,7 @@ class AdamWMini(SmallStateOptimizer):
         rounding: StochasticRounding | None,
         blocks: Mapping[str, int],
     ) -> None:
-        """Initialize the base class; `blocks` maps Paddle's parameter names to block counts."""
+        """Initialize the base class; `blocks` maps Paddle's parameter names to the number of blocks."""
         super().__init__(groups, options, rounding)
         self._blocks = blocks
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding of the parameters of a model, with draws by parameter and position."""
+"""Stochastic rounding of bfloat16 parameters, with random draws by parameter and position."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paddlenlp_ext.sharding_spec import shard_of
 
 
 class StochasticRounding:
-    """Draws for the updates of bfloat16 parameters (ops/stochastic_rounding.py).
+    """Random draws for the updates of bfloat16 parameters (ops/stochastic_rounding.py).
 
-    A draw depends on the seed, the optimizer step, the parameter's name and the position in the full parameter: a
-    resumed run and every parallel layout draw the same numbers, and no generator state is saved.
+    A draw depends on the seed, the optimizer step, the parameter's name and the position in the full parameter. A
+    resumed run and every parallel layout therefore draw the same numbers, and no generator state is saved.
 
     Attributes:
         step: number of optimizer steps before the current one; the training loop sets it.
     """
 
     def __init__(self, seed: int, parameters: Mapping[str, paddle.Tensor]) -> None:
-        """Number the parameters, given by structured name, by the CRC-32 of their names."""
+        """Store the seed, and identify each parameter by the CRC-32 of its structured name."""
         self.step = 0
         self._seed = seed
         self._numbers = {parameter.name: zlib.crc32(name.encode()) for name, parameter in parameters.items()}
 
     def position(self, parameter: paddle.Tensor) -> DrawPosition:
-        """Return the position of this process's values of a parameter in the current step."""
+        """Return the position of this process's shard of a parameter in the current step."""
         shape, shard = parameter.shape, shard_of(parameter)
         width = stride = math.prod(shape)
         first = 0

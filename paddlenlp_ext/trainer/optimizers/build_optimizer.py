@@ -39,8 +39,8 @@ def build_optimizer(
 ) -> Any:
     """Build the optimizer that `optim` names, over the model's trained parameters.
 
-    Parameters in half precision get fp32 copies ("master weights"), or with `rounding` are rounded stochastically. The
-    learning rate is set before every step (lr_scheduler.py), and gradients are clipped by `clip_gradients`.
+    Half-precision parameters have fp32 copies ("master weights"), or are rounded stochastically with `rounding`. The
+    training loop sets the learning rate before every step (lr_scheduler.py), and clips the gradients.
 
     Args:
         model: the model.
@@ -49,7 +49,7 @@ def build_optimizer(
         gather: function that gathers the shards of a tensor; None if no parameter is sharded.
 
     Raises:
-        ValueError: no parameter trains.
+        ValueError: all parameters are frozen.
     """
     assert options.optim in _BUILDERS, "checked by config.validation"
     if all(parameter.stop_gradient for parameter in model.parameters()):
@@ -62,7 +62,7 @@ def build_optimizer(
 
 @dataclass(frozen=True)
 class _Request:
-    """Arguments of an optimizer's builder: those of `build_optimizer`, and the groups of `parameter_groups`."""
+    """Arguments of an optimizer's builder: the arguments of `build_optimizer`, and the parameter groups."""
 
     model: TrainableModel
     groups: list[dict[str, Any]]

@@ -13,20 +13,20 @@ from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW that updates all parameters in one call (ops/adamw), for parameters in groups.
+    """AdamW over parameter groups that updates all parameters in one call (ops/adamw).
 
-    Results equal those of Paddle's AdamW up to rounding, and the state has the same names: each resumes from the
+    Results equal Paddle's AdamW up to rounding, and the state has the same names: each optimizer resumes from the
     other's checkpoint.
 
     Attributes:
-        rounding: draws of stochastic rounding for bfloat16 parameters; None: they have fp32 copies.
+        rounding: draws of stochastic rounding for bfloat16 parameters; None: the parameters have fp32 copies.
     """
 
     rounding: StochasticRounding | None = None
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient; other parameters keep their state."""
+        """Update every parameter that has a gradient; other parameters and their state do not change."""
         updates = [update for group in paddle_compat.parameter_groups(self) for update in self._updates(group)]
         constants = paddle_compat.adam_constants(self)
         single = [update for update in updates if update.parameter.dtype == paddle.float32]

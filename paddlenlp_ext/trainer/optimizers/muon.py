@@ -8,11 +8,11 @@ For the gradient G of a matrix W [m, n],
 
 | `muon_scale` | scale(m, n) | learning rate |
 |---|---|---|
-| match_rms_adamw | 0.2 sqrt(max(m, n)) | AdamW's, as updates have its root mean square (arXiv:2502.16982) |
-| original | sqrt(max(1, m / n)) | Muon's own, about 0.02 |
+| match_rms_adamw | 0.2 sqrt(max(m, n)) | AdamW's, because updates have the same RMS (arXiv:2502.16982) |
+| original | sqrt(max(1, m / n)) | Muon's, about 0.02 |
 
-Embeddings, lm_head, vectors and stacks of matrices are updated by AdamW (`is_muon_matrix`). An adapter's factors are
-matrices of their own: Muon orthogonalizes the momentum of LoRA's A and of its B, not that of their product.
+AdamW updates embeddings, lm_head, vectors and stacks of matrices (`is_muon_matrix`). Each factor of an adapter is a
+matrix: Muon orthogonalizes the momentum of LoRA's A and the momentum of B, not the momentum of their product.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
 """Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
 
 _TABLES = frozenset({"embed_tokens", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
-"""Components of names of two-dimensional parameters that are no linear maps: embeddings, angles, directions."""
+"""Name components of two-dimensional parameters that are not linear maps: embeddings, angles, directions."""
 _NUM_STEPS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether Muon updates the parameter `name` of the unsharded `shape`; AdamW updates all others."""
+    """Return whether Muon updates the parameter `name`, given its unsharded shape; AdamW updates the others."""
     return len(shape) == 2 and min(shape) > 1 and _TABLES.isdisjoint(name.split("."))
 
 
 def moment_bytes(shape: Sequence[int], is_matrix: bool) -> int:
-    """Return the bytes of the moments of a parameter."""
+    """Return the bytes that the moments of a parameter take."""
     return (4 if is_matrix else 8) * math.prod(shape)
 
 
 def update_bytes(shape: Sequence[int]) -> int:
-    """Return the temporary bytes of a matrix's update: three matrices of its shape, and two Gram matrices."""
+    """Return the temporary bytes of a matrix update: three matrices of its shape and two Gram matrices."""
     return 4 * (3 * math.prod(shape) + 2 * min(shape) ** 2)
 
 
 def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
     """Return a matrix with the singular vectors of `matrix_MN` and singular values near 1, between 0.7 and 1.2.
 
-    Five Newton-Schulz steps X = a X + b (X X^T) X + c (X X^T)^2 X from the matrix divided by its Frobenius norm. The
-    coefficients are Jordan's: they raise small singular values quickly, and do not converge to exactly 1.
+    The matrix is divided by its Frobenius norm, and then takes five Newton-Schulz steps
+    X = a X + b (X X^T) X + c (X X^T)^2 X. Jordan's coefficients raise small singular values quickly, but singular
+    values do not converge to exactly 1.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix_MN.shape[0] > matrix_MN.shape[1]
@@ -88,7 +89,7 @@ class Muon(SmallStateOptimizer):
             groups: as in the base class.
             options: `config.optim`.
             rounding: as in the base class.
-            matrices: Paddle's name of each parameter that Muon updates -> its shard, None if it is not sharded.
+            matrices: Paddle's name of each parameter that Muon updates -> its shard; None: not sharded.
             gather: function that gathers the shards of a tensor.
         """
         super().__init__(groups, options, rounding)

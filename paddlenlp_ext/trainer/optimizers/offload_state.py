@@ -1,4 +1,4 @@
-"""Optimizer state in host memory, moved to the GPU only for the optimizer step, when there are no activations.
+"""Hold optimizer state in host memory, and move it to the GPU only for the optimizer step.
 
 Experimental, not run on a GPU: tests/trainer/optimizers/test_offload_state.py only checks which tensors are moved, and
 when.
@@ -17,7 +17,7 @@ Move = Callable[[paddle.Tensor], None]
 
 
 class OffloadedOptimizer:
-    """Optimizer wrapper that keeps the state in pinned host memory between steps.
+    """Optimizer wrapper that holds the state in pinned host memory between steps.
 
     Attributes:
         inner: the wrapped optimizer.
@@ -34,7 +34,7 @@ class OffloadedOptimizer:
 
         Args:
             inner: optimizer to wrap.
-            state: returns the live state tensors; they are created if no step has been made.
+            state: returns the state tensors, which are created before the first step.
             to_device: moves a tensor to the GPU in place.
             to_host: moves a tensor to pinned host memory in place.
         """

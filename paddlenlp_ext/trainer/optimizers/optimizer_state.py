@@ -1,8 +1,8 @@
-"""Optimizer state by the model's parameter names, for checkpoints.
+"""Save and restore optimizer state under the model's parameter names.
 
-Paddle names the tensors by running numbers (`linear_7.w_0_moment1_0`), which differ between processes. Here the names
-are `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; optimizers with small
-state have other kinds.
+Paddle numbers the tensors (`linear_7.w_0_moment1_0`), and the numbers differ between processes. Checkpoints have the
+names `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; optimizers with small
+state have further kinds of tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Return the live tensors of the state; they are created if no step has been made."""
+    """Return the state tensors by name, which are created before the first step."""
     if isinstance(optimizer, OffloadedOptimizer):
         return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):
@@ -49,7 +49,7 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
 
 
 def optimizer_state(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Return the optimizer's state of `parameters`, a dict from structured names to parameters."""
+    """Return the state tensors of `parameters`, a dict from structured names to parameters."""
     return _optimizer_tensors(optimizer, parameters)
 
 
@@ -65,7 +65,7 @@ def restore_optimizer_state(
     Args:
         optimizer: optimizer of these parameters.
         parameters: parameters that this process updates, by structured name.
-        saved: unsharded Paddle or NumPy tensors of all processes' parameters.
+        saved: unsharded state of all processes' parameters, as Paddle or NumPy tensors.
         union: function that returns the union of all processes' sets of names.
 
     Raises:

@@ -16,13 +16,13 @@ from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
 
 
 def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters by structured name in the model's order; in a pipeline, those of this stage."""
+    """Return the trained parameters by structured name; in a pipeline, only the parameters of this stage."""
     named = model.named_parameters()
     return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
 
 
 def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters that this process's optimizer updates; on a single process, all of them."""
+    """Return the trained parameters that this process's optimizer updates; a single process updates all."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 

@@ -1,6 +1,6 @@
 """Base class of optimizers with small state: parameter groups, decoupled weight decay, fp32 copies, step count.
 
-The interface is that of Paddle's optimizers: `set_lr`, `step`, `clear_grad`.
+The interface is Paddle's: `set_lr`, `step`, `clear_grad`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ParameterUpdate(NamedTuple):
 
 
 class SmallStateOptimizer(ABC):
-    """Variant of AdamW; a subclass defines the moments of a parameter and its update.
+    """Base class of AdamW variants; a subclass defines the moments of a parameter and its update.
 
-    Weight decay acts before the update (arXiv:1711.05101). A parameter in half precision is updated in an fp32 copy,
-    `master_weight`, or widened, updated and rounded stochastically. A parameter without a gradient keeps its value and
-    state.
+    Weight decay acts before the update (arXiv:1711.05101). A half-precision parameter either has an fp32 copy,
+    `master_weight`, or is converted to fp32, updated and rounded stochastically. A parameter without a gradient and its
+    state do not change.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class SmallStateOptimizer(ABC):
             self._update_one(update)
 
     def _updates(self) -> Iterator[ParameterUpdate]:
-        """Count a step of each parameter that has a gradient, and yield its update."""
+        """Count the step of each parameter that has a gradient, and yield its update."""
         for parameter, rate_scale, weight_decay in self._members:
             gradient = parameter.grad
             if gradient is None:
@@ -95,7 +95,7 @@ class SmallStateOptimizer(ABC):
             parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """Return the live state tensors of a parameter; they are created if no step has been made."""
+        """Return the state tensors of a parameter, which are created before its first step."""
         if parameter.name not in self._states:
             state = {"step": _counter(0)}
             if parameter.dtype != paddle.float32 and self._rounding is None:
@@ -115,5 +115,5 @@ class SmallStateOptimizer(ABC):
 
 
 def _counter(steps: int) -> paddle.Tensor:
-    """Return a step count as a tensor for checkpoints; it is on the CPU, where reading it waits for no kernel."""
+    """Return a step count as a CPU tensor for checkpoints; reading it does not wait for a GPU kernel."""
     return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())

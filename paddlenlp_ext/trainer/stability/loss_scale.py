@@ -1,12 +1,12 @@
 """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740).
 
-A gradient below 6e-8 is zero in float16, and one above 65504 is infinite. The loss is multiplied by a scale before the
-backward pass, and gradients are divided by it before they are clipped. A step whose gradients overflow is not made.
+A gradient below 6e-8 is zero in float16, and a gradient above 65504 is infinite. The loss is multiplied by a scale
+before the backward pass, and gradients are divided by it before clipping. A step whose gradients overflow is skipped.
 
 The scale follows the rule of `paddle.amp.GradScaler`:
 
     after `decr_every_n` overflows without a finite step between them    scale * decr_ratio
-    after `incr_every_n_steps` finite steps in a row                     scale * incr_ratio
+    after `incr_every_n_steps` consecutive finite steps                  scale * incr_ratio
 
 All processes see the same overflows (train_step.py) and therefore hold the same scale.
 """
@@ -23,9 +23,9 @@ class ScalingRule:
     Attributes:
         incr_ratio: factor of the scale after many finite steps.
         decr_ratio: factor of the scale after overflows.
-        incr_every_n_steps: finite steps in a row that raise the scale.
+        incr_every_n_steps: consecutive finite steps that raise the scale.
         decr_every_n: overflows that lower the scale.
-        minimum: limit of the decrease, where an overflow is no longer a matter of scaling.
+        minimum: smallest scale; an overflow at this scale is treated as a non-finite step.
     """
 
     incr_ratio: float = 2.0
@@ -40,7 +40,7 @@ GRAD_SCALER = ScalingRule()
 
 @dataclass
 class LossScale:
-    """Scale of the loss, and the steps that count towards its next change; a part of trainer_state.json.
+    """Dynamic loss scale with the step counts for its next change; stored in trainer_state.json.
 
     Attributes:
         scale: factor of the loss.
@@ -53,11 +53,11 @@ class LossScale:
     num_overflows: int = 0
 
     def is_minimal(self, rule: ScalingRule = GRAD_SCALER) -> bool:
-        """Return whether no overflow lowers the scale further."""
+        """Return whether the scale has reached its minimum."""
         return self.scale <= rule.minimum
 
     def update(self, *, overflow: bool, rule: ScalingRule = GRAD_SCALER) -> None:
-        """Count a step, and change the scale if it is due."""
+        """Count a step, and raise or lower the scale if its rule says so."""
         if overflow:
             self.num_finite_steps, self.num_overflows = 0, self.num_overflows + 1
             if self.num_overflows == rule.decr_every_n:

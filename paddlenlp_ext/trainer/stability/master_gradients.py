@@ -1,8 +1,8 @@
 """Float32 gradients of parameters in half precision ("master gradients", `amp_master_grad`).
 
-A backward pass adds a gradient to the sum so far only if both have the same dtype. Two hooks surround the addition: the
-first takes the float32 sum away, so that the gradient is stored alone, and the second adds it to the sum in float32.
-Between backward passes `parameter.grad` is float32, for every reader: collectives, clipping, optimizers.
+Paddle accumulates a gradient only if it has the dtype of the sum so far. Two hooks surround the accumulation: the first
+removes the float32 sum, so that Paddle stores the new gradient alone, and the second adds the new gradient to the sum
+in float32. Between backward passes, collectives, clipping and optimizers therefore read a float32 `parameter.grad`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paddlenlp_ext.sharding_spec import placement_of, set_placement
 
 
 def widen_gradients(parameters: Iterable[paddle.Tensor]) -> Callable[[], None]:
-    """Make backward passes accumulate the gradients of parameters in half precision in float32 ("master gradients").
+    """Accumulate the gradients of half-precision parameters in float32 ("master gradients").
 
     Returns:
-        Function that ends this.
+        Function that restores the accumulation in half precision.
     """
     ends = [_widen_gradient(parameter) for parameter in parameters if parameter.dtype != paddle.float32]
 
@@ -31,7 +31,7 @@ def widen_gradients(parameters: Iterable[paddle.Tensor]) -> Callable[[], None]:
 
 
 def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
-    """Widen the gradient of one parameter; return the function that ends this."""
+    """Accumulate the gradient of one parameter in float32; return the function that removes the hooks."""
     total: paddle.Tensor | None = None
 
     @paddle.no_grad()

@@ -1,16 +1,15 @@
-"""Keep a run healthy: steps with NaN or infinity, loss spikes, and steps whose data are skipped.
+"""Handle unstable steps: NaN or infinity (`nan_policy`), loss spikes, and steps whose data are skipped.
 
-A step whose loss or gradients are not finite on any process is never made: `OptimizerStep` raises before the update.
-With float16 an overflow of gradients lowers the loss scale, and the next step follows (loss_scale.py). In all other
-cases `nan_policy` decides what follows:
+`OptimizerStep` raises before the update if the loss or the gradients are not finite on any process. With float16, an
+overflow of gradients lowers the loss scale, and training goes on (loss_scale.py). Otherwise `nan_policy` decides:
 
     raise      the run ends with an error that names the rows
-    skip       the step is counted, its rows are not trained on, and the next step follows
-    rollback   the run returns to the last checkpoint from before the trouble, and skips the steps of the trouble
+    skip       the step is counted, and the model is not updated
+    rollback   the run returns to the last stable checkpoint, and skips the unstable steps
 
-Trouble begins with a step that is not finite or with a loss spike, and ends after `loss_spike_window` steps without
-either. A checkpoint that is written meanwhile may have bad weights, so the last one from before is not removed.
-Every step in question is a line of bad_steps.jsonl, with the files and lines of its rows.
+A run is unstable from the first non-finite step or loss spike until `loss_spike_window` steps have had neither. A
+checkpoint from this time may have bad weights, so the last checkpoint before it, the stable one, is not removed.
+bad_steps.jsonl has a line for every such step, with the files and lines of its rows.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ logger = get_logger(__name__)
 
 _MAX_NAMED_ROWS = 8
 _SMALLEST_DEVIATION = 0.01
-"""Smallest standard deviation that spikes are measured by, as a share of the mean: equal losses have none."""
+"""Smallest standard deviation for the detection of spikes, as a fraction of the mean: equal losses have 0."""
 
 
 class RollbackRequest(Exception):  # noqa: N818 (control flow, not an error)
-    """Request to continue from the last checkpoint before the trouble; `error` describes the step that failed."""
+    """Request to continue from the last stable checkpoint; `error` describes the step that failed."""
 
     def __init__(self, error: NonFiniteError) -> None:
         super().__init__(str(error))
@@ -46,7 +45,7 @@ class RollbackRequest(Exception):  # noqa: N818 (control flow, not an error)
 
 
 class StepGuard:
-    """Make optimizer steps under `nan_policy`, and watch their losses.
+    """Run optimizer steps under `nan_policy`, and detect loss spikes.
 
     Args:
         config: the run's `config.safety`.
@@ -62,11 +61,11 @@ class StepGuard:
     def run(
         self, step: OptimizerStep, step_batch: StepBatch, state: TrainerState, learning_rate: float
     ) -> StepReport | None:
-        """Make one step and return its report; None if its rows are skipped.
+        """Run one step and return its report; None if its rows are skipped.
 
         Raises:
             NonFiniteError: the step is not finite and `nan_policy` or its limit ends the run.
-            RollbackRequest: the step is not finite, and the run has to return to a checkpoint.
+            RollbackRequest: the step is not finite, and the run must return to a checkpoint.
         """
         number = state.step + 1
         if number in state.skipped_steps or any(first <= number <= last for first, last in self._intervals):
@@ -90,7 +89,7 @@ class StepGuard:
         self, error: NonFiniteError, step_batch: StepBatch, state: TrainerState, learning_rate: float
     ) -> None:
         number, policy, limit = state.step + 1, self.config.nan_policy, self.config.max_nan_steps
-        _note_trouble(state, number)
+        _mark_unstable(state, number)
         state.num_nan_steps += 1
         exceeds = policy != "raise" and state.num_nan_steps > limit
         action = "raise" if exceeds else policy
@@ -118,7 +117,7 @@ class StepGuard:
         logger.warning("%s. The step is skipped (nan_policy: skip)", described)
 
     def _watch(self, report: StepReport, step_batch: StepBatch, state: TrainerState) -> None:
-        """Warn of a loss spike, else add the loss to the running mean; find the end of the trouble."""
+        """Warn of a loss spike, else add the loss to the running mean; detect the end of an instability."""
         number, losses, window = state.step + 1, state.recent_losses, self.config.loss_spike_window
         if number > max(state.skipped_steps, default=0):
             state.num_nan_steps = 0
@@ -130,18 +129,18 @@ class StepGuard:
                 return
         losses.append(report.loss)
         del losses[:-window]
-        if state.trouble_since and number - state.last_trouble >= window:
+        if state.unstable_since and number - state.last_unstable >= window:
             logger.info("step %d: no loss spike and no NaN for %d steps", number, window)
-            state.trouble_since = state.last_trouble = 0
+            state.unstable_since = state.last_unstable = 0
 
     def _report_spike(
         self, report: StepReport, mean: float, deviation: float, step_batch: StepBatch, state: TrainerState
     ) -> None:
-        """Write and log a spike; of a loss that stays high, steps 1, 2, 4, 8, ... of the trouble are enough."""
+        """Write and log a spike; while the loss stays high, only the 1st, 2nd, 4th, 8th ... step."""
         number = state.step + 1
-        follows = state.last_trouble == number - 1
-        _note_trouble(state, number)
-        length = number - state.trouble_since + 1
+        follows = state.last_unstable == number - 1
+        _mark_unstable(state, number)
+        length = number - state.unstable_since + 1
         if follows and length & (length - 1):
             return
         numbers = {
@@ -171,7 +170,7 @@ class StepGuard:
     def _write(
         self, reason: str, action: str, step_batch: StepBatch, state: TrainerState, numbers: dict[str, float]
     ) -> None:
-        """Append a line to bad_steps.jsonl; JSON has no NaN and no infinity, so they are strings."""
+        """Append a line to bad_steps.jsonl, with NaN and infinity as strings, because JSON lacks them."""
         if self._path is None:
             return
         entry = {
@@ -187,7 +186,7 @@ class StepGuard:
 
 
 def _lower_scale(scale: LossScale, state: TrainerState) -> None:
-    """Count an overflow of float16 gradients as a step that is not made."""
+    """Lower the loss scale after an overflow of float16 gradients, and count the step as skipped."""
     before = scale.scale
     scale.update(overflow=True)
     state.overflow_steps.append(state.step + 1)
@@ -197,5 +196,5 @@ def _lower_scale(scale: LossScale, state: TrainerState) -> None:
     )
 
 
-def _note_trouble(state: TrainerState, number: int) -> None:
-    state.trouble_since, state.last_trouble = state.trouble_since or number, number
+def _mark_unstable(state: TrainerState, number: int) -> None:
+    state.unstable_since, state.last_unstable = state.unstable_since or number, number

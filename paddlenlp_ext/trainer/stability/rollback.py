@@ -1,4 +1,4 @@
-"""Return a run to its last checkpoint from before trouble (`nan_policy: rollback`)."""
+"""Return an unstable run to its last stable checkpoint (`nan_policy: rollback`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ def roll_back(
     objective: Objective,
     process_group: ProcessGroup,
 ) -> TrainerState:
-    """Restore the last checkpoint from before the trouble; return its state.
+    """Restore the last stable checkpoint; return its state.
 
-    The steps from the start of the trouble to the failed one are skipped in this state. Later checkpoints, which were
-    written during the trouble, are removed.
+    This state skips the steps from the first unstable step to the failed one. Later checkpoints are removed.
 
     Args:
         error: the failure of the step after `state`.
@@ -40,9 +39,9 @@ def roll_back(
         process_group: processes of the run; all call this.
 
     Raises:
-        NonFiniteError: there is no such checkpoint.
+        NonFiniteError: there is no stable checkpoint.
     """
-    steps = range(state.trouble_since, state.step + 2)
+    steps = range(state.unstable_since, state.step + 2)
     folder = checkpoint_folder(output_dir, state.healthy_step)
     restored = None
     if process_group.is_main and state.healthy_step and folder.is_dir() and not checkpoint_damage(folder):
@@ -51,15 +50,13 @@ def roll_back(
         restored.skipped_steps = sorted({*state.skipped_steps, *steps})
         restored.num_nan_steps = state.num_nan_steps
         restored.loss_scale = restored.loss_scale or state.loss_scale
-        restored.trouble_since, restored.last_trouble = state.trouble_since, state.last_trouble
+        restored.unstable_since, restored.last_unstable = state.unstable_since, state.last_unstable
     restored = process_group.from_main(restored)
     if restored is None:
-        message = (
-            f"{error}. There is no checkpoint from before to go back to: lower save_steps, or set nan_policy: skip"
-        )
+        message = f"{error}. There is no earlier checkpoint to return to: lower save_steps, or set nan_policy: skip"
         raise NonFiniteError(error.loss, error.grad_norm, message) from error
     logger.warning(
-        "%s. Going back to %s; the data of steps %d to %d are skipped (nan_policy: rollback)",
+        "%s. Returning to %s; the data of steps %d to %d are skipped (nan_policy: rollback)",
         *(error, folder, steps[0], steps[-1]),
     )
     restore_checkpoint(folder, model, optimizer, objective, process_group)

@@ -12,7 +12,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 class BestMetricTracker:
-    """Comparison of evaluations by the metric that `metric_for_best_model` names.
+    """Tracker of the best evaluation by `metric_for_best_model`.
 
     Args:
         train: `config.train`.
@@ -20,7 +20,7 @@ class BestMetricTracker:
         has_custom_metrics: whether evaluations compute custom metrics (`compute_metrics`).
 
     Raises:
-        ValueError: an evaluation computes no such metric.
+        ValueError: no evaluation computes the metric.
     """
 
     def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_custom_metrics: bool = False) -> None:
@@ -34,7 +34,7 @@ class BestMetricTracker:
         """Return the value of the metric in the metrics of an evaluation.
 
         Raises:
-            ValueError: the evaluation has no such metric; the message names those that it has.
+            ValueError: the evaluation lacks the metric; the message lists the metrics that it has.
         """
         if f"eval_{self.name}" not in metrics:
             names = ", ".join(name.removeprefix("eval_") for name in metrics)
@@ -42,7 +42,7 @@ class BestMetricTracker:
         return metrics[f"eval_{self.name}"]
 
     def improves(self, value: float, best: float | None) -> bool:
-        """Return whether `value` is better than the best so far; NaN never is."""
+        """Return whether `value` is better than the best so far; NaN is never better."""
         if math.isnan(value):
             return False
         if best is None:
@@ -50,11 +50,11 @@ class BestMetricTracker:
         return value > best if self.greater_is_better else value < best
 
     def improves_enough(self, value: float, best: float | None) -> bool:
-        """Return whether an improvement is larger than `early_stopping_threshold`; the first evaluation's always is."""
+        """Return whether `value` improves on the best by more than `early_stopping_threshold`; the first one does."""
         return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
 
     def stops_early(self, state: TrainerState) -> bool:
-        """Return whether as many evaluations in a row as `early_stopping_patience` brought no improvement."""
+        """Return whether the last `early_stopping_patience` evaluations brought no improvement."""
         if self._patience is None or state.num_not_improved < self._patience:
             return False
         get_logger(__name__).info(

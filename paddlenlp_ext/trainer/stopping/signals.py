@@ -25,12 +25,12 @@ TIME_LIMIT = 1000
 TIME_LIMIT_EXIT_CODE = 75
 _REPEATED = (signal.SIGTERM, signal.SIGHUP)
 _REPEAT_SECONDS = 3.0
-"""One of `_REPEATED` within this time of the first is a repetition: Paddle's launchers send each process two or three
+"""A repeated signal of `_REPEATED` within this time is ignored: Paddle's launchers send each process two or three
 SIGTERM, and both the system and the shell send SIGHUP when a terminal is closed."""
 
 
 class TrainingStopped(SystemExit):
-    """Training was stopped by a signal or `max_train_time` and its checkpoint saved.
+    """Exit after a signal or `max_train_time` stopped training and a checkpoint was saved.
 
     If uncaught, the exit code is 128 + signal, or 75 after `max_train_time`.
     """
@@ -44,7 +44,7 @@ class TrainingStopped(SystemExit):
 
 
 def describe_stop(reason: int) -> str:
-    """Return the name of what stopped a run: a signal, or the key of the time limit."""
+    """Return the name of the signal that stopped a run, or `max_train_time`."""
     return "max_train_time" if reason == TIME_LIMIT else signal.Signals(reason).name
 
 
@@ -53,10 +53,10 @@ class _InterruptedError(Exception):
 
 
 class StopSignals:
-    """Context in which the first signal sets `received`, and a second signal reaches the previous handlers.
+    """Context in which the first signal sets `received`, and the second one calls the previous handler.
 
-    Outside the main thread, where Python does not handle signals, only the time limit has an effect. A SIGHUP that is
-    ignored when the context begins, as under nohup, stays ignored.
+    Python handles signals only in the main thread; in another thread only the time limit has an effect. SIGHUP stays
+    ignored if it was ignored before, as under nohup.
 
     Args:
         all_reduce_max: maximum of a number over all processes of a distributed run; None for a single process. With
@@ -107,11 +107,10 @@ class StopSignals:
             raise _InterruptedError
 
     def synchronize(self, next_part: str | None = None) -> None:
-        """Share a signal that any process received with all processes; collective.
+        """Tell all processes of a signal that one of them received; collective.
 
         Args:
-            next_part: part of the run that follows ("step", "evaluation"), for which the time limit must suffice; None
-                if nothing depends on it.
+            next_part: next phase of the run ("step", "evaluation"), which must fit into the time limit; None: no check.
         """
         reason = self._local_signal
         if not reason and next_part is not None and self.time_limit.is_reached(next_part):
@@ -124,9 +123,9 @@ class StopSignals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Run a block that can be repeated later, such as an evaluation; the first signal ends the block at once.
+        """Run a block that can be repeated later, such as an evaluation, and leave it at the first signal.
 
-        In a distributed run the block runs to its end, because its collectives need every process.
+        In a distributed run the block is completed, because its collectives need every process.
         """
         try:  # both assignments are inside: a signal may arrive before or after each of them
             self._is_interruptible = True

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import paddlenlp_ext
-from paddlenlp_ext.trainer.metrics.custom_metrics import load_compute_metrics, own_metrics
+from paddlenlp_ext.trainer.metrics.custom_metrics import custom_metrics, load_compute_metrics
 from tests.common.adapters import run_keys
 
 MODULE = """
@@ -36,7 +36,7 @@ def module(tmp_path: Path, monkeypatch):
 def test_load_compute_metrics_imports_a_function_from_the_current_folder(module):
     function = load_compute_metrics(f"{module}.words")
     assert function is not None
-    assert own_metrics(function, [{"src": "a", "tgt": "b c", "output": "d"}]) == {"rows": 1.0, "words": 2.0}
+    assert custom_metrics(function, [{"src": "a", "tgt": "b c", "output": "d"}]) == {"rows": 1.0, "words": 2.0}
     assert load_compute_metrics(None) is None
 
 
@@ -69,17 +69,17 @@ def test_load_compute_metrics_that_cannot_be_imported_is_an_error(module, path, 
         ({"runtime": 0.5}, "'runtime', which is the name of another metric"),
     ],
 )
-def test_own_metrics_of_the_wrong_kind_are_an_error(result, words):
+def test_custom_metrics_of_the_wrong_kind_are_an_error(result, words):
     with pytest.raises(ValueError, match=words):
-        own_metrics(lambda rows: result, [])
+        custom_metrics(lambda rows: result, [])
 
 
-def test_own_metrics_accept_numbers_of_numpy_and_nan():
-    result = own_metrics(lambda rows: {"a": np.float32(0.5), "b": np.int64(2), "c": math.nan}, [])
+def test_custom_metrics_accept_numbers_of_numpy_and_nan():
+    result = custom_metrics(lambda rows: {"a": np.float32(0.5), "b": np.int64(2), "c": math.nan}, [])
     assert (result["a"], result["b"]) == (0.5, 2.0) and math.isnan(result["c"])
 
 
-def test_finetune_with_several_dev_sets_and_own_metrics_reports_each(run_folders: Path, module):
+def test_finetune_with_several_dev_sets_and_custom_metrics_reports_each(run_folders: Path, module):
     """Check a run from files: the dev set of the folder, and a file with its first two rows only."""
     rows = (run_folders / "data" / "dev.json").read_text().splitlines()
     (run_folders / "few.jsonl").write_text("\n".join(rows[:2]))

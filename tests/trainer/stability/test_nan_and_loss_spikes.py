@@ -158,7 +158,7 @@ def test_step_guard_repeated_rollbacks_to_one_checkpoint_reach_the_limit(tmp_pat
 
 
 def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
-    """Check that the checkpoint during the trouble is removed, and the steps from the spike to NaN are skipped."""
+    """Check that the checkpoint of the unstable steps is removed, and the steps from the spike to NaN are skipped."""
     trainer = make_trainer(tmp_path, nan_policy="rollback", loss_spike_window=4, max_steps=12, save_total_limit=1)
     measure = trainer.objective.measure
     trainer.objective.row = -1
@@ -183,7 +183,7 @@ def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
     assert seen[:5] == [(2, [2]), (4, [4]), (6, [6]), (8, [6, 8]), ("rollback", 6, [6])]
     assert trainer.state.skipped_steps == [7, 8, 9]
     assert [(entry["step"], entry["reason"]) for entry in bad_steps(tmp_path)] == [(7, "loss_spike"), (9, "non_finite")]
-    # Four steps after the last trouble, at 13, the checkpoint of step 6 would no longer be kept.
+    # Four steps after the last unstable step, 13, the checkpoint of step 6 would no longer be kept.
     assert seen[5:] == [(8, [6, 8]), (10, [6, 10]), (12, [6, 12])]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == trainer.state.log_history and [line["step"] for line in lines] == [*range(1, 7), 10, 11, 12]
@@ -191,7 +191,7 @@ def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
 
 def test_step_guard_rollback_without_a_checkpoint_is_an_error(tmp_path):
     trainer = make_trainer(tmp_path, nan_policy="rollback", save_steps=5)
-    with pytest.raises(NonFiniteError, match="no checkpoint from before to go back to: lower save_steps"):
+    with pytest.raises(NonFiniteError, match="no earlier checkpoint to return to: lower save_steps"):
         trainer.train()
 
 
@@ -246,7 +246,7 @@ class Step:
         return type("Report", (), {"loss": self.loss, "grad_norm": 1.0, "learning_rate": learning_rate})()
 
 
-def test_step_guard_spikes_follow_the_formula_and_end_with_the_trouble(tmp_path, caplog):
+def test_step_guard_spikes_follow_the_formula_and_end_with_the_instability(tmp_path, caplog):
     trainer = make_trainer(tmp_path, loss_spike_window=8, num_train_epochs=20.0, max_steps=-1)
     guard, state = StepGuard(trainer.config.safety, ROWS, tmp_path), trainer.state
     batches = build_data_order(trainer.config, ROWS).step_batches()
@@ -265,10 +265,10 @@ def test_step_guard_spikes_follow_the_formula_and_end_with_the_trouble(tmp_path,
             guard.run(Step(float(loss)), batch, state, 1e-3)
             state.skip()
             state.skipped_steps.clear()
-            assert (state.last_trouble == number) == is_spike
+            assert (state.last_unstable == number) == is_spike
     # A spike ends up in the mean only if nothing is known yet.
     assert {21, 41, 42, 43, 44, 45} <= set(expected) and 3 not in expected
     written = [entry["step"] for entry in bad_steps(tmp_path)]
     assert {21, 41, 42, 44} <= set(written) and not {43, 45} & set(written)
-    assert state.trouble_since == 0 and "no loss spike and no NaN for 8 steps" in caplog.text
+    assert state.unstable_since == 0 and "no loss spike and no NaN for 8 steps" in caplog.text
     assert "loss spike: 9.0000" in caplog.text and "row " in caplog.text
