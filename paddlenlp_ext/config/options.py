@@ -198,7 +198,11 @@ class OptionGroup:
                     raise ValueError(f"expected {type_words(option_)}, got {value!r}")
                 option_.limits.check(value)
             except ValueError as error:
-                raise ValueError(f"{option_.key}: {error}") from None
+                raise ValueError(f"{self.name_in_errors(option_)}: {error}") from None
+
+    def name_in_errors(self, option_: Option) -> str:
+        """Return the name of an option in error messages: the key."""
+        return option_.key
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.options import Option, OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.constructor_arguments import ConfigType, field_of
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles, find_config, read_config
@@ -140,6 +140,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             self.bias = "adapted"
         if self.bias not in BIASES:
             raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
+
+    def name_in_errors(self, option_: Option) -> str:
+        """Return class and field, which a user of Python knows, and the JSON key if it differs from the field."""
+        name = f"{type(self).__name__}.{option_.attribute}"
+        return name if option_.key == option_.attribute else f"{name}: {option_.key}"
 
     if not TYPE_CHECKING:  # type checkers know the fields, which are the names to use
 
