@@ -50,7 +50,7 @@ def _begins_array(stream: ByteStream) -> bool:
 
 
 class _ArrayText:
-    """Window over the text of a JSON array, which is read at its end and dropped at its beginning.
+    """Sliding window over the text of a JSON array.
 
     Attributes:
         text: text in memory.
@@ -75,7 +75,7 @@ class _ArrayText:
         return self.byte, self.location.line, self.location.column
 
     def rows(self, is_start: bool) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the elements, each time with the position at the next element or at the closing bracket."""
+        """Yield the elements; after each, the position is at the next element or at the closing bracket."""
         try:
             if is_start:
                 self._enter()

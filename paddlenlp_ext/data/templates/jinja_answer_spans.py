@@ -143,7 +143,7 @@ class Renderings:
         return None
 
     def _start_of_greeting(self, text: str) -> int | None:
-        """Return the start of an answer that is the first message, located by a label in place of its content."""
+        """Return the start of an answer that is the first message; a label in place of its content locates it."""
         label = "Zq0x"
         greeting = replace(self.messages[0], content=label, reasoning=None)
         labelled = replace(self.conversation, messages=(greeting,))
@@ -201,7 +201,7 @@ def unfold(renderings: Renderings) -> list[Example]:
 def _spliced_example(renderings: Renderings, index: int) -> Example:
     """Return the example of an answer whose prompt the template rewrites once the answer follows.
 
-    The template of gpt-oss drops the reasoning of a tool call from the text with the final answer, but not from the
+    The template of gpt-oss omits the reasoning of a tool call once the final answer follows, but writes it in the
     prompt. The example consists of the prompt, as a server renders it, and the answer.
     """
     answer = renderings.answer_after_prompt(index)

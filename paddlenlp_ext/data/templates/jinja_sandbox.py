@@ -283,7 +283,7 @@ def _written(value: Any) -> Any:
 
 
 def _stored(value: Any) -> Any:
-    """Return a value that a namespace stores, unless it is a namespace."""
+    """Return a value, or raise an error if it is a namespace."""
     if isinstance(value, Namespace):
         raise TemplateLimitError("it writes or stores a namespace")
     return value

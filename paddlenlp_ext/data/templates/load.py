@@ -18,7 +18,7 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
     """Load the template that the key `chat_template` selects.
 
     Args:
-        option: None for the template of the tokenizer (no template if it has none), "none" for no template, or a path:
+        option: None for the template of the tokenizer, "none" for no template, or the path of
             a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
             `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.

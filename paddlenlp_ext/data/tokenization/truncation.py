@@ -4,7 +4,7 @@
 row. `truncation` selects what happens to a longer row:
 
     right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
-            answer gets no end token, so the model does not learn a false end. Later turns are dropped.
+            answer gets no end token, so the model does not learn to stop early. Later turns are dropped.
     left    The oldest turns are dropped until the others fit, then each prompt loses the beginning of its user
             message. Answers are never truncated: a row whose answer does not fit is invalid.
     drop    The row is dropped and counted.
