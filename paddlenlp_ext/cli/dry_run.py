@@ -46,7 +46,7 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
     order = None
     if data.train_rows is not None:
         order = build_data_order(config, data.train_rows, degrees.data * degrees.sharding)
-        outline.model.plan_steps(order.total_steps)
+        outline.model.hooks.plan_steps(order.total_steps)
     console.print(_plan_table(config, data, outline, order))
     if order is not None:
         console.print(_memory_table(config, data, outline, order))

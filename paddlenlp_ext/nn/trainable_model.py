@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,14 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_logprobs
 
 
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
 
-    Every model implements the first group of methods. The second group are hooks of the training loop: they do nothing
-    here, and an adapter method overrides the ones it needs.
+    A model implements the first group of methods; the other methods have defaults.
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
@@ -28,8 +28,6 @@ class TrainableModel(nn.Layer):
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if it is tied to the embedding.
-        set_aside: base parameters that an adapter replaces (peft/modules_to_save.py), by name.
-        has_loaded_replacements: whether the replacements of base parameters were read from an adapter's file.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
         task_type: task of the model under its name in Hugging Face PEFT.
         trained_modules: modules that every adapter of the model trains in full, such as the head of a classifier.
@@ -44,8 +42,10 @@ class TrainableModel(nn.Layer):
     reads_prompts: bool = False
     task_type: str = "CAUSAL_LM"
     trained_modules: tuple[str, ...] = ()
-    set_aside: Mapping[str, paddle.Tensor | None] = {}
-    has_loaded_replacements: bool = False
+
+    def get_base_model(self) -> TrainableModel:
+        """Return the model without its adapter: the base of a `PeftModel`, and any other model itself."""
+        return self
 
     # -- implemented by every model -----------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
@@ -125,40 +125,11 @@ class TrainableModel(nn.Layer):
         options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
 
-    # -- hooks of the training loop -----------------------------------------------------------------------------------
-    def plan_steps(self, total_steps: int) -> None:
-        """Plan a schedule; called before the first step of every new or resumed run, and in a dry run.
-
-        Raises:
-            ValueError: the method's schedule does not fit the number of steps.
-        """
-
-    def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Prepare the adapter before the first step of a new run.
-
-        Args:
-            run_batch: function that runs forward and backward pass of the next batch.
-        """
-
-    def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return a scalar to add to the loss of each optimizer step, or None."""
-        return None
-
-    def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the adapter after an optimizer step, while its gradients exist.
-
-        Args:
-            step: number of the step, counted from 1.
-            total_steps: number of steps of the run.
-            learning_rate: learning rate of the step, before `learning_rate_scale`.
-        """
-
-    def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that a resumed run needs in addition to weights and optimizer state."""
-        return {}
-
-    def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load the result of `training_state`, after the weights."""
+    # -- training -----------------------------------------------------------------------------------------------------
+    @property
+    def hooks(self) -> TrainingHooks:
+        """Hooks of the training loop; those of an adapter method can change the loss and the weights."""
+        return TrainingHooks()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Return the factor of a parameter's learning rate."""

@@ -35,6 +35,7 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.experts import Experts, MixtureOfExperts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.submodules import layer_at
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
 from paddlenlp_ext.parallel.mesh import ProcessAxis
@@ -58,8 +59,8 @@ class ExpertShards:
         ValueError: the model has no experts, the ranks cannot divide them, or a tensor of theirs has no slice for each.
     """
 
-    def __init__(self, model: nn.Layer, axis: ProcessAxis) -> None:
-        decoder = getattr(model, "base_model", model)
+    def __init__(self, model: TrainableModel, axis: ProcessAxis) -> None:
+        decoder = model.get_base_model()
         assert isinstance(decoder, CausalLM)
         check_experts(decoder.config, axis.size)
         self._layers = []

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from paddle import nn
-
 from paddlenlp_ext.checkpoint.load_weights import load_parameters
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.peft.modules_to_save import base_parameters
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import is_materialized
 
 
-def load_shards(model: nn.Layer, source: WeightSource) -> None:
+def load_shards(model: TrainableModel, source: WeightSource) -> None:
     """Load the base weights of a sharded model that was built without values; the adapter's values stay unchanged.
 
     Parameters that the adapter replaces start at the base's values, unless they were read from a stored adapter.
@@ -24,9 +23,10 @@ def load_shards(model: nn.Layer, source: WeightSource) -> None:
     Raises:
         ValueError: the stored tensors do not match the model.
     """
-    decoder = getattr(model, "base_model", model)
-    assert isinstance(decoder, TrainableModel)
-    loaded = set(decoder.set_aside) if decoder.has_loaded_replacements else set()
+    decoder = model.get_base_model()
+    loaded: set[str] = set()
+    if isinstance(model, PeftModel) and model.adapter.replaced.are_loaded:
+        loaded = set(model.adapter.replaced.names)
     parameters = {name: parameter for name, parameter in base_parameters(decoder).items() if name not in loaded}
     for parameter in parameters.values():
         if is_materialized(parameter) and not has_storage(parameter):

@@ -34,6 +34,7 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import own_parameters
 from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis
@@ -68,7 +69,7 @@ _NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
 """Collectives of linear layers inside an expert layer, which issues its own."""
 
 
-def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
+def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
     """Shard a model and its adapters in place; before the call all ranks hold the same model.
 
     Args:
@@ -83,7 +84,7 @@ def apply_tensor_plan(model: nn.Layer, axis: ProcessAxis, sequence: SequenceShar
     collectives = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
     if sequence is not None:
         collectives = _TPCollectives(sequence.gather, sequence.reduce_scatter)
-    decoder = getattr(model, "base_model", model)
+    decoder = model.get_base_model()
     assert isinstance(decoder, CausalLM)
     check_sizes(decoder.config, axis.size)
     styles = styles_by_name(decoder, decoder.config.tensor_plan)

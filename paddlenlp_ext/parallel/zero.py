@@ -58,7 +58,7 @@ class ParameterGatherer:
     def __init__(
         self, model: Any, parameters: list[paddle.Tensor], axis: ProcessAxis, reduce: Reduce, *, gathers_values: bool
     ) -> None:
-        decoder = getattr(model, "base_model", model).model
+        decoder = model.get_base_model().model
         self.gathers_values, self._reduce = gathers_values, reduce
         self._layers = [_Unit(own, axis, gathers_values) for own in _of_each_layer(decoder.layers, parameters)]
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}

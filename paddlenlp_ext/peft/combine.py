@@ -1,5 +1,39 @@
-"""Former import path of `load_combined`."""
+"""Load the weighted sum of several stored adapters as one adapter.
 
-from paddlenlp_ext.peft.load_combined import load_combined
+Only the sum stays in memory; `PeftModel.add_weighted_adapter` combines adapters that stay loaded.
+"""
 
-__all__ = ["load_combined"]
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.inject import undone_on_failure
+from paddlenlp_ext.peft.low_rank_factors import factors_of
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.peft.weighted_adapters import combined_factors
+
+
+def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
+    """Add the weighted sum of several stored adapters to their base model, as a plain LoRA.
+
+    The result is in evaluation mode and can be trained.
+
+    Args:
+        model: base model without an adapter.
+        adapters: folder -> weight; a negative weight subtracts the adapter.
+
+    Raises:
+        ValueError: there are no adapters, or an adapter cannot be read, belongs to another model or is not low-rank;
+            the model is unchanged.
+    """
+    if not adapters:
+        raise ValueError("no adapter to combine; pass at least one folder and its weight")
+    parts = []
+    with undone_on_failure(model):
+        for folder in adapters:
+            adapted = PeftModel.from_pretrained(model, folder)
+            parts.append(factors_of(adapted))
+            adapted.unload()
+        return PeftModel.from_factors(model, combined_factors(parts, list(adapters.values())))

@@ -14,7 +14,6 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.config import QuantizationConfig, describe_quantization
-from paddlenlp_ext.quantization.config_json import options_to_dict
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -84,19 +83,6 @@ def _key(attribute: str, config: PeftConfig) -> str:
         if method is type(config):
             return next((o.key for o in method_options(switch, method) if o.attribute == attribute), attribute)
     return attribute
-
-
-def base_fields(config: Any, quantization: QuantizationConfig | None) -> dict[str, Any]:
-    """Return the fields of adapter_config.json with which merging and prediction build the base of the training run.
-
-    They are not fields of Hugging Face PEFT, which warns that it ignores them.
-
-    Args:
-        config: config of the base.
-        quantization: quantization of the base; None for none.
-    """
-    fields = {} if quantization is None else {"base_quantization": options_to_dict(quantization)}
-    return fields | ({"base_config_overrides": dict(config.config_overrides)} if config.config_overrides else {})
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:

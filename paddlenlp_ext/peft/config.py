@@ -21,6 +21,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import Option, OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.constructor_arguments import ConfigType, field_of
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles, find_config, read_config
 from paddlenlp_ext.peft.layers import AdapterLayer
@@ -78,8 +79,8 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
         starts_from_weights: whether initialization uses the values of the base, not only its shapes.
-        model_class: class that `get_peft_model` returns for a method with a custom forward pass, loss or step hook;
-            None means `PeftModel`.
+        adapter_class: class of the adapter, for a method with a custom forward pass, loss or step hook; None means
+            `Adapter`.
         refines: for a variant of another method, the switch of that method. Both switches must be on, the variant
             uses the other method's key prefix (config/run_config.py), and `claims` recognizes the variant's files.
         needs_quantized_base: whether the method requires a quantized base.
@@ -97,7 +98,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     mergeable: ClassVar[bool] = True
     reads_prompts: ClassVar[bool] = False
     starts_from_weights: ClassVar[bool] = False
-    model_class: ClassVar[type[TrainableModel] | None] = None
+    adapter_class: ClassVar[type[TrainingHooks] | None] = None
     refines: ClassVar[str | None] = None
     needs_quantized_base: ClassVar[bool] = False
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = None

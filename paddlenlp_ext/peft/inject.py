@@ -1,31 +1,60 @@
-"""Wrap the target layers of a model with adapters, and undo it on failure; select targets by name or pattern."""
+"""Inject adapters: wrap the target layers of a model, replace parameters, load stored values, and undo on failure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from paddle import nn
 
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft import compatibility
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.formats.fused_projections import with_parts
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
+from paddlenlp_ext.peft.lora_conversion import lora_config_for, lora_tensors
+from paddlenlp_ext.peft.low_rank_factors import Factors
 from paddlenlp_ext.peft.modules_to_save import (
+    ReplacedParameters,
     covers,
-    detach_adapter,
     excluded_targets,
     replace_parameters,
+    with_trained_modules,
 )
+from paddlenlp_ext.peft.target_modules import without_foreign_targets
 from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, TABLES, TrainableTokens, tokens_of_model
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
+from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
 
-def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
-    """Freeze every parameter of the model, then wrap the target layers of the config.
+def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter:
+    """Add an adapter to a base model; with `config.path`, it starts from the stored adapter.
+
+    Raises:
+        ValueError: see `inject`, or the stored adapter does not fit the model or the config; the model is unchanged.
+    """
+    if model.config.fused_layers:
+        config = with_parts(config, model.config.fused_layers)
+    if model.trained_modules:
+        config = with_trained_modules(config, model)
+    _log_frozen_experts(model, config)
+    with undone_on_failure(model):
+        return _continued_adapter(model, config, seed) if config.path else inject(model, config, seed)
+
+
+def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter:
+    """Freeze every parameter of the model, and add an adapter.
+
+    Args:
+        model: base model without an adapter.
+        config: config of the adapter's method.
+        seed: seed of the adapter's initial values.
 
     Raises:
         ValueError: the model already has an adapter, a target matches no layer, or the layers were quantized for
@@ -34,28 +63,97 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> None:
     if next(adapter_layers(model), None) is not None:
         raise ValueError("the model already has an adapter; merge it (merge_and_unload) before adding another")
     targets = config.targets(model)
-    excluded = set(excluded_targets(config, targets))
+    if config.exclude_modules or config.modules_to_save:
+        targets = _without_excluded(model, config, targets)
+    for parameter in model.parameters():
+        parameter.stop_gradient = True
+    bases = {name: layer_at(model, name) for name in targets}
+    wrap = config.wrapper(bases, seed)
+    if config.trainable_token_indices is not None:
+        _wrap_tables(model, config, bases)
+    for name, base in bases.items():
+        replace_layer(model, name, wrap(name, base))
+    injected = dict(adapter_layers(model))
+    replaces = config.modules_to_save or config.saved_embeddings or config.bias != "none"
+    replaced = replace_parameters(model, config) if replaces else ReplacedParameters(model)
+    adapter_class = config.adapter_class or Adapter
+    assert issubclass(adapter_class, Adapter)
+    adapter = adapter_class(model, config, injected, replaced)
+    if model.quantization is not None:
+        _check_residual_bases(model)
+    return adapter
+
+
+def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[str]) -> list[str]:
+    """Return the targets without excluded layers and layers that train in full.
+
+    Raises:
+        ValueError: every target is excluded, or one of two tied layers is a target and the other trains in full.
+    """
+    excluded = excluded_targets(config, targets)
     if targets and len(excluded) == len(targets):
         raise ValueError("exclude_modules and modules_to_save leave no layer to adapt; exclude fewer layers")
     if config.exclude_modules and not excluded:
         logger.warning("exclude_modules: %s matches no target", ", ".join(config.exclude_modules))
-    for parameter in model.parameters():
-        parameter.stop_gradient = True
-    bases = {name: layer_at(model, name) for name in targets if name not in excluded}
-    replaced = [name for name in TABLES if covers(config.modules_to_save, name)]
-    if model.config.tie_word_embeddings and replaced and EMBEDDING in bases:
+    kept = [name for name in targets if name not in excluded]
+    if model.config.tie_word_embeddings and _trained_tables(config) and EMBEDDING in kept:
         raise ValueError(
             "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name it in "
             "one of the two only"
         )
-    tokens = tokens_of_model(config.trainable_token_indices, model, replaced, bases)
-    wrap = config.wrapper(bases, seed)
-    for name, base in bases.items():
-        replace_layer(model, name, wrap(name, base))
+    return kept
+
+
+def _trained_tables(config: PeftConfig) -> list[str]:
+    """Return the layers among embedding and lm_head that train in full."""
+    return [name for name in TABLES if covers(config.modules_to_save, name)]
+
+
+def _wrap_tables(model: TrainableModel, config: PeftConfig, targets: Collection[str]) -> None:
+    """Wrap embedding and lm_head, as `trainable_token_indices` of another method says."""
+    tokens = tokens_of_model(config.trainable_token_indices, model, _trained_tables(config), targets)
     for name, ids in tokens.items():
         replace_layer(model, name, TrainableTokens(layer_at(model, name), ids))
-    replace_parameters(model, config)
-    _check_residual_bases(model)
+
+
+def _continued_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter:
+    """Add the adapter that is stored at `config.path`, with the training options of `config`."""
+    assert config.path is not None
+    stored = read_adapter(config.path).for_base(model.config)
+    compatibility.require_same_model(stored, model)
+    config = compatibility.continued_config(stored, config, without_foreign_targets(stored.config, model))
+    adapter = inject(model, config, seed)
+    adapter.load_tensors(stored.tensors, str(stored.folder))
+    compatibility.warn_of_other_quantization(stored, model.quantization)
+    return adapter
+
+
+def _log_frozen_experts(model: TrainableModel, config: PeftConfig) -> None:
+    """Log that the default targets exclude experts and routers, as in Hugging Face PEFT."""
+    is_default = getattr(config, "target_modules", ()) is None and not getattr(config, "target_parameters", None)
+    if is_default and any(isinstance(layer, AnyGroupedLinear) for layer in model.sublayers()):
+        logger.info("experts and routers are not adapted; name them in target_parameters to adapt them with LoRA")
+
+
+def stored_adapter(model: TrainableModel, stored: AdapterFiles) -> Adapter:
+    """Add a stored adapter to its base model.
+
+    Raises:
+        ValueError: the adapter does not fit the model; the model is unchanged.
+    """
+    stored = stored.for_base(model.config)
+    compatibility.require_same_model(stored, model)
+    with undone_on_failure(model):
+        adapter = inject(model, without_foreign_targets(stored.config, model))
+        adapter.load_tensors(stored.tensors, str(stored.folder))
+    return adapter
+
+
+def adapter_from_factors(model: TrainableModel, factors: Mapping[str, Factors]) -> Adapter:
+    """Add a plain LoRA of scale 1 with the given low-rank factors."""
+    adapter = inject(model, lora_config_for(factors))
+    adapter.load_tensors({name: tensor.numpy() for name, tensor in lora_tensors(factors).items()}, "combined")
+    return adapter
 
 
 def _check_residual_bases(model: nn.Layer) -> None:
@@ -75,14 +173,20 @@ def _check_residual_bases(model: nn.Layer) -> None:
 
 @contextmanager
 def undone_on_failure(model: TrainableModel) -> Iterator[None]:
-    """If the block raises, remove the adapter that it added and restore the parameters' `stop_gradient`."""
+    """If the block raises, remove the adapter that it added, and restore parameters and their `stop_gradient`."""
     had_adapter = next(adapter_layers(model), None) is not None
     frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
+    parameters = [
+        (layer, dict(layer.named_parameters(include_sublayers=False))) for layer in model.sublayers(include_self=True)
+    ]
     try:
         yield
     except BaseException:
         if not had_adapter:
-            detach_adapter(model)
+            detach_adapters(model)
+            for layer, own in parameters:
+                for name, parameter in own.items():
+                    setattr(layer, name, parameter)
         for parameter, stop_gradient in frozen:
             parameter.stop_gradient = stop_gradient
         raise

@@ -13,15 +13,17 @@ import paddle
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
-from paddlenlp_ext.peft.trainable_token_indices import ROWS
 
 
 class AdaptedModel(Protocol):
     """Interface of `PeftModel` that this module uses."""
 
     base_model: TrainableModel
+
+    @property
+    def injected(self) -> dict[str, AdapterLayer]: ...
 
     @property
     def peft_config(self) -> PeftConfig: ...
@@ -61,15 +63,15 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
         ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was
             quantized for this adapter.
     """
-    names = model.adapter_state().keys()
-    replaced = [*model.base_model.set_aside, *(name for name in names if name.endswith(f".{ROWS}"))]
+    state = model.adapter_state()
+    names, replaced = state.keys(), [*model.replaced_of(state)]
     if replaced and not without_replaced:
         raise ValueError(
             f"the adapter also has parameters of the base ({', '.join(replaced[:4])}), which a sum of low-rank updates "
             "cannot hold; merge it into the base instead"
         )
     factors = {}
-    for name, layer in adapter_layers(model.base_model):
+    for name, layer in model.injected.items():
         if getattr(layer, "base_is_residual", False):
             raise ValueError(
                 f"{name}: a part of the weight was subtracted before quantization, and the factors of this adapter "
@@ -80,7 +82,7 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
         if pair is not None:
             is_plain = type(model.peft_config) is LoRAConfig and isinstance(layer, LoRALinear)
             factors[name] = Factors(*pair, layer.scaling if is_plain else None)
-    shared = {key for _, layer in adapter_layers(model.base_model) for key in layer.shared_state()}
+    shared = {key for _, layer in model.injected.items() for key in layer.shared_state()}
     own = names - shared - set(replaced)
     others = [key for key in own if not any(key.startswith(f"{name}.".replace(".base.", ".")) for name in factors)]
     config = model.peft_config

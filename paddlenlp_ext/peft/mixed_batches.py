@@ -27,9 +27,8 @@ from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
-from paddlenlp_ext.peft.layers import AdapterLayer, as_linear
+from paddlenlp_ext.peft.layers import AdapterLayer, as_linear, attach_adapters, detach_adapters
 from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
-from paddlenlp_ext.peft.modules_to_save import DetachedAdapter, attach_adapter, detach_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -110,14 +109,14 @@ class AdapterGroups:
     def __init__(self, model: TrainableModel, adapters: Mapping[str, AdapterFiles]) -> None:
         self._base, self._rows = model, RowAdapters()
         self._models: dict[str, Any] = {SHARED: model}
-        self._detached: dict[str, DetachedAdapter] = {}
+        self._row_layers: dict[str, AdapterLayer] = {}
         shared: dict[str, dict[str, Factors]] = {}
         for name, stored in adapters.items():
             adapted = PeftModel.from_files(model, stored, is_trainable=False)
             factors = _factors_by_row(adapted, name)
-            detached = detach_adapter(model)
+            adapted.adapter.detach()
             if factors is None:
-                self._models[name], self._detached[name] = adapted, detached
+                self._models[name] = adapted
                 logger.info("adapter %s (%s) runs in passes of its own", name, stored.config.peft_type)
             for layer, pair in (factors or {}).items():
                 shared.setdefault(layer, {})[name] = pair
@@ -138,8 +137,14 @@ class AdapterGroups:
     def prepare(self, group: Any, adapters: Sequence[str]) -> Any:
         """Return the model for a pass whose rows have the given adapters, all of one group."""
         if group != self._active:
-            self._detached[self._active] = detach_adapter(self._base)
-            attach_adapter(self._base, self._detached.pop(group))
+            if self._active == SHARED:
+                self._row_layers = detach_adapters(self._base)
+            else:
+                self._models[self._active].adapter.detach()
+            if group == SHARED:
+                attach_adapters(self._base, self._row_layers)
+            else:
+                self._models[group].adapter.attach()
             self._active = group
         self._rows.select(adapters)
         return self._models[group]

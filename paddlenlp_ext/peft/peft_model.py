@@ -1,10 +1,10 @@
-"""`PeftModel`, a model with adapters, and `get_peft_model`, which creates one."""
+"""`PeftModel`, a model with named adapters, and `get_peft_model`, which creates one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,19 @@ import paddle
 from paddlenlp_ext.generation.transformers_generate import generate_for
 from paddlenlp_ext.nn.causal_lm_forward import CausalLMOutput, causal_lm_forward
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.paddle_compat import registered_member
-from paddlenlp_ext.peft import compatibility, modules_to_save
+from paddlenlp_ext.peft import compatibility
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.formats.fused_projections import join_adapter, with_parts
-from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, assign_tensors, read_adapter, read_tensors
-from paddlenlp_ext.peft.formats.write_adapter import write_adapter
-from paddlenlp_ext.peft.inject import inject, undone_on_failure
-from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.inject import adapter_from_factors, new_adapter, stored_adapter
+from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
-from paddlenlp_ext.peft.multi_adapter import MultiAdapterModel
+from paddlenlp_ext.peft.named_adapters import NamedAdapters
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
-from paddlenlp_ext.peft.save_as_lora import lora_config_for, lora_tensors
-from paddlenlp_ext.peft.target_modules import without_foreign_targets
-from paddlenlp_ext.peft.trainable_token_indices import ROWS
 from paddlenlp_ext.peft.weighted_adapters import combined_factors
-from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -44,57 +40,72 @@ def get_peft_model(
     Args:
         model: decoder from `AutoModelForCausalLM`.
         peft_config: config of a method, such as `LoRAConfig`. With `path`, training starts from that adapter, whose
-            structure (rank, targets) replaces that of `peft_config`; differences are logged.
+            structure (rank, targets) replaces the structure in `peft_config`; differences are logged.
         seed: seed of the adapter's initial values, which depend only on it and on the names of the parameters.
         adapter_name: name of the adapter for `set_adapter`.
 
     Raises:
-        ValueError: see `inject` and `PeftModel.load_weights`; the model is unchanged.
+        ValueError: a target matches no layer, the model already has an adapter, or the adapter at `path` does not fit;
+            the model is unchanged.
+
+    Examples:
+        >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> base = AutoModelForCausalLM.from_config({"model_type": "llama", "vocab_size": 32, **sizes})
+        >>> model = get_peft_model(base, LoRAConfig(r=4, target_modules=["q_proj", "v_proj"]))
+        >>> model.get_nb_trainable_parameters()[0]
+        256
     """
-    own_config = with_parts(peft_config, model.config.fused_layers)
-    config = peft_config = modules_to_save.with_trained_modules(own_config, model)
-    stored = read_adapter(config.path).for_base(model.config) if config.path else None
-    if stored is not None:
-        compatibility.require_same_model(stored, model)
-        config = compatibility.continued_config(stored, peft_config, without_foreign_targets(stored.config, model))
-    with undone_on_failure(model):
-        inject(model, config, seed)
-        _log_frozen_experts(model, config)
-        peft_model = _model_class(config)(model, config)
-        peft_model.adapters = MultiAdapterModel(adapter_name)
-        if stored is not None:
-            peft_model.load_tensors(stored.tensors, str(stored.folder))
-            compatibility.warn_of_other_quantization(stored, peft_model.quantization)
-    return peft_model
-
-
-def _log_frozen_experts(model: TrainableModel, config: PeftConfig) -> None:
-    """Log that the default targets exclude experts and routers, as those of Hugging Face PEFT do."""
-    is_default = getattr(config, "target_modules", ()) is None and not getattr(config, "target_parameters", None)
-    if is_default and any(isinstance(layer, AnyGroupedLinear) for layer in model.sublayers()):
-        logger.info("experts and routers are not adapted; name them in target_parameters to adapt them with LoRA")
-
-
-def _model_class(config: PeftConfig) -> type[PeftModel]:
-    model_class = config.model_class or PeftModel
-    assert issubclass(model_class, PeftModel)
-    return model_class
+    adapter = new_adapter(model, peft_config, seed)
+    return PeftModel(model, adapter, adapter_name)
 
 
 class PeftModel(TrainableModel):
-    """Model with an adapter; accepted wherever its base model is.
+    """Model with named adapters, one of which is active; accepted wherever its base model is.
 
-    A method that needs more than layers derives from this class in its own file (`PeftConfig.model_class`) and
-    overrides `hidden_states`, through which every forward pass goes, or hooks of the training loop (`TrainableModel`).
+    The model delegates to its active `Adapter`. Switching adapters copies no tensor.
+
+    Args:
+        model: base model, in which the adapter is in place.
+        adapter: the adapter, which becomes active.
+        adapter_name: name of the adapter.
+
+    Attributes:
+        base_model: the base model.
+        adapters: all adapters by name.
     """
 
-    def __init__(self, model: TrainableModel, peft_config: PeftConfig) -> None:
+    def __init__(self, model: TrainableModel, adapter: Adapter, adapter_name: str = "default") -> None:
         super().__init__()
         self.base_model = model
-        self.peft_config: Any = peft_config  # subclasses declare the config of their method
-        self.reads_prompts = peft_config.reads_prompts
-        self.adapter_enabled = True
-        self.adapters = MultiAdapterModel("default")
+        self.adapters = NamedAdapters(adapter_name, adapter)
+        self._register_own_layers()
+
+    def _register_own_layers(self) -> None:
+        """Register the active adapter's layers outside the base model, so that their parameters are the model's."""
+        self.reads_prompts = self.peft_config.reads_prompts
+        for name, layer in self.adapter.own_layers.items():
+            self.add_sublayer(name, layer)
+
+    @property
+    def adapter(self) -> Adapter:
+        """The active adapter."""
+        return self.adapters.active
+
+    @property
+    def active_adapter(self) -> str:
+        """Name of the active adapter."""
+        return self.adapters.active_name
+
+    @property
+    def injected(self) -> dict[str, AdapterLayer]:
+        """Layers of the active adapter by name."""
+        return self.adapter.injected
+
+    @property
+    def peft_config(self) -> Any:
+        """Config of the active adapter."""
+        return self.adapter.peft_config
 
     # -- interface of the base model ----------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
@@ -106,6 +117,10 @@ class PeftModel(TrainableModel):
                 raise
             return getattr(self.base_model, name)
 
+    def get_base_model(self) -> TrainableModel:
+        """Return the base model."""
+        return self.base_model
+
     def forward(
         self,
         input_ids: paddle.Tensor,
@@ -115,14 +130,14 @@ class PeftModel(TrainableModel):
     ) -> paddle.Tensor | CausalLMOutput:
         """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; arguments are those of the base model.
 
-        The loss excludes `auxiliary_loss`, which the trainer adds.
+        The loss excludes the auxiliary loss of `hooks`, which the trainer adds.
         """
         prompts = prompt_lengths_of if self.reads_prompts else None
         return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; arguments are those of the base model."""
-        return self.base_model.hidden_states(*args, **kwargs)
+        return self.adapter.hidden_states(*args, **kwargs)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Map hidden states [..., D] to logits [..., V]."""
@@ -150,9 +165,23 @@ class PeftModel(TrainableModel):
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Return the shape of the hidden states between two layers."""
-        return self.base_model.hidden_states_shape(batch, length)
+        return self.adapter.hidden_states_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
+    @property
+    def hooks(self) -> TrainingHooks:
+        """Hooks of the training loop of the active adapter.
+
+        Raises:
+            ValueError: the adapter is merged.
+        """
+        self.adapters.require_unmerged("training")
+        return self.adapter
+
+    def auxiliary_loss(self) -> paddle.Tensor | None:
+        """Return the term that the active adapter's method adds to the loss, or None."""
+        return self.hooks.auxiliary_loss()
+
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Return the factor of the learning rate for a parameter."""
         return self.peft_config.learning_rate_scale(parameter_name)
@@ -163,8 +192,7 @@ class PeftModel(TrainableModel):
 
     def mark_only_adapter_as_trainable(self) -> None:
         """Freeze the base model, as `get_peft_model` does."""
-        own = {id(parameter) for _, layer in adapter_layers(self) for parameter in layer.own_parameters()}
-        own |= {id(parameter) for parameter in modules_to_save.replaced_parameters(self.base_model).values()}
+        own = {id(parameter) for parameter in self.adapter.parameters()}
         for parameter in self.base_model.parameters():
             if id(parameter) not in own:
                 parameter.stop_gradient = True
@@ -173,40 +201,27 @@ class PeftModel(TrainableModel):
     mark_only_prefix_as_trainable = mark_only_adapter_as_trainable
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Return the numbers of trainable and of all parameters; a quantized weight counts its elements."""
+        """Return the numbers of trainable parameters and of all parameters; quantized weights count as elements."""
         return count_parameters(self)
 
     def print_trainable_parameters(self) -> None:
-        """Print the numbers of trainable and of all parameters, and the adapted layers."""
+        """Print the numbers of trainable parameters and of all parameters, and the adapted layers."""
         print(describe_parameters(self))
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Disable the adapter within a `with` block."""
-        switches = [(self, "adapter_enabled"), *((layer, "enabled") for _, layer in adapter_layers(self))]
-        previous = [getattr(owner, name) for owner, name in switches]
-        for owner, name in switches:
-            setattr(owner, name, False)
-        try:
-            with modules_to_save.base_values(self.base_model) if previous[0] else nullcontext():
-                yield
-        finally:
-            for (owner, name), value in zip(switches, previous, strict=True):
-                setattr(owner, name, value)
+        """Use the base model without the adapter within a `with` block, whether or not the adapter is merged."""
+        with self.adapters.unmerged() as adapter, adapter.disabled():
+            yield
 
     # -- several adapters ---------------------------------------------------------------------------------------------
-    @property
-    def active_adapter(self) -> str:
-        """Name of the active adapter."""
-        return self.adapters.active
-
     def add_adapter(self, adapter_name: str, peft_config: PeftConfig, seed: int = 42) -> None:
         """Add an adapter of any method without activating it; arguments are those of `get_peft_model`.
 
         Raises:
             ValueError: the name is taken, or see `get_peft_model`; nothing has changed.
         """
-        self.adapters.add(self, adapter_name, lambda: get_peft_model(self.base_model, peft_config, seed))
+        self.adapters.add(adapter_name, lambda: new_adapter(self.base_model, peft_config, seed))
 
     def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str, is_trainable: bool = True) -> None:
         """Add a stored adapter without activating it; arguments are those of `from_pretrained`.
@@ -215,24 +230,29 @@ class PeftModel(TrainableModel):
             ValueError: the name is taken, or see `from_pretrained`; nothing has changed.
         """
         self.adapters.add(
-            self, adapter_name, lambda: PeftModel.from_pretrained(self.base_model, folder, is_trainable=is_trainable)
+            adapter_name,
+            lambda: PeftModel.from_pretrained(self.base_model, folder, is_trainable=is_trainable).adapter,
         )
 
     def set_adapter(self, adapter_name: str) -> None:
-        """Activate another adapter; the model stays in training or evaluation mode. No tensor is copied.
+        """Activate another adapter; the model stays in training or evaluation mode.
 
         Raises:
-            ValueError: there is no such adapter.
+            ValueError: no adapter has this name, or the active adapter is merged.
         """
-        training = self.training
-        self.adapters.switch(self, adapter_name)
-        self.train() if training else self.eval()
+        previous = self.adapter
+        self.adapters.switch(adapter_name)
+        if self.adapter is not previous:
+            for name in previous.own_layers:
+                delattr(self, name)
+            self._register_own_layers()
+            self.train() if self.training else self.eval()
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Remove an adapter that is not active.
 
         Raises:
-            ValueError: there is no such adapter, or it is active.
+            ValueError: no adapter has this name, or it is active.
         """
         self.adapters.delete(adapter_name)
 
@@ -247,67 +267,57 @@ class PeftModel(TrainableModel):
 
         Args:
             adapters: names of low-rank adapters.
+            weights: weight of each adapter.
+            adapter_name: name of the new adapter.
             combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
                 "linear" for the weighted sum of the factors of LoRAs with equal ranks.
 
         Raises:
-            ValueError: there is no such adapter or combination type, or an update is not low-rank.
+            ValueError: no adapter or combination type has this name, or an update is not low-rank.
         """
-        parts, active = [], self.active_adapter
-        try:
-            for name in adapters:
-                self.set_adapter(name)
-                parts.append(factors_of(self))
-        finally:
-            self.set_adapter(active)
-        factors = combined_factors(parts, weights, combination_type)
-        self.adapters.add(self, adapter_name, lambda: PeftModel.from_factors(self.base_model, factors))
+        updates = [factors_of(self.adapters[name]) for name in adapters]
+        factors = combined_factors(updates, weights, combination_type)
+        self.adapters.add(adapter_name, lambda: adapter_from_factors(self.base_model, factors))
 
     @classmethod
     def from_factors(cls, model: TrainableModel, factors: Mapping[str, Factors]) -> PeftModel:
         """Add a plain LoRA of scale 1 with the given factors; the result is trainable, and in evaluation mode."""
-        config = lora_config_for(factors)
-        inject(model, config)
-        adapted = PeftModel(model, config)
-        adapted.load_tensors({name: tensor.numpy() for name, tensor in lora_tensors(factors).items()}, "combined")
+        adapted = PeftModel(model, adapter_from_factors(model, factors))
         adapted.eval()
         return adapted
 
     # -- files --------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's tensors by their names in files."""
-        state = {name: t for name, t in self.state_dict().items() if not name.startswith("base_model.")}
-        for layer_name, layer in adapter_layers(self.base_model):
-            for name, tensor in layer.own_state().items():
-                state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
-            state.update(layer.shared_state())
-        return {**state, **modules_to_save.replaced_parameters(self.base_model)}
+        """Return the active adapter's tensors by their names in files."""
+        return self.adapter.adapter_state()
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
         """Return the tensors to save by name, before the method converts them to its file format."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write `adapter_config.json` and `adapter_model.safetensors` in the layout of Hugging Face PEFT.
+        """Write `adapter_config.json` and `adapter_model.safetensors` of the active adapter.
+
+        The layout is that of Hugging Face PEFT. A merged adapter is saved as it was before the merge.
 
         Args:
             folder: created if it does not exist.
             tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
         """
-        fields, layout = self.peft_config.to_adapter_config(self.base_model), self.config.file_layout
-        state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
-        replaced = self.replaced_of(state)
-        layers = {name: tensor for name, tensor in state.items() if name not in replaced}
-        tensors = {**self.peft_config.to_stored(layers), **replaced}
-        self.write_files(folder, self.peft_config.peft_type, fields, tensors)
+        with self.adapters.unmerged() as adapter:
+            adapter.save_pretrained(folder, tensors)
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the adapter of a finished run, which may be smaller than the trained one."""
+        self.adapter.save_finished(folder, tensors)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
         """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
-        return self.adapter_state() if tensors is None else read_tensors(tensors)
+        return self.adapter.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
         """Return the tensors of `full_state` that replace parameters of the base, or rows of its tables."""
-        return {name: each for name, each in state.items() if name in self.base_model.set_aside or name.endswith(ROWS)}
+        return self.adapter.replaced_of(state)
 
     def write_files(
         self,
@@ -316,17 +326,8 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write an adapter of this model; `fields` are added to the fields that every method has."""
-        config, model = self.peft_config, self.base_model
-        shared = {"peft_type": peft_type, "task_type": model.task_type, "inference_mode": True}
-        shared |= {"base_model_name_or_path": model.config.name_or_path}
-        shared |= compatibility.base_fields(self.config, self.quantization) | modules_to_save.common_fields(
-            model, config
-        )
-        tensors = modules_to_save.with_tied_copies(model, config, tensors)
-        fields, tensors = join_adapter({**fields, **shared}, tensors, self.config.fused_layers)
-        keys = {**config.own_keys, **modules_to_save.stored_keys(model, config)}
-        write_adapter(folder, fields, tensors, keys, config.key_prefix)
+        """Write adapter files of a method, whose `fields` are added to the fields that every method has."""
+        self.adapter.write_files(folder, peft_type, fields, tensors)
 
     @classmethod
     def from_pretrained(
@@ -339,12 +340,14 @@ class PeftModel(TrainableModel):
         """Add a stored adapter to its base model; the result is in evaluation mode.
 
         Args:
+            model: base model without an adapter.
             folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
             adapter_name: name of the adapter for `set_adapter`.
             is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: no adapter, unsupported fields, or another base model or config; the model is unchanged.
+            ValueError: the folder has no adapter, a field is not supported, or the adapter was trained over another
+                base model or config; the model is unchanged.
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)
@@ -356,14 +359,7 @@ class PeftModel(TrainableModel):
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
         """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
-        stored = stored.for_base(model.config)
-        compatibility.require_same_model(stored, model)
-        with undone_on_failure(model):
-            config = without_foreign_targets(stored.config, model)
-            inject(model, config)
-            peft_model = _model_class(config)(model, config)
-            peft_model.load_tensors(stored.tensors, str(stored.folder))
-        peft_model.adapters = MultiAdapterModel(adapter_name)
+        peft_model = PeftModel(model, stored_adapter(model, stored), adapter_name)
         if not is_trainable:
             for parameter in peft_model.parameters():
                 parameter.stop_gradient = True
@@ -384,10 +380,8 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`; or the base is quantized differently or has another config.
         """
-        stored = stored.for_base(self.config)
-        compatibility.require_same_base(stored, self.config, self.quantization)
-        compatibility.require_same_function(str(stored.folder), stored.config, self.peft_config)
-        self.load_tensors(stored.tensors, str(stored.folder))
+        self.adapters.require_unmerged("loading an adapter")
+        self.adapter.resume_from(stored)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Load tensors by their names in files: all of them, or none on an error.
@@ -395,23 +389,49 @@ class PeftModel(TrainableModel):
         Raises:
             ValueError: see `load_weights`.
         """
-        tensors = modules_to_save.without_tied_copies(self.base_model, tensors, where)
-        assign_tensors(self.adapter_state(), tensors, where)
-        self.base_model.has_loaded_replacements = True
+        self.adapters.require_unmerged("loading an adapter")
+        self.adapter.load_tensors(tensors, where)
 
     # -- merging ------------------------------------------------------------------------------------------------------
+    def merge_adapter(self, adapter_names: Sequence[str] | None = None, safe_merge: bool = False) -> None:
+        """Merge the active adapter into the base's weights, in place, until `unmerge_adapter`.
+
+        The merged weights are stored next to the base's weights. Trained modules (`modules_to_save`) stay in place.
+
+        Args:
+            adapter_names: None, or a list with the active adapter's name.
+            safe_merge: check that the merged weights are finite.
+
+        Raises:
+            ValueError: the adapter is merged already or cannot be merged, the base is quantized, another adapter is
+                named, or a merged weight is not finite; nothing has changed.
+        """
+        self.adapters.merge(adapter_names, safe_merge)
+
+    def unmerge_adapter(self) -> None:
+        """Undo `merge_adapter` exactly.
+
+        Raises:
+            ValueError: no adapter is merged.
+        """
+        if not self.adapters.is_merged:
+            raise ValueError("no adapter is merged; call merge_adapter() before unmerge_adapter()")
+        self.adapters.unmerge()
+
     def merge_and_unload(self) -> TrainableModel:
         """Merge the adapter into the (dequantized) weights and return the base model; do not use this object after.
 
         Raises:
             ValueError: adapters of the method cannot be merged.
         """
-        merge_in_place(self.base_model, self.peft_config)
+        self.adapters.unmerge()
+        merge_in_place(self.adapter)
         return self.base_model
 
     def unload(self) -> TrainableModel:
         """Remove the adapter and return the base model; this object must not be used afterwards."""
-        modules_to_save.detach_adapter(self.base_model)
+        self.adapters.unmerge()
+        self.adapter.detach()
         return self.base_model
 
 

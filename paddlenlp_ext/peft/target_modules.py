@@ -23,9 +23,8 @@ def linear_names(model: TrainableModel) -> list[str]:
 
     A layer counts as linear if it has `in_features` and `out_features`.
     """
-    head = model.head_weight()
-    linears = ((name, layer) for name, layer in model.named_sublayers() if _is_linear(layer))
-    return [name for name, layer in linears if getattr(layer, "weight", None) is not head]
+    linears = (name for name, layer in model.named_sublayers() if _is_linear(layer))
+    return [name for name in linears if name.partition(".")[0] != HEAD]
 
 
 def adaptable_names(model: TrainableModel) -> list[str]:

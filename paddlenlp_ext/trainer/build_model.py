@@ -20,7 +20,6 @@ from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.parallel.pipeline.stages import allocate_own_parameters
 from paddlenlp_ext.parallel.zero import Sharding
 from paddlenlp_ext.peft.formats.fused_projections import with_parts
-from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
@@ -145,5 +144,5 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
     if config.peft is None:
         return model
     adapted = get_peft_model(model, config.peft, seed=config.train.seed)
-    drop_base_values(model)
+    adapted.adapter.replaced.drop_base_values()
     return adapted

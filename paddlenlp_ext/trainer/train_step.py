@@ -104,7 +104,7 @@ class OptimizerStep:
         self.objective = objective or CrossEntropy()
         self.parameters = list(trainable_parameters(model).values())
         self._end_float32_gradients = widen_gradients(self.parameters if options.float32_gradients else [])
-        model.plan_steps(options.total_steps)
+        model.hooks.plan_steps(options.total_steps)
 
     def run(self, step_batch: StepBatch, step: int, learning_rate: float, loss_scale: float = 1.0) -> StepReport:
         """Run one optimizer step.
@@ -145,7 +145,7 @@ class OptimizerStep:
         self._unscale(loss_scale)
         grad_norm = self._clip(loss)
         self._update(step, learning_rate)
-        self.model.after_step(step + 1, self.options.total_steps, learning_rate)
+        self.model.hooks.after_step(step + 1, self.options.total_steps, learning_rate)
         self.objective.after_step(step + 1)
         self._clear_gradients()
         seconds = time.perf_counter() - started
@@ -173,7 +173,7 @@ class OptimizerStep:
             self._accumulate([self._scaled(batch, scale, 0, number)], lambda: None)
 
         with self.process_group.gathered_parameters():
-            self.model.before_training(run_batch)
+            self.model.hooks.before_training(run_batch)
         self._expert_counts()  # reset expert counts before step 1
         _drop_gradients(self.model.parameters())
 
@@ -273,7 +273,7 @@ class OptimizerStep:
 
         Each replica divides the loss by the number of replicas, so that the sum over replicas counts it once.
         """
-        loss = self.model.auxiliary_loss()
+        loss = self.model.hooks.auxiliary_loss()
         if loss is None:
             return 0.0
         (loss * (loss_scale / self.process_group.size)).backward()

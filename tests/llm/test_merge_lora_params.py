@@ -287,7 +287,8 @@ def test_merge_lora_params_user_error_is_one_line(
 def write_tensors(folder: Path, tensors: dict[str, np.ndarray]) -> None:
     from paddlenlp_ext.peft.formats.write_adapter import write_adapter
 
-    write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), tensors)
+    keyed = {f"base_model.model.{name}": tensor for name, tensor in tensors.items()}
+    write_adapter(folder, json.loads((folder / "adapter_config.json").read_text()), keyed)
 
 
 def test_write_merged_weights_reads_no_tensor_in_advance(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -106,7 +106,7 @@ def test_load_shards_reads_only_the_own_slices(tmp_path, modules):
     for name, parameter in model.named_parameters():
         shard = shard_of(parameter)
         assert np.array_equal(parameter.numpy(), values[name] if shard is None else values[name][shard.index]), name
-    assert source.num_read == sum(p.size for p in base_parameters(getattr(model, "base_model", model)).values())
+    assert source.num_read == sum(p.size for p in base_parameters(model.get_base_model()).values())
 
 
 def test_load_shards_of_fused_layers_reads_only_the_own_rows_of_each_part(tmp_path):

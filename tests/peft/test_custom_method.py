@@ -13,6 +13,7 @@ import pytest
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
@@ -31,17 +32,25 @@ class ShiftLayer(AdapterLayer):
         return self.base(*args, **kwargs) + self.shift
 
 
-class ShiftModel(PeftModel):
-    """Model with a parameter of its own, an auxiliary loss and hooks of the trainer."""
+class Gain(nn.Layer):
+    """Trainable factor."""
 
-    def __init__(self, model: nn.Layer, peft_config: PeftConfig) -> None:
-        super().__init__(model, peft_config)
-        self.gain = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.0))
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([1], default_initializer=nn.initializer.Constant(1.0))
+
+
+@dataclass(eq=False)
+class ShiftAdapter(Adapter):
+    """Adapter with a layer outside the base model, an auxiliary loss and hooks of the trainer."""
+
+    def __post_init__(self) -> None:
+        self.gain = self.own_layers["gain"] = Gain()
         self.steps_seen: list[tuple[int, int, float]] = []
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         hidden = super().hidden_states(*args, **kwargs)
-        return hidden * self.gain if self.adapter_enabled else hidden
+        return hidden * self.gain.weight if self.enabled else hidden
 
     def before_training(self, run_batch: Any) -> None:
         run_batch()
@@ -60,7 +69,7 @@ class ShiftConfig(PeftConfig):
 
     peft_type: ClassVar[str] = "TOY_SHIFT"
     mergeable: ClassVar[bool] = False
-    model_class: ClassVar[type[nn.Layer] | None] = ShiftModel
+    adapter_class: ClassVar[type[Adapter] | None] = ShiftAdapter
     size: int = option(36, help="Hidden size.")
 
     def targets(self, model: nn.Layer) -> list[str]:
@@ -88,8 +97,8 @@ def registered():
 
 def test_custom_method_without_linears_trains_saves_loads_and_disables(registered: None, tmp_path: Path):
     model = get_peft_model(tiny_model(), ShiftConfig())
-    assert type(model) is ShiftModel
-    assert sorted(model.adapter_state()) == ["gain", "model.layers.0.mlp.shift", "model.layers.1.mlp.shift"]
+    assert type(model) is PeftModel and type(model.adapter) is ShiftAdapter
+    assert sorted(model.adapter_state()) == ["gain.weight", "model.layers.0.mlp.shift", "model.layers.1.mlp.shift"]
     base = logits_of(tiny_model())
     np.testing.assert_allclose(logits_of(model), base, atol=1e-6)
     train(model, steps=2)
@@ -106,20 +115,20 @@ def test_custom_method_without_linears_trains_saves_loads_and_disables(registere
 def test_custom_method_receives_the_trainers_hooks():
     model = get_peft_model(tiny_model(), ShiftConfig())
     before = state_of(model)
-    model.before_training(lambda: loss_of(model).backward())
-    assert all(gradient.any() for gradient in model.first_gradients.values())
+    model.hooks.before_training(lambda: loss_of(model).backward())
+    assert all(gradient.any() for gradient in model.adapter.first_gradients.values())
     assert state_of(model).keys() == before.keys()
-    assert float(model.auxiliary_loss()) == pytest.approx(1.0)
-    model.after_step(3, 10, 0.5)
-    assert model.steps_seen == [(3, 10, 0.5)]
+    assert float(model.hooks.auxiliary_loss()) == pytest.approx(1.0)
+    model.hooks.after_step(3, 10, 0.5)
+    assert model.adapter.steps_seen == [(3, 10, 0.5)]
 
 
 def test_lora_hooks_of_the_trainer_do_nothing():
     model = get_peft_model(tiny_model(), PEFT_METHODS.get("lora")())
-    assert model.auxiliary_loss() is None
-    model.before_training(lambda: pytest.fail("LoRA needs no gradients to start"))
-    model.after_step(1, 1, 0.1)
-    assert model.training_state() == {}
+    assert model.hooks.auxiliary_loss() is None
+    model.hooks.before_training(lambda: pytest.fail("LoRA needs no gradients to start"))
+    model.hooks.after_step(1, 1, 0.1)
+    assert model.hooks.training_state() == {}
     assert model.learning_rate_scale("base_model.model.norm.weight") == 1.0
 
 

@@ -15,8 +15,9 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.load_combined import load_combined
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.ia3 import IA3Config
@@ -25,9 +26,7 @@ from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
-from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train
@@ -165,7 +164,6 @@ def test_failed_load_restores_replaced_parameters(tmp_path: Path):
         PeftModel.from_pretrained(model, tmp_path)
     assert [id(parameter) for parameter in model.parameters()] == ids
     assert all(np.array_equal(value, before[name]) for name, value in state_of(model).items())
-    assert not model.set_aside
 
 
 def test_get_peft_model_with_path_continues_replaced_parameters(tmp_path: Path):
@@ -188,9 +186,9 @@ def test_save_as_lora_keeps_replaced_parameters_and_a_sum_refuses_them(tmp_path:
 
 def test_dropped_base_values_make_disabling_an_error():
     model = trained("llama", CONFIGS["lora"])
-    drop_base_values(model.base_model)
+    model.adapter.replaced.drop_base_values()
     with (
-        pytest.raises(ValueError, match=r"base's values of .* are not kept in a training run"),
+        pytest.raises(ValueError, match=r"base's values of .* are not available in a training run"),
         model.disable_adapter(),
     ):
         pass

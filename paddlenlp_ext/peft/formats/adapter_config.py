@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.peft.formats.adapter_config_schema import check_fields
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
@@ -76,6 +77,11 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
     with in_file(file):
         common, own = _split_common_fields(fields)
         return _reader(methods, own).from_adapter_config(own).replace(**common), fields
+
+
+def write_config(folder: Path, fields: Mapping[str, Any]) -> None:
+    """Write adapter_config.json atomically, with sorted fields."""
+    write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
 
 
 def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

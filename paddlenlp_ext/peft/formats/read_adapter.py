@@ -146,16 +146,33 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
 
 
 def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
-    quantization = fields.get("base_quantization")
-    if quantization is not None:
-        with in_file(folder / CONFIG_FILE):
-            quantization = options_from_dict(quantization)
     if (folder / WEIGHTS_FILE).is_file():
         stored = _read_all(SafetensorsFile(folder / WEIGHTS_FILE))
     elif allow_pickle and (folder / _LEGACY_WEIGHTS_FILE).is_file():
         stored = read_torch_tensors(folder / _LEGACY_WEIGHTS_FILE)
     else:
         raise missing_weights(folder, WEIGHTS_FILE)
+    return adapter_of_tensors(folder, config, fields, stored)
+
+
+def adapter_of_tensors(
+    folder: Path, config: PeftConfig, fields: Mapping[str, Any], stored: Mapping[str, np.ndarray]
+) -> AdapterFiles:
+    """Return an adapter from the content of Hugging Face PEFT's files.
+
+    Args:
+        folder: the adapter's folder, for errors.
+        config: config of the method.
+        fields: fields of adapter_config.json.
+        stored: tensors by their keys in the file.
+
+    Raises:
+        ValueError: a key or a field is not supported.
+    """
+    quantization = fields.get("base_quantization")
+    if quantization is not None:
+        with in_file(folder / CONFIG_FILE):
+            quantization = options_from_dict(quantization)
     own_names = {key: name for name, key in config.own_keys.items()}
     prefix = config.key_prefix
     unexpected = [name for name in stored if not name.startswith(prefix) and name not in own_names]

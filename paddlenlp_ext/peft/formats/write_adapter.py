@@ -1,39 +1,121 @@
-"""Write adapter folders in the layout of Hugging Face PEFT."""
+"""Write adapter folders in the layout of Hugging Face PEFT: tensors by PEFT's keys, and adapter_config.json."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
+
+import paddle
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
+from paddlenlp_ext.nn.grouped_linear import GroupedLinear
+from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.formats.adapter_config import CONFIG_FILE
+from paddlenlp_ext.peft.formats.adapter_config import write_config
+from paddlenlp_ext.peft.formats.fused_projections import join_adapter
 from paddlenlp_ext.peft.formats.read_adapter import WEIGHTS_FILE
-from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.peft.formats.tied_embeddings import ties_factors, trains_rows_beside_method, with_tied_copies
+from paddlenlp_ext.peft.layers import AdapterLayer
+from paddlenlp_ext.peft.modules_to_save import TIED, TIED_COPY, ReplacedParameters, owner_of
+from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, ROWS, TABLES
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.config_json import options_to_dict
+
+_TOKENS = "token_adapter."
 
 
-def write_adapter(
-    folder: str | os.PathLike[str],
-    fields: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    keys: Mapping[str, str] = MappingProxyType({}),
-    prefix: str = PeftConfig.key_prefix,
-) -> None:
+class AdapterToWrite(Protocol):
+    """Interface of `Adapter` that this module uses."""
+
+    base_model: TrainableModel
+    peft_config: PeftConfig
+    injected: dict[str, AdapterLayer]
+    replaced: ReplacedParameters
+
+
+def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
     """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
 
     Args:
         folder: created if it does not exist.
         fields: content of adapter_config.json.
-        tensors: the stored tensors, by this package's names.
-        keys: keys of tensors that are not their names with the prefix.
-        prefix: `PeftConfig.key_prefix` of the method.
+        tensors: tensors by their keys in the file.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    named = {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}
-    write_safetensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"})
-    write_text(folder / CONFIG_FILE, json.dumps(dict(sorted(fields.items())), indent=2) + "\n")
+    write_safetensors(folder / WEIGHTS_FILE, tensors, metadata={"format": "pt"})
+    write_config(folder, fields)
+
+
+def fields_and_tensors(
+    adapter: AdapterToWrite, peft_type: str, fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor]
+) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
+    """Return the complete fields of adapter_config.json, and the tensors of the file by this package's names.
+
+    Args:
+        adapter: the adapter.
+        peft_type: method of the file; a finished run may write another method than it trained.
+        fields: fields of the method.
+        tensors: tensors of the method.
+    """
+    model, config = adapter.base_model, adapter.peft_config
+    shared = {"peft_type": peft_type, "task_type": model.task_type, "inference_mode": True}
+    shared |= {"base_model_name_or_path": model.config.name_or_path}
+    shared |= _base_fields(model.config, model.quantization)
+    shared |= _trained_module_fields(adapter)
+    tensors = with_tied_copies(model, config, adapter.injected, adapter.replaced.names, tensors)
+    return join_adapter({**fields, **shared}, tensors, model.config.fused_layers)
+
+
+def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
+    """Return Hugging Face PEFT's keys that are not names with its prefix.
+
+    Such keys belong to base parameters of an adapted layer, to experts, and to trained rows of tokens.
+    """
+    model, config, layers = adapter.base_model, adapter.peft_config, adapter.injected
+    keys = dict(config.own_keys)
+    for name in [*adapter.replaced.names, TIED_COPY]:
+        module, _, leaf = name.rpartition(".")
+        layer = layers.get(EMBEDDING if name == TIED_COPY and model.config.tie_word_embeddings else module)
+        if layer is not None:
+            inner = _TOKENS if trains_rows_beside_method(layer, config) else ""
+            keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
+    keys |= {
+        name: f"base_model.model.{name.removesuffix('.weight')}"  # transformers: parameters, not layers
+        for name in adapter.replaced.names
+        if isinstance(owner_of(model, name)[0], GroupedLinear)
+    }
+    if any(trains_rows_beside_method(layer, config) for layer in layers.values()):
+        keys |= {f"{module}.{ROWS}": f"base_model.model.{module}.{_TOKENS}{ROWS}" for module in TABLES}
+    return keys
+
+
+def _base_fields(config: Any, quantization: QuantizationConfig | None) -> dict[str, Any]:
+    """Return the fields of adapter_config.json with which merging and prediction build the base of the training run.
+
+    Hugging Face PEFT does not have these fields, and warns that it ignores them.
+
+    Args:
+        config: config of the base.
+        quantization: quantization of the base; None for weights in floating point.
+    """
+    fields = {} if quantization is None else {"base_quantization": options_to_dict(quantization)}
+    return fields | ({"base_config_overrides": dict(config.config_overrides)} if config.config_overrides else {})
+
+
+def _trained_module_fields(adapter: AdapterToWrite) -> dict[str, Any]:
+    """Return the fields of adapter_config.json that describe the trained parameters of the base."""
+    model, config = adapter.base_model, adapter.peft_config
+    fields: dict[str, Any] = {}
+    if config.bias != "none":
+        method = "lora" if config.peft_type.endswith("LORA") else config.peft_type.lower()
+        fields["bias"] = "all" if config.bias == "all" else f"{method}_only"
+    if config.modules_to_save:
+        fields["modules_to_save"] = list(config.modules_to_save)
+    shares_factors = EMBEDDING in adapter.injected and ties_factors(config) and not config.trainable_token_indices
+    saves_embedding = config.modules_to_save and TIED in adapter.replaced.names
+    if model.config.tie_word_embeddings and (shares_factors or saves_embedding):
+        fields["ensure_weight_tying"] = True
+    return fields

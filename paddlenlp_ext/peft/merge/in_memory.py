@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import paddle
 
 from paddlenlp_ext.nn.submodules import replace_layer
-from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.paddle_compat import own_parameters
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers, adapter_layers_of
-from paddlenlp_ext.peft.modules_to_save import merge_replaced
+from paddlenlp_ext.peft.layers import AdapterLayer, WeightAdapter, adapter_layers_of, attach_adapters
 from paddlenlp_ext.quantization.quantize_model import dequantize_linears
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 
 
-def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
-    """Add every adapter to the weight of its base and remove the adapters; all weights are trainable afterwards.
+def merge_in_place(adapter: Adapter) -> None:
+    """Merge an adapter into the weights of its base and remove it; all weights are trainable afterwards.
 
     Quantized weights are dequantized first, so the result is the function that was trained.
 
     Raises:
-        ValueError: see `require_mergeable`; nothing has changed.
+        ValueError: see `require_mergeable_layers`; nothing has changed.
     """
-    require_mergeable_method(config)
-    for name, layer in adapter_layers(model):
-        require_mergeable(config, name, layer)
-        if model.config.tie_word_embeddings and isinstance(layer, WeightAdapter) and not layer.adapts_tied_head:
-            raise ValueError(
-                f"{name}: the base ties lm_head to embed_tokens, and the adapter changes the embedding alone "
-                "(ensure_weight_tying is false), so that merging would change lm_head too; load the adapter with the "
-                "base model instead"
-            )
-    merge_replaced(model)
+    require_mergeable_layers(adapter)
+    model = adapter.base_model
+    adapter.replaced.merge()
     layers = list(adapter_layers_of(model, WeightAdapter))
     dequantize_linears(model)
     for name, layer in layers:
@@ -43,6 +39,96 @@ def merge_in_place(model: TrainableModel, config: PeftConfig) -> None:
         replace_layer(model, name, base)
     for parameter in model.parameters():
         parameter.stop_gradient = False
+
+
+class MergedAdapter:
+    """Adapter whose merged weights are in place of the base's; the base's weights are set aside, so undoing is exact.
+
+    Args:
+        adapter: active adapter of the model.
+        safe_merge: check that the merged weights are finite.
+
+    Raises:
+        ValueError: the adapter cannot be merged, the base is quantized, or a merged weight is not finite; nothing has
+            changed.
+    """
+
+    def __init__(self, adapter: Adapter, safe_merge: bool = False) -> None:
+        require_mergeable_layers(adapter)
+        if adapter.base_model.quantization is not None:
+            raise ValueError(
+                "the base model is quantized, and merging in place would round the merged weights; use "
+                "merge_and_unload(), which dequantizes the base, or the adapter without merging"
+            )
+        self._adapter = adapter
+        self._values: dict[str, dict[str, paddle.Tensor]] = {}
+        """Layer -> name of a parameter -> the values that are not in place."""
+        for name, layer in adapter_layers_of(adapter.base_model, WeightAdapter):
+            self._values[name] = _merged_parameters(layer)
+            if safe_merge and not all(bool(paddle.isfinite(each).all()) for each in self._values[name].values()):
+                raise ValueError(f"{name}: the merged weight has NaN or infinite values; train the adapter again")
+        self.apply()
+
+    def apply(self) -> None:
+        """Put the merged weights in place, and take the layers of the adapter out."""
+        for name, layer in reversed(self._adapter.injected.items()):
+            replace_layer(self._adapter.base_model, name, layer.base)
+        self._swap()
+
+    def undo(self) -> None:
+        """Put the base's weights and the layers of the adapter back in place."""
+        self._swap()
+        attach_adapters(self._adapter.base_model, self._adapter.injected)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo the merge within a `with` block."""
+        self.undo()
+        try:
+            yield
+        finally:
+            self.apply()
+
+    def _swap(self) -> None:
+        for name, values in self._values.items():
+            base = own_parameters(self._adapter.injected[name].base)
+            for leaf, value in values.items():
+                values[leaf], base[leaf] = base[leaf], value
+
+
+def _merged_parameters(layer: WeightAdapter) -> dict[str, paddle.Tensor]:
+    """Return the merged parameters of a layer, frozen and in the dtypes of its base."""
+    base, merged = layer.base, {"weight": merged_weight(layer)}
+    bias = merged_bias(layer)
+    if bias is not None:
+        merged["bias"] = bias
+    parameters = {}
+    for leaf, value in merged.items():
+        dtype = own_parameters(base)[leaf].dtype
+        parameter = base.create_parameter(value.shape, dtype=dtype)
+        parameter.set_value(value.astype(dtype))
+        parameter.stop_gradient = True
+        parameters[leaf] = parameter
+    return parameters
+
+
+def require_mergeable_layers(adapter: Adapter) -> None:
+    """Check that every layer of an adapter can be merged.
+
+    Raises:
+        ValueError: a layer is not a change of a weight, or its change would reach a tied layer too.
+    """
+    config = adapter.peft_config
+    require_mergeable_method(config)
+    for name, layer in adapter.injected.items():
+        require_mergeable(config, name, layer)
+        is_tied = adapter.base_model.config.tie_word_embeddings
+        if is_tied and isinstance(layer, WeightAdapter) and not layer.adapts_tied_head:
+            raise ValueError(
+                f"{name}: the base ties lm_head to embed_tokens, and the adapter changes the embedding alone "
+                "(ensure_weight_tying is false), so that merging would change lm_head too; load the adapter with the "
+                "base model instead"
+            )
 
 
 def require_mergeable_method(config: PeftConfig) -> None:

@@ -29,9 +29,9 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
+from paddlenlp_ext.peft.formats.tied_embeddings import TIED_COPIES
 from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable
-from paddlenlp_ext.peft.modules_to_save import TIED_COPIES
 from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, TrainableTokens, tokens_by_table
 from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear

@@ -24,6 +24,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.formats.adapter_config_schema import FLAGS_BY_LAYER
 from paddlenlp_ext.peft.layers import (
@@ -42,7 +44,6 @@ from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
     Triplets,
     select_ranks,
 )
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
@@ -56,14 +57,14 @@ _EPSILON = 1e-5  # added to the rank in alpha / rank, as PEFT does
 _MASK = "kept"
 
 
-class AdaLoRAModel(PeftModel):
-    """Model that prunes singular values after each step and saves their importance averages in checkpoints."""
+@dataclass(eq=False)
+class AdaLoRAAdapter(Adapter):
+    """Adapter that prunes singular values after each step and saves their importance averages in checkpoints."""
 
     peft_config: AdaLoRAConfig
 
-    def __init__(self, model: TrainableModel, peft_config: AdaLoRAConfig) -> None:
-        super().__init__(model, peft_config)
-        self.importance = ImportanceAverages(peft_config.beta1, peft_config.beta2)
+    def __post_init__(self) -> None:
+        self.importance = ImportanceAverages(self.peft_config.beta1, self.peft_config.beta2)
         self.masks: dict[str, np.ndarray] = {}
         """Layer -> bool [r], False for singular values that the last selection pruned; empty before any selection."""
 
@@ -84,7 +85,7 @@ class AdaLoRAModel(PeftModel):
         return paddle.stack(errors).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
-        """Fill in unset schedule steps in this model's config, which is saved; the run's config stays unchanged."""
+        """Fill in unset schedule steps in this adapter's config, which is saved; the run's config stays unchanged."""
         self.peft_config = self.peft_config.for_run(total_steps)
         self._schedule(total_steps)
 
@@ -162,7 +163,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "ADALORA"
     targets_key: ClassVar[str] = "adalora_target_modules"
-    model_class: ClassVar[type[TrainableModel] | None] = AdaLoRAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = AdaLoRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         *("target_r", "tinit", "tfinal", "deltaT", "total_step", "lora_dropout"),
         *("beta1", "beta2", "orth_reg_weight"),

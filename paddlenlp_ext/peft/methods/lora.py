@@ -57,7 +57,7 @@ from paddlenlp_ext.peft.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear
 from paddlenlp_ext.peft.lora.low_rank_config import TARGETS_OF_TENSORS, LowRankConfig, RandomInitConfig, resolve_targets
 from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.target_modules import adaptable_names, select_targets, shortest_targets
+from paddlenlp_ext.peft.target_modules import adaptable_names, linear_names, select_targets, shortest_targets
 from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, HEAD, TrainableTokens
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
@@ -119,7 +119,7 @@ class LoRAConfig(RandomInitConfig):
             raise ValueError(f"target_parameters: {name} is not available for experts and routers; leave it out")
 
     def targets(self, model: TrainableModel) -> list[str]:
-        parameters = select_parameters(model, self.target_parameters or ())
+        parameters = select_parameters(model, self.target_parameters) if self.target_parameters else []
         if parameters and self.target_modules == ():
             return parameters
         return [*self._target_layers(model), *parameters]
@@ -127,7 +127,7 @@ class LoRAConfig(RandomInitConfig):
     def _target_layers(self, model: TrainableModel) -> list[str]:
         """Return the names of the linear layers and tables to wrap."""
         if not self.target_modules:
-            return super().targets(model)
+            return select_targets(linear_names(model), self.target_modules, self.targets_key)
         requested = self.target_modules
         if model.config.tie_word_embeddings and HEAD in requested:
             if not self.ensure_weight_tying:

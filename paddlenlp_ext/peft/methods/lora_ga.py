@@ -26,21 +26,21 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.leading_svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, SubtractedInitConfig
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
 
-class LoRAGAModel(PeftModel):
-    """Model that initializes its adapter from the gradients of a new run's first batches."""
+class LoRAGAAdapter(Adapter):
+    """LoRA that is initialized from the gradients of a new run's first batches."""
 
     peft_config: LoRAGAConfig
 
@@ -91,7 +91,7 @@ class LoRAGAConfig(SubtractedInitConfig):
         "was initialized from gradients, which the file does not contain; save the adapter from PEFT as a plain LoRA, "
         "with path_initial_model_for_weight_conversion"
     )
-    model_class: ClassVar[type[TrainableModel] | None] = LoRAGAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = LoRAGAAdapter
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
     ga_batches: int = option(8, help="LoRA-GA: number of micro-batches in the sum of gradients", minimum=1)

@@ -20,21 +20,21 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import Factor, adapter_layers_of, kaiming_uniform
 from paddlenlp_ext.peft.lora.layers import LoRALinear
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig, RandomInitConfig
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.low_rank_factors import Factors
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.sharding_spec import Style
 
 
-class MoSLoRAModel(PeftModel):
-    """Model that saves a finished run as a plain LoRA if `mixer_to_lora` is set."""
+class MoSLoRAAdapter(Adapter):
+    """Adapter that saves a finished run as a plain LoRA if `mixer_to_lora` is set."""
 
     peft_config: MoSLoRAConfig
 
@@ -64,7 +64,7 @@ class MoSLoRAConfig(RandomInitConfig):
 
     peft_type: ClassVar[str] = "MOSLORA"
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
-    model_class: ClassVar[type[TrainableModel] | None] = MoSLoRAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = MoSLoRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = RandomInitConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(

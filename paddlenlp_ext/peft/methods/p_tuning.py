@@ -32,14 +32,15 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
 from paddlenlp_ext.peft.methods.prompt_tuning import (
     EMBEDDING,
     STORED,
+    PromptAdapter,
     PromptConfig,
-    PromptModel,
     shape_fields,
     shape_fields_read,
 )
@@ -51,13 +52,13 @@ _PEFT_ENCODERS = {"MLP": "mlp", "LSTM": "lstm"}
 _ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
-class PTuningModel(PromptModel):
-    """Model with input vectors before every document that a trained network computes."""
+class PTuningAdapter(PromptAdapter):
+    """Adapter with input vectors before every document that a trained network computes."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the last hidden states of the tokens, [B, S, D]; arguments as in `PromptModel`."""
+        """Return the last hidden states of the tokens, [B, S, D]; arguments as in `PromptAdapter`."""
         decoder = self.base_model.model
-        if self.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
+        if self.base_model.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
             paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same seed on all ranks; see `Decoder`
         return super().hidden_states(*args, **kwargs)
 
@@ -75,7 +76,7 @@ class PTuningConfig(PromptConfig):
     """
 
     peft_type: ClassVar[str] = "P_TUNING"
-    model_class: ClassVar[type[TrainableModel] | None] = PTuningModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = PTuningAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "encoder_hidden_size",
         "encoder_num_layers",

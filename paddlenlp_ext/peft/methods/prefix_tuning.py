@@ -34,6 +34,8 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
@@ -44,7 +46,6 @@ from paddlenlp_ext.peft.method_internals.prefix_attention import (
     prefix_width,
     project,
 )
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 STORED = "prompt_embeddings"
@@ -53,27 +54,26 @@ PADDLENLP_ARRAY = "pre_caches.npy"
 _ENCODER = "prefix_encoder."
 
 
-class PrefixModel(PeftModel):
-    """Model with a prefix before every document."""
+@dataclass(eq=False)
+class PrefixAdapter(Adapter):
+    """Adapter with a prefix before every document."""
 
     peft_config: PrefixTuningConfig
 
     UNSHIFTED: ClassVar[str] = "prefix_unshifted"
     """Name of a prefix [P, 2, K, H] that was trained with document positions starting at 0."""
 
-    def __init__(self, model: TrainableModel, peft_config: Any) -> None:
-        super().__init__(model, peft_config)
-        layers = [layer for _, layer in adapter_layers_of(model, PrefixAttention)]
+    def __post_init__(self) -> None:
+        layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention)]
         first = layers[0]
         if first.hidden_size is None:
-            if peft_config.init == "vocab" and self._layers_with_values():
+            if self.peft_config.init == "vocab" and self._layers_with_values():
                 self._init_from_tokens(first.seed)
         else:
-            self.prefix_encoder = PrefixEncoder(
-                first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype
-            )
+            encoder = PrefixEncoder(first.num_tokens, first.width, first.hidden_size, first.seed, first.dtype)
+            self.own_layers["prefix_encoder"] = encoder
             for layer in layers:
-                layer.encoder = (self.prefix_encoder,)
+                layer.encoder = (encoder,)
 
     def _layers_with_values(self) -> list[PrefixAttention]:
         """Return the layers whose base has values: none in a dry run, and only this pipeline stage's otherwise."""
@@ -85,7 +85,7 @@ class PrefixModel(PeftModel):
     def _init_from_tokens(self, seed: int) -> None:
         """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
-        token_ids = generator.integers(0, self.config.vocab_size, self.peft_config.num_virtual_tokens)
+        token_ids = generator.integers(0, self.base_model.config.vocab_size, self.peft_config.num_virtual_tokens)
         keys_and_values = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
         for layer in self._layers_with_values():
             pair = keys_and_values[layer.base.layer_index]
@@ -100,7 +100,7 @@ class PrefixModel(PeftModel):
         document_parents: Any = None,
     ) -> paddle.Tensor:
         """Return the last hidden states [B, S, D] for the base model's arguments; positions exclude the prefix."""
-        if not self.adapter_enabled:
+        if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:
             layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
@@ -194,7 +194,7 @@ class PrefixTuningConfig(PeftConfig):
     mergeable: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
     key_prefix: ClassVar[str] = "base_model."
-    model_class: ClassVar[type[TrainableModel] | None] = PrefixModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = PrefixAdapter
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("prefix_config.json", array=PADDLENLP_ARRAY)
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "encoder_hidden_size"}
 
@@ -284,7 +284,7 @@ class PrefixTuningConfig(PeftConfig):
         """
         if not self.prefix_projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
-        per_layer = PrefixModel.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
+        per_layer = PrefixAdapter.projected({name: tensor.astype("float32") for name, tensor in tensors.items()})
         return {STORED: paddle.concat(per_layer, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
@@ -314,7 +314,7 @@ class PrefixTuningConfig(PeftConfig):
             raise ValueError(f"{PADDLENLP_ARRAY}: expected shape [layers, 2, K, P, H], got {list(value.shape)}")
         per_layer = value.transpose(0, 3, 1, 2, 4)
         return {
-            f"model.layers.{index}.self_attn.{PrefixModel.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)
+            f"model.layers.{index}.self_attn.{PrefixAdapter.UNSHIFTED}": np.ascontiguousarray(prefix_P2KH)
             for index, prefix_P2KH in enumerate(per_layer)
         }
 

@@ -28,12 +28,13 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_keys_and_values
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
 
@@ -43,8 +44,8 @@ _PEFT_INITS = {"SAMPLE_VOCAB": "vocab", "RANDOM": "random", "TEXT": "text"}
 EMBEDDING = "model.embed_tokens"
 
 
-class PromptModel(PeftModel):
-    """Model with input vectors before every document.
+class PromptAdapter(Adapter):
+    """Adapter with input vectors before every document.
 
     The embedding's adapter returns the vectors (`vectors`); `num_virtual_tokens` of the config is the number of
     vectors.
@@ -67,7 +68,7 @@ class PromptModel(PeftModel):
         Raises:
             ValueError: the document lengths do not add up to the row lengths.
         """
-        if not self.adapter_enabled:
+        if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         decoder = self.base_model.model
         prompt_PD = decoder.embed_tokens.vectors()
@@ -105,17 +106,17 @@ class PromptModel(PeftModel):
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
         """Return the shape of hidden states in the decoder: the prompt vectors and all rows form one sequence."""
-        return [1, self.peft_config.num_virtual_tokens + batch * length, self.config.hidden_size]
+        return [1, self.peft_config.num_virtual_tokens + batch * length, self.base_model.config.hidden_size]
 
 
-class PromptTuningModel(PromptModel):
-    """Model whose input vectors are trained directly."""
+@dataclass(eq=False)
+class PromptTuningAdapter(PromptAdapter):
+    """Adapter whose input vectors are trained directly."""
 
-    def __init__(self, model: TrainableModel, peft_config: PromptTuningConfig) -> None:
-        super().__init__(model, peft_config)
-        embedding = model.model.embed_tokens
-        if peft_config.prompt_tuning_init == "text" and has_values(embedding):
-            embedding.init_from_tokens(_token_ids(peft_config, model.config.name_or_path))
+    def __post_init__(self) -> None:
+        embedding = self.base_model.model.embed_tokens
+        if self.peft_config.prompt_tuning_init == "text" and has_values(embedding):
+            embedding.init_from_tokens(_token_ids(self.peft_config, self.base_model.config.name_or_path))
 
 
 def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
@@ -165,7 +166,7 @@ class PromptTuningConfig(PromptConfig):
 
     starts_from_weights: ClassVar[bool] = True
     peft_type: ClassVar[str] = "PROMPT_TUNING"
-    model_class: ClassVar[type[TrainableModel] | None] = PromptTuningModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = PromptTuningAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {
         "prompt_tuning_init",
         "prompt_tuning_init_text",

@@ -35,14 +35,14 @@ from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import adapter_layers_of
 from paddlenlp_ext.peft.leading_svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.lora.subtracted_init import LoRALinearWithInit, SubtractedInitConfig, set_local_shard
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.quantization.config_json import from_quantization_config
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
@@ -56,8 +56,8 @@ _MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to the largest; smaller eigenvalues 
 _MAX_RELATIVE_ERROR = 0.5  # of the weight's norm; every quantized format has a smaller error
 
 
-class QERAModel(PeftModel):
-    """Model that corrects its quantized layers with input statistics from a new run's first batches."""
+class QERAAdapter(Adapter):
+    """Adapter that corrects its quantized layers with input statistics from a new run's first batches."""
 
     peft_config: QERAConfig
 
@@ -78,7 +78,7 @@ class QERAModel(PeftModel):
             for name, layer in adapter_layers_of(self.base_model, QERALinear)
             if layer.is_on_stage and layer.is_quantized
         }
-        source = _open_original_weights(self.config) if layers else None
+        source = _open_original_weights(self.base_model.config) if layers else None
         self._record_inputs(layers, run_batch)  # on every pipeline stage, even without quantized layers
         error_before = error_after = 0.0
         for name, layer in layers.items():
@@ -119,7 +119,7 @@ class QERAConfig(SubtractedInitConfig):
     missing_init_reason: ClassVar[str] = (
         "needs initial factors, which the file does not contain; train the adapter again"
     )
-    model_class: ClassVar[type[TrainableModel] | None] = QERAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = QERAAdapter
     needs_quantized_base: ClassVar[bool] = True
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"batches", "inputs"}
 

@@ -36,7 +36,9 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.method_internals.reft_interventions import (
@@ -45,7 +47,6 @@ from paddlenlp_ext.peft.method_internals.reft_interventions import (
     TINY,
     build_intervention,
 )
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 
@@ -168,8 +169,8 @@ _INTERVENTION_ALIASES = {"LoReftIntervention": "LoreftIntervention"}
 _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bias", "dropout")
 
 
-class ReftModel(PeftModel):
-    """Model that selects the positions to change in a forward pass and passes them to the layers."""
+class ReftAdapter(Adapter):
+    """Adapter that selects the positions to change in a forward pass and passes them to the layers."""
 
     peft_config: ReFTConfig
 
@@ -230,7 +231,7 @@ class ReFTConfig(PeftConfig):
     peft_type: ClassVar[str] = "REFT"
     mergeable: ClassVar[bool] = False
     reads_prompts: ClassVar[bool] = True
-    model_class: ClassVar[type[TrainableModel] | None] = ReftModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = ReftAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {
         "sequence_parallel": "positions are selected from full sequences, and a process has only a shard of each"
@@ -339,7 +340,7 @@ class ReftLayer(AdapterLayer):
         """Map x [B, S, D] to [B, S, D]; `inputs` has the positions, so that recompute changes the same ones."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
-        assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftModel.hidden_states"
+        assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftAdapter.hidden_states"
         if chosen.index is None:
             return h_BSD
         h_TD = h_BSD.flatten(0, 1)

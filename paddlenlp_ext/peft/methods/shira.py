@@ -21,6 +21,8 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import (
     LinearAdapter,
@@ -30,15 +32,14 @@ from paddlenlp_ext.peft.layers import (
     generator_for,
 )
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 
 
-class SHiRAModel(PeftModel):
-    """Model that checks the positions of a stored adapter against the sizes of its layers."""
+class SHiRAAdapter(Adapter):
+    """Adapter that checks the positions of a stored adapter against the sizes of its layers."""
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         for name, layer in adapter_layers_of(self.base_model, SHiRALinear):
@@ -67,7 +68,7 @@ class SHiRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "SHIRA"
     targets_key: ClassVar[str] = "shira_target_modules"
-    model_class: ClassVar[type[TrainableModel] | None] = SHiRAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = SHiRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
     r: int = option(

@@ -31,6 +31,8 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import (
     Factor,
@@ -44,7 +46,6 @@ from paddlenlp_ext.peft.layers import (
 )
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
@@ -53,8 +54,8 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 
-class SoRAModel(PeftModel):
-    """Model that shrinks the gates after each step and saves a finished run as a LoRA."""
+class SoRAAdapter(Adapter):
+    """Adapter that shrinks the gates after each step and saves a finished run as a LoRA."""
 
     peft_config: SoRAConfig
 
@@ -122,7 +123,7 @@ class SoRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "SORA"
     targets_key: ClassVar[str] = "sora_target_modules"
-    model_class: ClassVar[type[TrainableModel] | None] = SoRAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = SoRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"sparse_lambda", "penalty", "gate_scale"}
 
     r: int = option(

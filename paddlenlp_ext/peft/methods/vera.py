@@ -30,12 +30,13 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, factor_axes, first_features
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
-from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
@@ -90,8 +91,8 @@ class TorchUniform:
         return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32)
 
 
-class VeRAModel(PeftModel):
-    """Model that resumes with the shared matrices of the checkpoint instead of the run's key."""
+class VeRAAdapter(Adapter):
+    """Adapter that resumes with the shared matrices of the checkpoint instead of the run's key."""
 
     peft_config: VeRAConfig
 
@@ -124,7 +125,7 @@ class VeRAConfig(LinearTargetsConfig):
 
     peft_type: ClassVar[str] = "VERA"
     targets_key: ClassVar[str] = "vera_target_modules"
-    model_class: ClassVar[type[TrainableModel] | None] = VeRAModel
+    adapter_class: ClassVar[type[TrainingHooks] | None] = VeRAAdapter
     own_keys: ClassVar[Mapping[str, str]] = {"vera_A": "base_model.vera_A", "vera_B": "base_model.vera_B"}
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("vera_config.json")
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {

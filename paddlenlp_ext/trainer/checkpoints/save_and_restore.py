@@ -62,7 +62,7 @@ def write_checkpoint(
     step = state.step
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
     tensors |= optimizer_state(optimizer, updated_parameters(model))
-    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.training_state().items()}
+    tensors |= {f"{_HOOKS}{name}": tensor for name, tensor in model.hooks.training_state().items()}
     tensors |= {f"{_OBJECTIVE}{name}": tensor for name, tensor in objective.training_state().items()}
 
     def write(full: Mapping[str, Any]) -> None:
@@ -143,5 +143,5 @@ def restore_checkpoint(
         for prefix in (_HOOKS, _OBJECTIVE)
     )
     restore_optimizer_state(optimizer, updated_parameters(model), saved, process_group.union)
-    model.restore_training_state(hooks)
+    model.hooks.restore_training_state(hooks)
     objective.restore_training_state(objective_state)

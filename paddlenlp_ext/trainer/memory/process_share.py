@@ -65,7 +65,7 @@ def process_shares(
     Raises:
         ValueError: the model's shapes do not allow the split.
     """
-    decoder = getattr(model, "base_model", model)
+    decoder = model.get_base_model()
     num_layers, is_adapter = decoder.config.num_hidden_layers, decoder is not model
     plan = None
     if degrees.pipeline > 1:

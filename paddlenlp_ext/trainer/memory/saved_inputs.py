@@ -19,7 +19,8 @@ from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
-from paddlenlp_ext.peft.methods.prompt_tuning import PromptModel
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptAdapter
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.sharding_spec import is_expert_parallel
 from paddlenlp_ext.trainer.memory.adapter_activations import saved_activations
 from paddlenlp_ext.trainer.memory.layer_activations import Numerics, SavedInputs
@@ -38,7 +39,7 @@ def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
     layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
     each = [_inputs_of_layer(layer, model.config.hidden_size, numerics) for layer in layers]
     means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
-    if isinstance(model, PromptModel) and not numerics.native:
+    if isinstance(model, PeftModel) and isinstance(model.adapter, PromptAdapter) and not numerics.native:
         means["result"] = numerics.attention  # o_proj reads a copy: the results of prompt and documents, concatenated
     return SavedInputs(**means)
 

@@ -17,6 +17,7 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, write_safetensors
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.low_rank_factors import factors_of
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
@@ -25,7 +26,6 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from tests.common.adapters import FAMILIES, INPUT_IDS, LABELS, logits_of, loss_of, tiny_model, train

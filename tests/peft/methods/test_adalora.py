@@ -17,13 +17,13 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.load_combined import load_combined
+from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import BudgetSchedule, select_ranks
-from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig, AdaLoRAModel
+from paddlenlp_ext.peft.methods.adalora import AdaLoRAAdapter, AdaLoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
@@ -35,14 +35,14 @@ FOLDER = DATA / "adalora"
 both = pytest.mark.parametrize("case", CASES)
 
 
-def load(case: str, which: str = "start") -> AdaLoRAModel:
+def load(case: str, which: str = "start") -> AdaLoRAAdapter:
     return PeftModel.from_pretrained(shared.base_model(CASES[case]["base"]), FOLDER / case / which)
 
 
-def total_loss(model: AdaLoRAModel, case: str) -> paddle.Tensor:
+def total_loss(model: AdaLoRAAdapter, case: str) -> paddle.Tensor:
     input_ids, labels = shared.make_inputs(CASES[case]["base"])
     labels[:, -1] = -100  # transformers shifts labels itself, so its last position has none
-    return shared.mean_loss(model, input_ids, labels) + model.auxiliary_loss()
+    return shared.mean_loss(model, input_ids, labels) + model.hooks.auxiliary_loss()
 
 
 @both
@@ -70,22 +70,22 @@ def test_adalora_each_step_has_peft_importance_budget_and_ranks(case: str, tmp_p
     golden, model, total = shared.golden_of(FOLDER / case), load(case).train(), CASES[case]["adalora"]["total_step"]
     optimizer, compared = shared.adamw(model, LEARNING_RATE, WEIGHT_DECAY, EPSILON), 0
     schedule = model.peft_config.schedule(
-        total, sum(layer.rank for layer in model.layers().values()), len(model.layers())
+        total, sum(layer.rank for layer in model.adapter.layers().values()), len(model.adapter.layers())
     )
     for step in range(1, total + 1):
         loss = total_loss(model, case)
         np.testing.assert_allclose(float(loss), golden["losses"][step - 1], rtol=1e-5)
         loss.backward()
         optimizer.step()
-        model.after_step(step, total, LEARNING_RATE)
+        model.hooks.after_step(step, total, LEARNING_RATE)
         optimizer.clear_grad()
         assert schedule.budget(step) == golden["budgets"][step - 1]
-        for name, layer in model.layers().items():
+        for name, layer in model.adapter.layers().items():
             values = golden[f"values:{step}:{name}.lora_E"]
             shared.close(layer.lora_E, values, name)
             assert np.array_equal(layer.lora_E.numpy() == 0, values == 0)
-        if model.importance.averages:
-            for name, score in model.importance.scores(model.layers()).items():
+        if model.adapter.importance.averages:
+            for name, score in model.adapter.importance.scores(model.adapter.layers()).items():
                 np.testing.assert_allclose(score, golden[f"score:{step}:{name}"], rtol=2e-3, atol=1e-9)
                 compared += 1
     assert compared == sum(name.startswith("score:") for name in golden) > 0
@@ -105,8 +105,8 @@ def test_adalora_finished_peft_adapter_round_trips(case: str, tmp_path: Path):
         save(tmp_path)
         shared.check_same_tensors(tmp_path, FOLDER / case / "finished")
     loaded = PeftModel.from_pretrained(load(case).merge_and_unload(), tmp_path)
-    ranks = [layer.rank for layer in loaded.layers().values()]
-    assert ranks == [layer.rank for layer in model.layers().values()]
+    ranks = [layer.rank for layer in loaded.adapter.layers().values()]
+    assert ranks == [layer.rank for layer in model.adapter.layers().values()]
     if case == "llama":
         assert len(ranks) < 6, "one layer must have lost all its ranks"
 
@@ -118,17 +118,17 @@ def test_adalora_finished_adapter_merges_exactly(case: str):
     shared.close(model.merge_and_unload()(shared.ids_of(CASES[case]["base"])), before)
 
 
-def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
+def trained(steps: int, **options: object) -> tuple[AdaLoRAAdapter, list[float]]:
     config = AdaLoRAConfig(**{"init_r": 6, "target_r": 2, "orth_reg_weight": 0.1, **options})
     model, losses = get_peft_model(tiny_model(), config), []
-    model.plan_steps(steps)
+    model.hooks.plan_steps(steps)
     optimizer = shared.adamw(model, 3e-2, 0.0, EPSILON)
     for step in range(1, steps + 1):
         loss = loss_of(model)
         losses.append(float(loss))
-        (loss + model.auxiliary_loss()).backward()
+        (loss + model.hooks.auxiliary_loss()).backward()
         optimizer.step()
-        model.after_step(step, steps, 3e-2)
+        model.hooks.after_step(step, steps, 3e-2)
         optimizer.clear_grad()
     return model, losses
 
@@ -136,7 +136,7 @@ def trained(steps: int, **options: object) -> tuple[AdaLoRAModel, list[float]]:
 def test_adalora_training_lowers_loss_within_budget():
     model, losses = trained(40)
     assert losses[-1] < 0.5 * losses[0]
-    ranks = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
+    ranks = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.adapter.layers().values()]
     assert sum(ranks) == 2 * len(ranks)
     assert len(set(ranks)) > 1, "all layers have the same rank"
     assert (model.peft_config.tinit, model.peft_config.tfinal) == (4, 12)
@@ -152,17 +152,17 @@ def test_save_finished_trained_adapter_is_smaller_with_equal_logits(tmp_path: Pa
     for name in ("checkpoint", "finished"):
         loaded = PeftModel.from_pretrained(tiny_model(), tmp_path / name)
         np.testing.assert_allclose(logits_of(loaded), logits_of(model), atol=shared.TOLERANCE)
-    assert len(loaded.layers()) < 14, "no layer has lost all its ranks"
+    assert len(loaded.adapter.layers()) < 14, "no layer has lost all its ranks"
     tiny_model().save_pretrained(tmp_path / "base")
     folders = (tmp_path / "finished", tmp_path / "merged")
     report = merge_adapter(*folders, AutoModelForCausalLM.from_pretrained, base=tmp_path / "base")
     assert report.difference < shared.TOLERANCE * report.effect, "the difference must be rounding only"
     warm = get_peft_model(tiny_model(), AdaLoRAConfig(path=str(tmp_path / "finished"), target_r=2))
-    assert sum(layer.rank for layer in warm.layers().values()) == 28
+    assert sum(layer.rank for layer in warm.adapter.layers().values()) == 28
     for step in (1, 2, 3, 4):
         loss_of(warm).backward()
-        warm.after_step(step, 4, 0.1)
-    assert all((layer.lora_E.numpy() != 0).all() for layer in warm.layers().values()), (
+        warm.hooks.after_step(step, 4, 0.1)
+    assert all((layer.lora_E.numpy() != 0).all() for layer in warm.adapter.layers().values()), (
         "the stored ranks are within the budget already"
     )
 
@@ -172,7 +172,7 @@ def test_adalora_layer_of_rank_zero_is_combined_and_saved_as_lora(tmp_path: Path
     model.eval()
     model.save_finished(tmp_path / "finished")
     finished = PeftModel.from_pretrained(tiny_model(), tmp_path / "finished")
-    assert len(finished.layers()) < 14, "no layer has lost all its ranks"
+    assert len(finished.adapter.layers()) < 14, "no layer has lost all its ranks"
     save_as_lora(finished, tmp_path / "lora")
     for loaded in (
         PeftModel.from_pretrained(tiny_model(), tmp_path / "lora"),
@@ -185,7 +185,7 @@ def test_plan_steps_unset_steps_changes_model_config_only(tmp_path: Path):
     config = AdaLoRAConfig(init_r=3, target_r=2)
     for total in (40, 20):
         model = get_peft_model(tiny_model(), config)
-        model.plan_steps(total)
+        model.hooks.plan_steps(total)
         model.save_pretrained(tmp_path)
         written = json.loads((tmp_path / "adapter_config.json").read_text())
         assert (written["tinit"], written["tfinal"], written["total_step"]) == (total // 10, 3 * total // 10, total)
@@ -194,13 +194,13 @@ def test_plan_steps_unset_steps_changes_model_config_only(tmp_path: Path):
 
 def test_after_step_single_step_run_selects_ranks():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2)).train()
-    model.plan_steps(1)
-    for layer in model.layers().values():
+    model.hooks.plan_steps(1)
+    for layer in model.adapter.layers().values():
         layer.lora_E.set_value(paddle.to_tensor([[1.0], [2.0], [3.0]]))
     loss_of(model).backward()
-    model.after_step(1, 1, LEARNING_RATE)
-    left = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.layers().values()]
-    assert sum(left) == 2 * len(left) and not model.importance.averages
+    model.hooks.after_step(1, 1, LEARNING_RATE)
+    left = [int((layer.lora_E.numpy() != 0).sum()) for layer in model.adapter.layers().values()]
+    assert sum(left) == 2 * len(left) and not model.adapter.importance.averages
 
 
 def test_after_step_last_selection_uses_the_averages_before_it():
@@ -208,33 +208,34 @@ def test_after_step_last_selection_uses_the_averages_before_it():
     model = get_peft_model(
         tiny_model(), AdaLoRAConfig(init_r=2, target_r=1, tinit=0, tfinal=1, target_modules=("q_proj",))
     )
-    model.plan_steps(3)
-    for layer in model.layers().values():
+    model.hooks.plan_steps(3)
+    for layer in model.adapter.layers().values():
         layer.lora_E.set_value(paddle.to_tensor([[1.0], [1.0]]))
 
     def step(number: int, scales: list[float]) -> None:
-        for layer in model.layers().values():
+        for layer in model.adapter.layers().values():
             for name, tensor in layer.triplets().items():
                 scale = paddle.to_tensor(scales) if name == "lora_B" else paddle.to_tensor(scales).unsqueeze(-1)
                 tensor.grad = paddle.ones_like(tensor) * scale
-        model.after_step(number, 3, 0.1)
+        model.hooks.after_step(number, 3, 0.1)
 
     step(1, [1.0, 2.0])
     assert all(
-        list(model.importance.scores({name: layer})[name].argsort()) == [0, 1] for name, layer in model.layers().items()
+        list(model.adapter.importance.scores({name: layer})[name].argsort()) == [0, 1]
+        for name, layer in model.adapter.layers().items()
     )
-    model.masks.clear()
-    for layer in model.layers().values():
+    model.adapter.masks.clear()
+    for layer in model.adapter.layers().values():
         layer.lora_E.set_value(paddle.to_tensor([[1.0], [1.0]]))
     step(2, [1000.0, 0.0])
-    assert [layer.lora_E.numpy().flatten().tolist() for layer in model.layers().values()] == [[0.0, 1.0]] * 2
-    assert not model.importance.averages
+    assert [layer.lora_E.numpy().flatten().tolist() for layer in model.adapter.layers().values()] == [[0.0, 1.0]] * 2
+    assert not model.adapter.importance.averages
 
 
 def test_plan_steps_schedule_too_long_raises_before_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
     with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30 for pruning"):
-        model.plan_steps(30)
+        model.hooks.plan_steps(30)
 
 
 def test_adalora_run_too_short_raises_in_dry_run_and_training(run_folders: Path, tmp_path: Path):
@@ -255,7 +256,7 @@ def test_adalora_run_too_short_raises_in_dry_run_and_training(run_folders: Path,
 def test_save_finished_untrained_adapter_keeps_all_ranks(tmp_path: Path):
     model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=3, target_r=2))
     model.save_finished(tmp_path)
-    assert all(layer.rank == 3 for layer in PeftModel.from_pretrained(tiny_model(), tmp_path).layers().values())
+    assert all(layer.rank == 3 for layer in PeftModel.from_pretrained(tiny_model(), tmp_path).adapter.layers().values())
 
 
 def test_budget_schedule_follows_cubic_formula():
@@ -294,14 +295,14 @@ def test_adalora_config_value_out_of_range_raises(options: dict[str, object], me
 
 def test_adalora_half_precision_base_keeps_singular_values_float32(tmp_path: Path):
     model = get_peft_model(tiny_model().to(dtype="float16"), AdaLoRAConfig(init_r=3, target_r=2))
-    for layer in model.layers().values():
+    for layer in model.adapter.layers().values():
         assert (layer.lora_E.dtype, layer.lora_A.dtype) == (paddle.float32, paddle.float16)
         layer.lora_E.set_value(np.array([[0.5], [0.25], [1.0]], np.float32))
         layer.prune(np.array([True, False, True]))
     model.save_finished(tmp_path)
     file = SafetensorsFile(tmp_path / "adapter_model.safetensors")
     assert {file.dtype(name) for name in file.names() if not name.endswith("lora_E")} == {"float16"}
-    ours, theirs = model.layers(), PeftModel.from_pretrained(tiny_model(), tmp_path).layers()
+    ours, theirs = model.adapter.layers(), PeftModel.from_pretrained(tiny_model(), tmp_path).adapter.layers()
     for name, layer in theirs.items():
         assert layer.rank == 2
         shared.close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)

@@ -7,9 +7,9 @@ import paddle
 import pytest
 
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.hra import HRAConfig, HRALinear
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from tests.common.adapters import logits_of, tiny_model, train
 
 

@@ -14,11 +14,11 @@ from safetensors.numpy import load_file
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.quantization.quantize_weight import quantize

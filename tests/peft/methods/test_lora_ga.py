@@ -21,7 +21,7 @@ from tests.common.adapters import logits_of, loss_of, same_bits, state_of, tiny_
 def initialized(**options: object) -> PeftModel:
     model = get_peft_model(tiny_model(), LoRAGAConfig(**{"rank": 4, "ga_batches": 2, **options}))
     model.train()
-    model.before_training(lambda: loss_of(model).backward())
+    model.hooks.before_training(lambda: loss_of(model).backward())
     for parameter in model.parameters():
         parameter.clear_gradient(set_to_zero=False)
     model.eval()
@@ -36,7 +36,7 @@ def test_before_training_model_equals_base_bitwise():
 
 def test_before_training_runs_ga_batches():
     model, calls = get_peft_model(tiny_model(), LoRAGAConfig(rank=4, ga_batches=3)), []
-    model.before_training(lambda: (calls.append(1), loss_of(model).backward()))
+    model.hooks.before_training(lambda: (calls.append(1), loss_of(model).backward()))
     assert len(calls) == 3
 
 
@@ -72,7 +72,7 @@ def test_before_training_with_path_keeps_initial_factors(tmp_path: Path):
     model.save_pretrained(tmp_path)
     warm = get_peft_model(tiny_model(), LoRAGAConfig(path=str(tmp_path), ga_batches=5))
     before = state_of(warm)
-    warm.before_training(lambda: pytest.fail("the adapter has its start"))
+    warm.hooks.before_training(lambda: pytest.fail("the adapter has its start"))
     assert same_bits(before, state_of(warm))
     assert warm.peft_config.ga_batches == 5
 
@@ -104,7 +104,7 @@ def test_lora_ga_quantized_base_uses_gradient_of_dequantized_weights():
     for _ in ("quantized", "plain"):
         adapted = get_peft_model(model, config)
         adapted.train()
-        adapted.before_training(lambda adapted=adapted: loss_of(adapted).backward())
+        adapted.hooks.before_training(lambda adapted=adapted: loss_of(adapted).backward())
         starts.append([layer.lora_B_start.numpy() @ layer.lora_A_start.numpy() for _, layer in adapter_layers(model)])
         detach_adapters(model)
         dequantize_linears(model)

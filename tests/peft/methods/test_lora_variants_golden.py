@@ -13,12 +13,12 @@ import pytest
 
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.lora_ga import LoRAGAConfig
 from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from tests.golden import DATA
 from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE, NITER_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
@@ -134,7 +134,7 @@ def test_lora_ga_gradient_equals_torch(recompute: bool):
     if recompute:
         model.enable_recompute()
     model.train()
-    model.before_training(lambda: shared.loss_of(model, GRADIENT_CASE).backward())
+    model.hooks.before_training(lambda: shared.loss_of(model, GRADIENT_CASE).backward())
     layers = dict(adapter_layers(model.base_model))
     assert len(gradients.files) == 3
     for name in gradients.files:

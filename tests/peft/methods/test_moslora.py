@@ -12,10 +12,10 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.moslora import MoSLoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 TOLERANCE = 1e-5

@@ -41,7 +41,7 @@ def adapted(folder: Path, config: Any, options: QuantizationConfig = NF4) -> Pef
 def initialized(folder: Path, options: QuantizationConfig = NF4, **more: Any) -> PeftModel:
     """Return a QERA model after the batches of its initialization."""
     model = adapted(folder, QERAConfig(**{"rank": RANK, "batches": 2, **more}), options)
-    model.before_training(lambda: loss_of(model).backward())
+    model.hooks.before_training(lambda: loss_of(model).backward())
     for parameter in model.parameters():
         parameter.clear_gradient(False)
     model.eval()
@@ -132,7 +132,7 @@ def test_qera_fused_and_separate_products_agree(original: Path):
 def test_input_recorder_layers_with_same_input_share_correlation(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     layers = dict(adapter_layers(model.base_model))
-    model._record_inputs(layers, lambda: loss_of(model).backward())
+    model.adapter._record_inputs(layers, lambda: loss_of(model).backward())
     sums = {name: id(layer.inputs) for name, layer in layers.items()}
     correlation_of = {
         leaf: sums[next(name for name in sums if name.endswith(leaf))] for leaf in ("q_proj", "k_proj", "v_proj")
@@ -174,7 +174,7 @@ def test_qera_path_keeps_stored_corrections(original: Path, tmp_path: Path):
     model.save_pretrained(tmp_path)
     warm = adapted(original, QERAConfig(path=str(tmp_path), batches=5))
     before = state_of(warm)
-    warm.before_training(lambda: pytest.fail("the adapter has its repairs"))
+    warm.hooks.before_training(lambda: pytest.fail("the adapter has its repairs"))
     assert same_bits(before, state_of(warm))
     assert warm.peft_config.batches == 5
 
@@ -184,7 +184,7 @@ def test_qera_base_without_original_weights_raises(original: Path, tmp_path: Pat
     quantized.save_pretrained(tmp_path)
     stored = get_peft_model(AutoModelForCausalLM.from_pretrained(tmp_path), QERAConfig(rank=RANK))
     with pytest.raises(ValueError, match=r"has quantized weights, but qera needs .*; load the original"):
-        stored.before_training(lambda: None)
+        stored.hooks.before_training(lambda: None)
 
 
 def test_qera_weights_of_other_model_raise(original: Path):
@@ -193,7 +193,7 @@ def test_qera_weights_of_other_model_raise(original: Path):
     for name, layer in adapter_layers(model.base_model):
         layer.base._set_packed(quantize(other.state_dict()[f"{name}.weight"].numpy(), NF4))
     with pytest.raises(ValueError, match=r"q_proj: this base was not quantized from .*continue_training: true"):
-        model.before_training(lambda: loss_of(model).backward())
+        model.hooks.before_training(lambda: loss_of(model).backward())
 
 
 @pytest.mark.parametrize(
@@ -217,4 +217,4 @@ def test_qera_non_finite_inputs_raise(original: Path):
     model = adapted(original, QERAConfig(rank=RANK, batches=1))
     model.base_model.model.embed_tokens.weight.set_value(paddle.full([61, 36], float("nan")))
     with pytest.raises(ValueError, match="not finite"):
-        model.before_training(lambda: loss_of(model).backward())
+        model.hooks.before_training(lambda: loss_of(model).backward())

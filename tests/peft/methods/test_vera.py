@@ -13,10 +13,10 @@ from safetensors import safe_open
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.vera import TorchUniform, VeRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.save_as_lora import save_as_lora
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from tests.common.adapters import logits_of, loss_of, same_bits, tiny_model, train
 from tests.golden import DATA

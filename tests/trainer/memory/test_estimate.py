@@ -18,7 +18,6 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.modules_to_save import drop_base_values
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import packed_size, quantize_linears, quantized_layers
@@ -103,7 +102,7 @@ def test_estimate_memory_counts_modules_to_save_as_stored():
     """Compare with the tensors of a bfloat16 base, whose trained modules are float32."""
     options = {"rank": 4, "modules_to_save": ["lm_head", "down_proj", "norm"]}
     half = AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1, dtype="bfloat16")
-    drop_base_values((adapted := get_peft_model(half, LoRAConfig(**options))).base_model)
+    (adapted := get_peft_model(half, LoRAConfig(**options))).adapter.replaced.drop_base_values()
     estimate = estimate_memory(make_model(True, **options), **(STEP | {"numerics": CPU_BF16}), bytes_per_weight=2)
     assert estimate.weights == sum(p.size * p.element_size() for p in adapted.parameters())
     assert estimate.optimizer == 8.0 * sum(p.size for p in trainable_parameters(adapted).values())

@@ -1,0 +1,182 @@
+"""`Adapter`: the config, layers, replaced parameters and training hooks of one named adapter of a `PeftModel`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.nn.training_hooks import TrainingHooks
+from paddlenlp_ext.peft import compatibility
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, assign_tensors, read_tensors
+from paddlenlp_ext.peft.formats.tied_embeddings import without_tied_copies
+from paddlenlp_ext.peft.formats.write_adapter import fields_and_tensors, stored_keys, write_adapter
+from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
+from paddlenlp_ext.peft.modules_to_save import ReplacedParameters
+from paddlenlp_ext.peft.trainable_token_indices import ROWS
+
+
+@dataclass(eq=False)
+class Adapter(TrainingHooks):
+    """One adapter of a base model; a `PeftModel` delegates to its active adapter.
+
+    A method that needs more than layers derives a class from this one in its own file (`PeftConfig.adapter_class`). It
+    overrides `hidden_states`, through which every forward pass goes, or hooks of training and saving. A class with
+    state is a dataclass with `__post_init__`.
+
+    Attributes:
+        base_model: base model, in which the layers of the adapter are in place.
+        peft_config: config of the method.
+        injected: layers of the adapter by name, in the model's order.
+        replaced: parameters of the base that the adapter replaces.
+        own_layers: layers outside the base model, such as a prefix encoder, by their names in files.
+        enabled: whether the adapter changes the forward pass.
+    """
+
+    base_model: TrainableModel
+    peft_config: Any
+    injected: dict[str, AdapterLayer]
+    replaced: ReplacedParameters
+    own_layers: dict[str, nn.Layer] = field(init=False, default_factory=dict)
+    enabled: bool = field(init=False, default=True)
+
+    # -- forward pass -------------------------------------------------------------------------------------------------
+    def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
+        """Return the hidden states [B, S, D] after the final norm; arguments are those of the base model."""
+        return self.base_model.hidden_states(*args, **kwargs)
+
+    def hidden_states_shape(self, batch: int, length: int) -> list[int]:
+        """Return the shape of the hidden states between two layers."""
+        return self.base_model.hidden_states_shape(batch, length)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Use the base model without the adapter within a `with` block."""
+        switches: list[Any] = [self, *self.injected.values()]
+        previous = [each.enabled for each in switches]
+        for each in switches:
+            each.enabled = False
+        try:
+            with self.replaced.base_values() if previous[0] else nullcontext():
+                yield
+        finally:
+            for each, enabled in zip(switches, previous, strict=True):
+                each.enabled = enabled
+
+    # -- base model ---------------------------------------------------------------------------------------------------
+    def detach(self) -> None:
+        """Remove the adapter from the base model; no tensor is copied."""
+        self.replaced.swap()
+        detach_adapters(self.base_model)
+
+    def attach(self) -> None:
+        """Put a detached adapter back into the base model, which has no other adapter then."""
+        attach_adapters(self.base_model, self.injected)
+        self.replaced.swap()
+
+    def parameters(self) -> list[paddle.Tensor]:
+        """Return the parameters of the adapter, replaced parameters of the base included."""
+        layers = [parameter for layer in self.injected.values() for parameter in layer.own_parameters()]
+        own = [parameter for layer in self.own_layers.values() for parameter in layer.parameters()]
+        return [*layers, *own, *self.replaced.values().values()]
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+    def adapter_state(self) -> dict[str, paddle.Tensor]:
+        """Return the adapter's tensors by their names in files."""
+        state = {
+            f"{own_name}.{name}": tensor
+            for own_name, layer in self.own_layers.items()
+            for name, tensor in layer.state_dict().items()
+        }
+        for layer_name, layer in self.injected.items():
+            for name, tensor in layer.own_state().items():
+                state[f"{layer_name}.{name}".replace(".base.", ".")] = tensor
+            state.update(layer.shared_state())
+        return {**state, **self.replaced.values()}
+
+    def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
+        return self.adapter_state() if tensors is None else read_tensors(tensors)
+
+    def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
+        """Return the tensors of `full_state` that replace parameters of the base, or rows of its tables."""
+        names = set(self.replaced.names)
+        return {name: tensor for name, tensor in state.items() if name in names or name.endswith(ROWS)}
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """Load tensors by their names in files: all of them, or none on an error.
+
+        Raises:
+            ValueError: tensors are missing, unexpected or of another shape; the message names them.
+        """
+        tensors = without_tied_copies(self.base_model, tensors, where)
+        assign_tensors(self.adapter_state(), tensors, where)
+        self.replaced.are_loaded = True
+
+    def resume_from(self, stored: AdapterFiles) -> None:
+        """Load the tensors of an adapter whose files are already read; warn if its base has another name.
+
+        Raises:
+            ValueError: options that change the function differ, tensors do not match, or the base is quantized
+                differently or has another config.
+        """
+        model = self.base_model
+        stored = stored.for_base(model.config)
+        compatibility.require_same_base(stored, model.config, model.quantization)
+        compatibility.require_same_function(str(stored.folder), stored.config, self.peft_config)
+        self.load_tensors(stored.tensors, str(stored.folder))
+
+    # -- files --------------------------------------------------------------------------------------------------------
+    def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` in the layout of Hugging Face PEFT.
+
+        Args:
+            folder: created if it does not exist.
+            tensors: full tensors in place of `adapter_state()`, if this process holds only shards.
+        """
+        write_adapter(folder, *self.file_tensors(tensors))
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the adapter of a finished run; a method whose final adapter is smaller overrides this."""
+        self.save_pretrained(folder, tensors)
+
+    def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
+        """Return the tensors of the adapter's files, by this package's names; `tensors` as in `save_pretrained`."""
+        layout = self.base_model.config.file_layout
+        state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
+        replaced = self.replaced_of(state)
+        layers = {name: tensor for name, tensor in state.items() if name not in replaced}
+        return {**self.peft_config.to_stored(layers), **replaced}
+
+    def write_files(
+        self,
+        folder: str | os.PathLike[str],
+        peft_type: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, paddle.Tensor],
+    ) -> None:
+        """Write adapter files of a method, whose `fields` are added to the fields that every method has."""
+        write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
+
+    def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
+        """Return the fields of adapter_config.json, and the tensors by their keys in the file.
+
+        Args:
+            tensors: full tensors in place of `adapter_state()`.
+        """
+        fields = self.peft_config.to_adapter_config(self.base_model)
+        return self._by_keys(self.peft_config.peft_type, fields, self.stored_tensors(tensors))
+
+    def _by_keys(
+        self, peft_type: str, fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor]
+    ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
+        fields, tensors = fields_and_tensors(self, peft_type, fields, tensors)
+        keys, prefix = stored_keys(self), self.peft_config.key_prefix
+        return fields, {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}

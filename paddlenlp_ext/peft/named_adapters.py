@@ -1,0 +1,127 @@
+"""Named adapters of one base model: add, switch, delete, and merge in place; one adapter is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+from paddlenlp_ext.peft.adapter import Adapter
+from paddlenlp_ext.peft.merge.in_memory import MergedAdapter
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+
+class NamedAdapters:
+    """Adapters by name, of any methods; switching copies no tensor.
+
+    Args:
+        name: name of the first adapter.
+        adapter: the first adapter, which is in place in the base model.
+
+    Attributes:
+        active_name: name of the active adapter.
+    """
+
+    def __init__(self, name: str, adapter: Adapter) -> None:
+        self.active_name = name
+        self._adapters = {name: adapter}
+        self._merged: MergedAdapter | None = None
+
+    def __getitem__(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            known = self.names()
+            raise ValueError(f"no adapter {name!r}{did_you_mean(name, known)} Known: {', '.join(known)}")
+        return self._adapters[name]
+
+    @property
+    def active(self) -> Adapter:
+        """The active adapter, which is in place in the base model."""
+        return self._adapters[self.active_name]
+
+    def names(self) -> list[str]:
+        """Return the names of all adapters."""
+        return list(self._adapters)
+
+    def add(self, name: str, create: Callable[[], Adapter]) -> None:
+        """Add an adapter; the active adapter stays active.
+
+        Args:
+            name: name of the new adapter.
+            create: function that adds the new adapter to the base model, which then has no other adapter.
+
+        Raises:
+            ValueError: the name is taken, the active adapter is merged, or `create` raises; nothing has changed.
+        """
+        self.require_unmerged("adding an adapter")
+        if name in self._adapters:
+            raise ValueError(f"adapter {name!r} already exists; delete it or choose another name")
+        self.active.detach()
+        try:
+            adapter = create()
+            adapter.detach()
+            self._adapters[name] = adapter
+        finally:
+            self.active.attach()
+
+    def switch(self, name: str) -> None:
+        """Make another adapter active.
+
+        Raises:
+            ValueError: no adapter has this name, or the active adapter is merged.
+        """
+        self.require_unmerged("set_adapter")
+        other = self[name]
+        if other is not self.active:
+            self.active.detach()
+            other.attach()
+            self.active_name = name
+
+    def delete(self, name: str) -> None:
+        """Delete an adapter that is not active.
+
+        Raises:
+            ValueError: no adapter has this name, or it is active.
+        """
+        if self[name] is self.active:
+            raise ValueError(f"adapter {name!r} is active; set another one before deleting it")
+        del self._adapters[name]
+
+    # -- merging in place ---------------------------------------------------------------------------------------------
+    def merge(self, names: Sequence[str] | None, safe_merge: bool) -> None:
+        """Merge the active adapter in place; the arguments are those of `PeftModel.merge_adapter`.
+
+        Raises:
+            ValueError: another adapter is named, or see `MergedAdapter`; nothing has changed.
+        """
+        self.require_unmerged("merge_adapter")
+        if names is not None and list(names) != [self.active_name]:
+            raise ValueError(
+                f"adapter_names={list(names)}: only the active adapter {self.active_name!r} can be merged in place; "
+                "call set_adapter() before, and combine several adapters with add_weighted_adapter()"
+            )
+        self._merged = MergedAdapter(self.active, safe_merge)
+
+    def unmerge(self) -> None:
+        """Undo `merge` exactly; without a merged adapter, change nothing."""
+        if self._merged is not None:
+            self._merged.undo()
+            self._merged = None
+
+    @property
+    def is_merged(self) -> bool:
+        """True if the active adapter is merged."""
+        return self._merged is not None
+
+    @contextmanager
+    def unmerged(self) -> Iterator[Adapter]:
+        """Return the active adapter, and undo its merge within a `with` block."""
+        with nullcontext() if self._merged is None else self._merged.undone():
+            yield self.active
+
+    def require_unmerged(self, action: str) -> None:
+        """Check that no adapter is merged.
+
+        Raises:
+            ValueError: the active adapter is merged; the message begins with `action`.
+        """
+        if self._merged is not None:
+            raise ValueError(f"{action}: adapter {self.active_name!r} is merged; call unmerge_adapter() first")
