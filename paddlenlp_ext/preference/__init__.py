@@ -1,1 +1,1 @@
-"""Preference training: losses over the log-probabilities of answers, and their metrics."""
+"""Losses and metrics of preference training and of reward models, as pure functions."""

@@ -1,16 +1,15 @@
-"""Losses of preference training, as functions of the log-probabilities of answers.
+"""Losses of DPO and its variants, which compare the two answers of a pair (`loss_type`).
 
-`pair_loss` compares the two answers of each pair, `kto_loss` takes answers that are rated one by one. A new paired loss
-is one more function under `@_pair_loss`.
+The losses are functions of log-probabilities, registered by `@_pair_loss`; KTO on rated answers is in kto_loss.py.
 
-With the log-ratio r = log pi(y | x) - log pi_ref(y | x) of an answer y, w the chosen and l the rejected answer, and
-s the logistic function:
+The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x), w is the chosen answer, l the rejected answer,
+and s the logistic function:
 
     sigmoid    -(1 - e) log s(beta (r_w - r_l)) - e log s(-beta (r_w - r_l))                   arXiv:2305.18290
-    robust     as sigmoid, with -e instead of e, divided by 1 - 2 e                            arXiv:2403.00409
+    robust     sigmoid with -e in place of e, divided by 1 - 2 e                               arXiv:2403.00409
     hinge      max(0, 1 - beta (r_w - r_l))                                                    arXiv:2305.10425
     ipo        (r_w / n_w - r_l / n_l - 1 / (2 beta))^2                                        arXiv:2310.12036
-    simpo      as sigmoid, of beta (log pi(y_w) / n_w - log pi(y_l) / n_l) - gamma             arXiv:2405.14734
+    simpo      sigmoid of beta (log pi(y_w) / n_w - log pi(y_l) / n_l) - gamma                 arXiv:2405.14734
     orpo       -log s(log odds(y_w) - log odds(y_l)), odds of exp(log pi(y) / n)               arXiv:2403.07691
     kto_pair   (1 - s(beta (r_w - z_l))) / 2 + (1 - s(beta (z_w - r_l))) / 2                   arXiv:2402.01306
     dpop       -log s(beta (r_w - r_l - lambda max(0, -r_w)))                                  arXiv:2402.13228
@@ -18,8 +17,9 @@ s the logistic function:
     nca_pair   -log s(beta r_w) - (log s(-beta r_w) + log s(-beta r_l)) / 2                    arXiv:2402.05369
     apo_zero   1 - s(beta r_w) + s(beta r_l)                                                   arXiv:2408.06266
 
-e is `label_smoothing` (sigmoid: conservative DPO), n the number of an answer's tokens, z the mean log-ratio over the
-batch, at least 0 and without gradient. The rewards of an answer are beta r; of SimPO and ORPO, beta log pi(y) / n.
+e is `label_smoothing` (sigmoid: conservative DPO), n is the number of tokens of an answer, and z is the mean log-ratio
+over the batch, at least 0 and without gradient. The reward of an answer is beta r; with SimPO and ORPO, it is
+beta log pi(y) / n.
 
 Shapes: N pairs, A answers.
 """
@@ -35,17 +35,17 @@ import paddle.nn.functional as F
 from paddlenlp_ext.config.sections.preference import WITHOUT_REFERENCE, PreferenceConfig
 
 LEAST_DOUBT = 1e-6
-"""Least -log of a probability whose odds are computed: the odds of a certain answer would be infinite."""
+"""Minimum of -log p in the odds p / (1 - p), which are infinite for p = 1."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Inputs of a paired loss, float32 [N]; a paired loss returns one value for each pair, [N].
+    """Inputs of a pair loss, float32 [N]; the loss returns one value for each pair, [N].
 
     Attributes:
-        chosen_ratios, rejected_ratios: log-probabilities of the answers minus those under the reference model.
+        chosen_ratios, rejected_ratios: log-ratios of the answers between the model and the reference model.
         chosen_means, rejected_means: log-probabilities of the answers per token.
-        chosen_lengths, rejected_lengths: numbers of tokens of the answers.
+        chosen_lengths, rejected_lengths: number of tokens of each answer.
     """
 
     chosen_ratios: paddle.Tensor
@@ -89,18 +89,18 @@ def pair_loss(
     chosen_lengths_N: paddle.Tensor,
     rejected_lengths_N: paddle.Tensor,
 ) -> PairLoss:
-    """Return the loss of each pair: `pref_loss_ratio` times that of `loss_type`, and the loss of the chosen answer.
+    """Return the loss of each pair: `pref_loss_ratio` times the loss of `loss_type`, plus the SFT loss.
 
-    The loss of the chosen answer is its mean negative log-probability per token, times `sft_loss_ratio`. It belongs to
-    its pair, so that the mean over the pairs of a step does not depend on their distribution over micro-batches. Only
-    `kto_pair` depends on the other pairs of the batch.
+    The SFT loss is the mean negative log-probability per token of the chosen answer, times `sft_loss_ratio`. It is
+    added to each pair, so the mean over a step does not depend on the split into micro-batches. Only `kto_pair` depends
+    on the other pairs of the batch.
 
     Args:
         chosen_logps_N, rejected_logps_N: float32 [N], sums of the log-probabilities of each answer's tokens.
-        reference_chosen_N, reference_rejected_N: the same sums under the reference model, without gradient. They may be
-            None if `options.has_reference` is false, and are not used then.
+        reference_chosen_N, reference_rejected_N: the same sums under the reference model, without gradient; unused if
+            `options.has_reference` is false.
         options: `config.preference` of a run.
-        chosen_lengths_N, rejected_lengths_N: int64 [N], numbers of tokens of the answers.
+        chosen_lengths_N, rejected_lengths_N: int64 [N], number of tokens of each answer.
 
     Raises:
         ValueError: the loss does not compare pairs.
@@ -145,7 +145,7 @@ def sigmoid(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def robust(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of robust DPO (arXiv:2403.00409), an unbiased estimate of DPO's with correct labels."""
+    """Return the loss of robust DPO (arXiv:2403.00409), an unbiased estimate of the DPO loss with correct labels."""
     logits_N, wrong = options.beta * pairs.margins, options.label_smoothing
     return (wrong * F.log_sigmoid(-logits_N) - (1 - wrong) * F.log_sigmoid(logits_N)) / (1 - 2 * wrong)
 
@@ -172,7 +172,7 @@ def simpo(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def orpo(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the odds ratio loss of ORPO (arXiv:2403.07691, eq. 7), to which `pair_loss` adds the chosen's loss."""
+    """Return the odds ratio loss of ORPO (arXiv:2403.07691, eq. 7); `pair_loss` adds the SFT loss."""
     return -F.log_sigmoid(_log_odds(pairs.chosen_means) - _log_odds(pairs.rejected_means))
 
 
@@ -184,7 +184,7 @@ def _log_odds(logps_N: paddle.Tensor) -> paddle.Tensor:
 
 @_pair_loss
 def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of KTO on pairs (arXiv:2402.01306): each answer against the mean log-ratio of the other side."""
+    """Return KTO's loss on pairs (arXiv:2402.01306): each answer against the mean log-ratio of the opposite answers."""
     chosen_kl = pairs.chosen_ratios.mean().clip(min=0).detach()
     rejected_kl = pairs.rejected_ratios.mean().clip(min=0).detach()
     chosen_N = 1 - F.sigmoid(options.beta * (pairs.chosen_ratios - rejected_kl))
@@ -194,7 +194,7 @@ def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def dpop(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of DPO-Positive (arXiv:2402.13228), which keeps the chosen answer as likely as it was."""
+    """Return the loss of DPO-Positive (arXiv:2402.13228), which penalizes a less likely chosen answer."""
     penalties_N = F.relu(-pairs.chosen_ratios)
     return -F.log_sigmoid(options.beta * (pairs.margins - options.dpop_lambda * penalties_N))
 
@@ -215,5 +215,5 @@ def nca_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def apo_zero(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of APO-zero (arXiv:2408.06266, eq. 7), which moves both answers away from the reference."""
+    """Return the loss of APO-zero (arXiv:2408.06266, eq. 7): raise chosen answers and lower rejected answers."""
     return 1 - F.sigmoid(options.beta * pairs.chosen_ratios) + F.sigmoid(options.beta * pairs.rejected_ratios)

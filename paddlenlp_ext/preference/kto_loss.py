@@ -1,4 +1,4 @@
-"""KTO loss on answers that are rated one by one, and the KL baseline that it subtracts (arXiv:2402.01306).
+"""KTO loss on rated answers, and the KL baseline that it subtracts (arXiv:2402.01306).
 
 Shapes: A answers.
 """
@@ -16,7 +16,7 @@ from paddlenlp_ext.preference.dpo_losses import log_ratios
 
 @dataclass(frozen=True)
 class AnswerLoss:
-    """Losses and rewards of answers that are rated one by one, float32 [A]; rewards have no gradient."""
+    """Losses and rewards of rated answers, float32 [A]; rewards have no gradient."""
 
     losses: paddle.Tensor
     rewards: paddle.Tensor
@@ -32,7 +32,8 @@ def kto_loss(
 ) -> AnswerLoss:
     """Return the KTO loss of each answer (arXiv:2402.01306).
 
-    With the baseline z, a desirable answer has the loss desirable_weight (1 - s(beta (r - z))), and an undesirable one
+    With the log-ratio r, the baseline z and the logistic function s, the loss of a desirable answer is
+    desirable_weight (1 - s(beta (r - z))), and the loss of an undesirable answer is
     undesirable_weight (1 - s(beta (z - r))). `sft_loss_ratio` adds the mean loss per token of desirable answers.
 
     Args:
@@ -54,11 +55,11 @@ def kto_loss(
 
 
 def kto_baseline(logps_A: paddle.Tensor, reference_A: paddle.Tensor | None, options: PreferenceConfig) -> paddle.Tensor:
-    """Return KTO's estimate of the KL divergence: the mean log-ratio of mismatched answers, at least 0, no gradient.
+    """Return KTO's estimate of the KL divergence: the mean log-ratio of mismatched answers, at least 0.
 
     Args:
         logps_A: float32 [A], log-probabilities of mismatched answers (`PreferenceBatch.mismatched`).
-        reference_A: their log-probabilities under the reference model.
+        reference_A: log-probabilities of these answers under the reference model.
         options: `config.preference` of a run.
     """
     return log_ratios(logps_A, reference_A, options).mean().clip(min=0).detach()

@@ -1,4 +1,4 @@
-"""Metrics of preference training under TRL's names, as sums that are added over micro-batches and ranks."""
+"""Metrics of preference training under TRL's names, as sums over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PreferenceMetrics:
     | metric | mean over |
     |---|---|
     | `rewards/chosen`, `rewards/rejected` | rewards of chosen (desirable) and of rejected (undesirable) answers |
-    | `rewards/margins` | difference of these two means |
-    | `rewards/accuracies` | pairs: 1 if the chosen answer has the greater reward |
+    | `rewards/margins` | difference between the means of chosen and rejected rewards |
+    | `rewards/accuracies` | pairs: 1 if the chosen answer has the higher reward |
     | `logps/chosen`, `logps/rejected` | log-probabilities of answers, summed over their tokens |
     | `nll_loss` | chosen answers: mean negative log-probability per token |
     | `kl` | micro-batches: KTO's baseline |
@@ -57,11 +57,11 @@ class PreferenceMetrics:
         """Return the metrics of a micro-batch.
 
         Args:
-            logps_A: log-probabilities of the answers, a tensor or array of float32 [A].
-            rewards_A: rewards of the answers, likewise.
+            logps_A: log-probabilities of the answers, tensor or array, float32 [A].
+            rewards_A: rewards of the answers, tensor or array, float32 [A].
             is_desirable_A: bool [A], True for a chosen answer.
             lengths_A: int [A], number of tokens of each answer.
-            in_pairs: answers 2i and 2i + 1 are the chosen and the rejected one of pair i.
+            in_pairs: whether answers 2i and 2i + 1 are the chosen and the rejected answer of pair i.
             baseline: KTO's baseline; None for other losses.
         """
         logps, rewards = np.asarray(logps_A, np.float64), np.asarray(rewards_A, np.float64)
@@ -82,7 +82,7 @@ class PreferenceMetrics:
         return PreferenceMetrics(self.sums + other.sums, self.counts + other.counts)
 
     def to_vector(self) -> np.ndarray:
-        """Return sums and counts as float64 [2 x metrics], which ranks can add."""
+        """Return sums and counts as a vector, float64 [2 x metrics], that ranks can add."""
         return np.concatenate([self.sums, self.counts])
 
     @classmethod

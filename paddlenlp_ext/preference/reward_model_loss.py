@@ -1,12 +1,12 @@
-"""Loss and metrics of a reward model, as functions of the scores of the answers of pairs.
+"""Loss and metrics of a reward model, as functions of the scores of pairs of answers.
 
-With the rewards r_w of the chosen answer and r_l of the rejected one, the margin m of the row and the logistic function
-s, the loss of a pair is
+Let r_w be the reward of the chosen answer, r_l the reward of the rejected answer, m the margin of the row, and s the
+logistic function. The loss of a pair is
 
     -log s(r_w - r_l - m) + center_rewards_coefficient (r_w + r_l)^2 + regularization (r_w^2 + r_l^2) / 2
 
 The first term is the negative log-likelihood of a Bradley-Terry model (arXiv:2203.02155, eq. 1; with a margin
-arXiv:2307.09288, eq. 2). The second one is that of arXiv:2312.09244 and of TRL, and the third one that of PaddleNLP.
+arXiv:2307.09288, eq. 2). The second term is from arXiv:2312.09244 and TRL, the third term from PaddleNLP.
 
 Shapes: P pairs, A answers of a batch: pair i has the answers 2i (chosen) and 2i + 1 (rejected).
 """
@@ -42,10 +42,10 @@ def reward_losses(rewards_A: paddle.Tensor, margins_P: paddle.Tensor, options: R
 
 
 def reward_sums(rewards_A: Any) -> np.ndarray:
-    """Return the sums of the metrics of a micro-batch, float64 [NUM_SUMS], which are added over micro-batches.
+    """Return the sums of the metrics of a micro-batch, float64 [NUM_SUMS], to be added over micro-batches.
 
     Args:
-        rewards_A: scores of the answers, a tensor or array of float32 [A].
+        rewards_A: scores of the answers, tensor or array, float32 [A].
     """
     rewards = np.asarray(rewards_A, np.float64)
     margins = rewards[0::2] - rewards[1::2]
@@ -54,14 +54,14 @@ def reward_sums(rewards_A: Any) -> np.ndarray:
 
 
 def reward_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Return the metrics under TRL's names from the sum of results of `reward_sums`.
+    """Return the metrics under TRL's names from the added results of `reward_sums`.
 
     | metric | mean over |
     |---|---|
-    | `accuracy` | pairs: 1 if the chosen answer has the greater reward |
+    | `accuracy` | pairs: 1 if the chosen answer has the higher reward |
     | `margin` | pairs: difference between the rewards |
     | `mean_reward` | answers: the reward |
-    | `min_reward`, `max_reward` | micro-batches: the least and the greatest reward |
+    | `min_reward`, `max_reward` | micro-batches: the lowest and the highest reward |
     """
     correct, margin, num_pairs, total, least, greatest, num_batches = (float(value) for value in sums)
     return {

@@ -1,6 +1,6 @@
-"""Sections of a preference run (`llm/run_dpo.py`): the options of its loss, and its rows.
+"""Sections of a preference run (`llm/run_dpo.py`): options of the loss, and of the data.
 
-Names and defaults are those of PaddleNLP's `DPOConfig` and `DPODataArgument` (llm/docs/dpo.md).
+Names and defaults follow PaddleNLP's `DPOConfig` and `DPODataArgument` (llm/docs/dpo.md).
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ class PreferenceConfig(OptionGroup):
     """`config.preference`: the loss of preference training."""
 
     loss_type: str = option("sigmoid", choices=LOSS_TYPES, synonyms={"or": "orpo"}, help="loss (docs/preference.md)")
-    beta: float = option(0.1, above=0, help="weight of the divergence from the reference model, and scale of rewards")
+    beta: float = option(
+        0.1, above=0, help="weight of the KL divergence from the reference model, and scale of rewards"
+    )
     label_smoothing: float = option(
-        0.0, minimum=0, below=0.5, help="probability that a pair is labelled the wrong way (sigmoid, simpo, robust)"
+        0.0, minimum=0, below=0.5, help="probability that the answers of a pair are swapped (sigmoid, simpo, robust)"
     )
     simpo_gamma: float = option(0.5, minimum=0, help="simpo: margin between the rewards of a pair")
     dpop_lambda: float = option(50.0, minimum=0, help="dpop: weight of the penalty for a less likely chosen answer")
@@ -45,10 +47,10 @@ class PreferenceConfig(OptionGroup):
     undesirable_weight: float = option(1.0, minimum=0, help="kto: weight of answers that are rated as bad")
     pref_loss_ratio: float = option(1.0, minimum=0, help="weight of the preference loss (orpo: lambda of the paper)")
     sft_loss_ratio: float = option(
-        0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 stands for 1"
+        0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 means 1"
     )
     reference_free: bool = option(
-        False, help="take all answers as equally likely under the reference model (always so with simpo and orpo)"
+        False, help="treat all answers as equally likely under the reference model, as simpo and orpo always do"
     )
     ref_model_update_steps: int = option(
         -1, minimum=-1, help="copy the trained weights to the reference model after this many steps; -1: never"
@@ -64,17 +66,17 @@ class PreferenceConfig(OptionGroup):
 
     @property
     def follows_model(self) -> bool:
-        """Return whether the reference model is replaced by the trained one from time to time."""
+        """Return whether the run updates the reference model (`ref_model_update_steps`)."""
         return self.has_reference and self.ref_model_update_steps > 0
 
     @property
     def keeps_reference(self) -> bool:
-        """Return whether a run holds the trained parameters of the reference model (docs/preference.md)."""
+        """Return whether the run holds a copy of the reference model's trained parameters (docs/preference.md)."""
         return self.follows_model or (self.has_reference and self.loss_type == "kto")
 
     @property
     def sft_weight(self) -> float:
-        """Return the weight of the chosen answer's loss; the loss of ORPO contains it."""
+        """Return the weight of the SFT loss on the chosen answer, which ORPO includes by default."""
         return self.sft_loss_ratio or (1.0 if self.loss_type == "orpo" else 0.0)
 
 
@@ -97,11 +99,11 @@ class PreferenceDataConfig(DataConfig):
 
     @property
     def is_stream(self) -> bool:
-        """Return False: preference data is tokenized once and memory-mapped."""
+        """Return False, because preference data is tokenized once and memory-mapped."""
         return False
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the keys that name the rows of a run, with their values."""
+        """Return the keys that name the data files of a run, with their values."""
         keys = {"train_dataset_path": self.train_dataset_path, "dev_dataset_path": self.eval_dataset_path}
         needed = [key for key, is_needed in zip(keys, (train, evaluate), strict=True) if is_needed]
         return {key: keys[key] or self.dataset_name_or_path for key in needed}

@@ -1,18 +1,16 @@
-"""Collate rows of preference data: which answer of the batch each position predicts a token of.
+"""Collate preference data into batches that assign each target position to an answer.
 
-`PreferenceBatch.answer_index` numbers the answers of a batch in reading order, so that pair i of a batch of pairs has
-the answers 2i (chosen) and 2i + 1 (rejected). The log-probability of an answer is the sum of the log-probabilities of
-the labels at its positions.
+`PreferenceBatch.answer_index` numbers the answers of a batch in reading order: pair i has the answers 2i (chosen) and
+2i + 1 (rejected). The log-probability of an answer is the sum of the log-probabilities of the labels at its positions.
 
-KTO compares rewards with those of mismatched prompts and answers. As in TRL, each prompt of the batch gets the answer
-of the row before it, and the first one gets the last answer:
+KTO estimates a baseline from mismatched prompts and answers. As in TRL, each prompt of the batch gets the answer of the
+previous row, and the first prompt gets the last answer:
 
     rows         (x1, y1)  (x2, y2)  (x3, y3)
     mismatched   (x1, y3)  (x2, y1)  (x3, y2)
 
-They form a batch of their own, for a forward pass without gradients. The answers of the batch and the mismatched ones
-are the same set, and the assignment depends on the batch only. With pairs, each prompt gets both answers of the pair
-before it.
+The mismatched rows form a further batch, for a forward pass without gradients. They depend on the batch only, and
+contain the same answers. With pairs, each prompt gets both answers of the previous pair.
 
 Shapes: B batch, S positions of a batch row, A answers of a batch.
 """
@@ -37,10 +35,9 @@ class PreferenceBatch(PackedBatch):
     """Arrays of one micro-batch of preference data.
 
     Attributes:
-        answer_index: int64 [B, S], number of the answer whose token the position predicts; -1 where no loss is
-            computed.
+        answer_index: int64 [B, S], number of the answer whose token the position predicts; -1: no target.
         is_desirable: bool [A], True for a chosen answer or one that is rated as good.
-        reference_logps: float32 [A], log-probabilities of the answers under the reference model, if known.
+        reference_logps: float32 [A], log-probabilities of the answers under the reference model; None: unknown.
         mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
         baseline: KTO's estimate of the KL divergence, computed from the mismatched answers.
     """
@@ -71,13 +68,13 @@ def collate_pairs(
     reference_logps: np.ndarray | None = None,
     with_mismatched: bool = False,
 ) -> PreferenceBatch:
-    """Concatenate the rows of a micro-batch.
+    """Concatenate the pairs of a micro-batch.
 
     Args:
         packs: the micro-batch; each pack is a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
         reference_logps: float32 [rows of the dataset, answers of a row], log-probabilities of the answers under the
-            reference model, in the order of the row's answers; None: unknown.
+            reference model, in the order of the answers; None: unknown.
         with_mismatched: add the batch of mismatched prompts and answers.
 
     Raises:
@@ -123,9 +120,9 @@ def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBa
 
 
 def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
-    """Return a row for each answer of `rows`: its prompt, and an answer of the row before it.
+    """Return a row for each answer: the prompt of its row, and an answer of the previous row.
 
-    The answers of a single row keep their own prompt: the estimate of the KL divergence is then their mean reward.
+    With a single row, nothing is mismatched: the estimate of the KL divergence is then the mean reward of its answers.
     """
     prompts = [row.prompt for row in rows for _ in row.answers]
     answers = [answer for row in rows for answer in row.answers]

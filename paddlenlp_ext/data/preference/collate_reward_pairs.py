@@ -1,4 +1,4 @@
-"""Collate rows of reward models: which position of the batch has the score of each answer.
+"""Collate pairs for a reward model into batches that mark the scored position of each answer.
 
 Shapes: B batch, S positions of a batch row, A answers of a batch, P pairs.
 """
@@ -38,13 +38,13 @@ def collate_reward_pairs(
     pad_token_id: int = 0,
     unscored_token_id: int | None = None,
 ) -> RewardBatch:
-    """Concatenate the rows of a micro-batch.
+    """Concatenate the pairs of a micro-batch.
 
     Args:
         packs: the micro-batch; each pack is a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
-        unscored_token_id: token that is not scored: the token before it is. It is `pad_token_id` of config.json, which
-            transformers takes for padding wherever it stands, even if it is also the end token.
+        unscored_token_id: token that is never scored; the token before it is scored instead. It is `pad_token_id` of
+            config.json, which transformers takes for padding at every position, even if it is also the end token.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -64,7 +64,7 @@ def collate_reward_pairs(
 
 
 def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
-    """Return the index of the last token that is not `unscored_token_id`; the last one if there is no other."""
+    """Return the index of the last token other than `unscored_token_id`, or the last index if there is none."""
     others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
     return int(others[-1]) if len(others) else len(tokens) - 1
 

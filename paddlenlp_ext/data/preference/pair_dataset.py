@@ -1,4 +1,4 @@
-"""Tokenize a split of preference data once, and map its tokens from the cache of `data.dataset`."""
+"""Load preference data: tokenize a split once, then memory-map its tokens from the cache."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class PairDataset(TokenizedDataset):
         )
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """Raise an error: answers of preference data are compared, not generated."""
+        """Raise an error, because answers of preference data are compared, not generated."""
         raise ValueError("eval_with_do_generation: answers of preference data are compared; set it to false")
 
 
@@ -87,11 +87,11 @@ def load_preference_dataset(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> PairDataset:
-    """Tokenize a split, or map its tokens from the cache.
+    """Tokenize a split of preference data, or memory-map its tokens from the cache.
 
     Args:
-        config: `config.data` of a run; the training rows are those of `train_dataset_path` if it is set, and all others
-            are those of `dataset_name_or_path`.
+        config: `config.data` of a run; `train_dataset_path` names the training rows if it is set, and
+            `dataset_name_or_path` names the other rows.
         preference: `config.preference` of the run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
@@ -124,7 +124,7 @@ def load_reward_dataset(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> PairDataset:
-    """Tokenize a split for a reward model, or map its tokens from the cache; see `load_preference_dataset`."""
+    """Tokenize a split for a reward model, or memory-map its tokens; see `load_preference_dataset`."""
     return load_pairs(RewardEncoder, config, reward.share_prompt, split, tokenizer, template, fingerprint, rows)
 
 
@@ -138,9 +138,9 @@ def load_pairs(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> PairDataset:
-    """Tokenize a split for one of the programs that read preference data, or map its tokens from the cache.
+    """Tokenize a split with an encoder of this class, or memory-map its tokens from the cache.
 
-    Arguments and errors are those of `load_preference_dataset`, without the check of the loss.
+    Arguments and errors are the same as for `load_preference_dataset`, without the check of the loss.
     """
     template = template or load_configured_template(config, tokenizer)
     readers, encoder = open_pairs(encoder_class, config, share_prompt, split, template, rows)

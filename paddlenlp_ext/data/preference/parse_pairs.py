@@ -1,12 +1,12 @@
-"""Rows of preference data: a prompt with two answers that are compared, or with one answer that is rated.
+"""Parse rows of preference data: a prompt with two answers to compare, or with one rated answer.
 
     PaddleNLP   {"src": ["q1", "q2"], "tgt": ["a1"], "response": ["good", "bad"], "sort": [1, 0]}
     TRL         {"prompt": "q", "chosen": "good", "rejected": "bad"}, each a text or a list of messages
                 {"chosen": [user, assistant], "rejected": [user, assistant]}, with the prompt in both
     rated       {"prompt": "q", "completion": "a", "label": true}, or one `response` with one `sort` (0: bad)
 
-Each answer is read as a row of fine-tuning, `{"src", "tgt"}` or `{"prompt", "completion"}`, whose last answer is the
-only target. So all other fields of such rows have the same effects (`data/rows/known_fields.py`).
+Each answer is parsed as a fine-tuning row, `{"src", "tgt"}` or `{"prompt", "completion"}`, whose last answer is the
+only target. All other fields have the same effects as in fine-tuning (data/rows/known_fields.py).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ KNOWN_FORMATS = (
 )
 
 Rename = Callable[[FieldPath], FieldPath]
-"""Function from a path in a row of fine-tuning to the path in the row that it was made from."""
+"""Function from a path in a fine-tuning row to the path in the preference row that it comes from."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer of a row.
+    """Answer of a preference row, with its prompt.
 
     Attributes:
-        conversation: the prompt and this answer, whose messages of the assistant are the only targets.
+        conversation: the prompt and this answer, whose assistant messages are the only targets.
         is_desirable: True for a chosen answer, or one that is rated as good.
     """
 
@@ -177,7 +177,7 @@ def _split_pair(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Rename, b
 
 
 def _prompt_of(row: dict[str, Any]) -> tuple[Any, int]:
-    """Return the prompt of a pair, and the number of messages at the beginning of both answers that belong to it."""
+    """Return the prompt of a pair, and the number of leading messages of both answers that are the prompt."""
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if not isinstance(chosen, list):
         if prompt is None:

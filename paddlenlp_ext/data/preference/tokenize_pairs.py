@@ -1,14 +1,14 @@
-"""Tokenize rows of preference data, many at a time, and shorten those that are longer than allowed.
+"""Tokenize preference data in chunks of rows, and truncate long rows.
 
-The tokens of each answer are those of a row of fine-tuning. The prompt is everything that all answers of a row have in
-common before the first target token.
+Each answer is tokenized like a fine-tuning row. The prompt is everything that all answers of a row have in common
+before the first target token.
 
-`src_length` (`max_prompt_len`) limits the prompt, and `max_length` (`max_seq_len`) the prompt and all answers together.
-`truncation` selects what happens to a longer row:
+`src_length` (`max_prompt_len`) limits the prompt. `max_length` (`max_seq_len`) limits the prompt and all answers
+together. `truncation` selects what happens to a longer row:
 
     right   The prompt loses its oldest turns, then the end of its last user message. Then the longest answers lose
             their ends; a truncated answer has no end token.
-    left    The prompt is shortened in the same way, and further to make room: answers are never truncated.
+    left    Only the prompt is truncated, in the same way, until the row fits.
     drop    The row is dropped and counted.
     error   The row is invalid.
 """
@@ -63,7 +63,7 @@ class PairRow(TokenizedRow):
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Ids of a prompt, and ids and loss mask of each answer to it."""
+    """Token ids of a prompt, and token ids and loss mask of each answer."""
 
     prompt: list[int]
     answers: list[tuple[list[int], list[bool]]]
@@ -79,10 +79,10 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class PreferenceEncoder(RowEncoder):
-    """Encoder of blocks of preference data.
+    """Encoder of preference data.
 
     Attributes:
-        share_prompt: the prompt of a pair counts once in `max_length`; False: once for each answer.
+        share_prompt: whether the prompt of a pair counts once in `max_length`, or once for each answer.
     """
 
     share_prompt: bool = True
@@ -93,7 +93,7 @@ class PreferenceEncoder(RowEncoder):
     """`TokenizedPair.scores_last_tokens` of the rows."""
 
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
-        """Parse, render, tokenize and shorten rows in their order; yield `InvalidRow` for one that fails."""
+        """Parse, render, tokenize and truncate rows in order; yield an `InvalidRow` for each row that fails."""
         iterator = iter(rows)
         while chunk := list(islice(iterator, CHUNK_ROWS)):
             rendered = [self._render(row) for row in chunk]
@@ -108,10 +108,10 @@ class PreferenceEncoder(RowEncoder):
                 yield self._finish(row, [answer for answer, _ in members], sequences)
 
     def unknown_fields(self, row: Any) -> Iterator[str]:
-        """Yield each field of a row that has no effect and is not metadata."""
+        """Yield the fields of a row that have no effect and are not metadata."""
         return unknown_preference_fields(row)
 
-    # -- overridden for other uses of the rows ------------------------------------------------------------------------
+    # -- overridden for reward models ------------------------------------------------------------------------
     def parse(self, value: Any) -> tuple[Answer, ...]:
         """Return the answers of a row.
 
@@ -125,7 +125,7 @@ class PreferenceEncoder(RowEncoder):
         return join_turns(turns)
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return the positions that a row takes in addition to its tokens."""
+        """Return the number of positions that a row takes in addition to its tokens."""
         return 0
 
     def margin(self, value: Any) -> float:
@@ -158,7 +158,7 @@ class PreferenceEncoder(RowEncoder):
             return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
 
     def _pair_row(self, row: SourceRow, encoded: _Encoded, complete: _Encoded, answers: Sequence[Answer]) -> PairRow:
-        """Return a row whose prompt and answers may have been shortened; `complete` has them in full."""
+        """Return the tokenized row after truncation; `complete` is the row before truncation."""
         tokens, loss_mask, starts = list(encoded.prompt), [False] * len(encoded.prompt), []
         for ids, mask in encoded.answers:
             if not any(mask):
@@ -192,10 +192,10 @@ class PreferenceEncoder(RowEncoder):
         )
 
     def _shorten(self, encoded: _Encoded, answers: Sequence[Answer]) -> _Encoded:
-        """Shorten a row to the limits.
+        """Truncate a row to the limits.
 
         Raises:
-            InvalidRowError: the row is too long, and `truncation` or the text of the template prevents shortening it.
+            InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncation.
         """
         limits, copies = self.limits, 1 if self.share_prompt else len(encoded.answers)
         in_answers = sum(len(ids) for ids, _ in encoded.answers) + self.num_extra_positions(len(encoded.answers))
@@ -229,13 +229,13 @@ class PreferenceEncoder(RowEncoder):
 def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn, ...]:
     examples = template.render(answer.conversation)
     if len(examples) > 1:
-        problem = "the chat template writes the earlier turns of an answer differently once others follow"
+        problem = "the chat template renders earlier turns of an answer differently when later turns follow"
         raise InvalidRowError(REFUSED, f"{problem}, so they cannot be compared together; move them to the prompt")
     return examples[0].turns
 
 
 def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
-    """Separate the common prompt of sequences (ids and loss mask) from their answers."""
+    """Split sequences of token ids and loss masks into their common prompt and the answers."""
     length = min(mask.index(True) if True in mask else len(mask) for _, mask in sequences)
     first = sequences[0][0]
     while any(ids[:length] != first[:length] for ids, _ in sequences):
@@ -246,7 +246,7 @@ def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
 
 
 def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:
-    """Return the prompt with at most `room` tokens, without its oldest turns or the end of its last user message."""
+    """Return at most `room` tokens of the prompt, without its oldest turns or the end of its last user message."""
     prompt = Prompt(answers[0].prompt, None)
     complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
     # A template may write text between the prompt of generation and the first target token.
@@ -263,7 +263,7 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
 
 
 def _caps(lengths: Sequence[int], room: int) -> list[int]:
-    """Return lengths that sum to at most `room`, at which the longest answers are truncated."""
+    """Return the maximum length of each answer: only the longest are truncated, to a sum of at most `room`."""
     caps: dict[int, int] = {}
     by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
     for place, index in enumerate(by_length):

@@ -27,32 +27,32 @@ MARGIN = "margin"
 
 @dataclass(frozen=True)
 class RewardEncoder(PreferenceEncoder):
-    """Encoder of blocks of rows of a reward model."""
+    """Encoder of pairs for a reward model."""
 
     num_values = 1
     rows_key = "reward, margin as a float"
     scores_last_tokens = True
 
     def parse(self, value: Any) -> tuple[Answer, ...]:
-        """Return the two answers of a row, the chosen one first.
+        """Return the two answers of a row, chosen answer first.
 
         Raises:
             InvalidRowError: the row is invalid or has one answer.
         """
         answers = parse_preference(value)
         if len(answers) < 2:
-            message = "the row has one answer, and a reward model learns from two; add the other answer"
+            message = "the row has one answer, and a reward model trains on two; add the other answer"
             raise InvalidRowError(NOT_SUPPORTED, message)
         self.margin(value)
         return answers
 
     def join(self, turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
-        """Return tokens and loss mask of an answer with its prompt, to the end of the template's text."""
+        """Return tokens and loss mask of an answer with its prompt, including text after the end token."""
         tokens, loss_mask = join_turns(turns)
         return [*tokens, *self.template.tail_ids], [*loss_mask, *(False for _ in self.template.tail_ids)]
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return 1 if answers share their prompt, whose last token then has a position in each of them."""
+        """Return the extra positions of a shared prompt: each answer repeats its last token."""
         return num_answers - 1 if self.share_prompt else 0
 
     def margin(self, value: Any) -> float:
@@ -70,16 +70,16 @@ class RewardEncoder(PreferenceEncoder):
         return float(margin)
 
     def unknown_fields(self, row: Any) -> Iterator[str]:
-        """Yield each field of a row that has no effect and is not metadata."""
+        """Yield the fields of a row that have no effect and are not metadata."""
         return unknown_preference_fields(row, read=(MARGIN,))
 
 
 @dataclass(frozen=True)
 class ScoringEncoder(RewardEncoder):
-    """Encoder of rows to score: preference data, or rows of fine-tuning, whose last answers are scored."""
+    """Encoder of rows to score: preference data, or fine-tuning rows, whose last answer is scored."""
 
     def parse(self, value: Any) -> tuple[Answer, ...]:
-        """Return the answers of a row; of a pair, the chosen one first.
+        """Return the answers of a row; the chosen answer of a pair first.
 
         Raises:
             InvalidRowError: the row is invalid.
