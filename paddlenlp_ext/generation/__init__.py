@@ -1,1 +1,1 @@
-"""Text generation: sampling, key-value cache, decoding loop. It calls only `hidden_states` and `logits` of a model."""
+"""Text generation: sampling, key-value caches, decoding loops, continuous batching."""

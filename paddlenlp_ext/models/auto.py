@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class AutoModelForCausalLM:
-    """Factory of causal language models by the `model_type` of config.json; never instantiated."""
+    """Factory of causal language models; `model_type` of config.json selects the family. It is never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -52,14 +52,14 @@ class AutoModelForCausalLM:
             quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
                 lm_head stay in `dtype`.
             before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
-            config_overrides: keys that replace those of config.json, such as `rope_scaling`; saved with the model.
-                Another `vocab_size` resizes embedding and lm_head: new rows are the mean of the others.
+            config_overrides: keys of config.json to replace, such as `rope_scaling`; they are saved with the model.
+                Another `vocab_size` resizes embedding and lm_head; new rows are the mean of the stored rows.
             torch_dtype: other name of `dtype`, as in transformers.
 
         Raises:
-            ValueError: no such model, an unsupported architecture, tensors that do not match the model,
-                `quantization_config` for a model that is stored quantized, float16 on the CPU, or two dtypes that
-                differ.
+            ValueError: the model does not exist, its architecture is not supported, its tensors do not match, it is
+                stored quantized and `quantization_config` is given, dtype is float16 on the CPU, or two arguments name
+                different dtypes.
 
         Example:
             >>> from tempfile import TemporaryDirectory
@@ -107,7 +107,7 @@ class AutoModelForCausalLM:
 
 
 class AutoModelForSequenceClassification:
-    """Factory of reward models, decoders with a score head, by the `model_type` of config.json; never instantiated."""
+    """Factory of reward models, which are decoders with a score head. It is never instantiated."""
 
     @classmethod
     def from_pretrained(
@@ -125,8 +125,7 @@ class AutoModelForSequenceClassification:
         """Load a reward model in evaluation mode.
 
         Args:
-            name_or_path: a classifier with one label, or a language model, which gets a new score head; named as for
-                `AutoModelForCausalLM`.
+            name_or_path: a sequence classifier with one label, or a language model, which gets a new score head.
             dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides, torch_dtype: as for
                 `AutoModelForCausalLM`.
             seed: seed of a new score head, whose weights are drawn from normal(0, initializer_range).
@@ -177,7 +176,7 @@ def _dtype_of(
     names = {name: dtype_name(named.get(each, each)) for name, each in given.items()}
     if len(set(names.values())) > 1:
         pairs = ", ".join(f"{name}={each}" for name, each in names.items())
-        raise ValueError(f"{pairs}: parameters and activations have one dtype; pass equal ones")
+        raise ValueError(f"{pairs}: parameters and activations have one dtype; pass the same dtype")
     return next(iter(names.values()), "float32")
 
 
@@ -226,7 +225,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """Compute attention in plain Paddle on a GPU; the CPU has no flash attention kernels."""
+    """Compute attention in plain Paddle on a GPU instead of a flash attention kernel; on the CPU, do nothing."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 

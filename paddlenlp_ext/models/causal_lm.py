@@ -127,7 +127,7 @@ class CausalLM(TrainableModel):
         cache: KeyValueCache | None = None,
         document_parents: DocumentParents | None = None,
     ) -> paddle.Tensor:
-        """Return the input of lm_head, [B, S, D].
+        """Return the hidden states after the final norm [B, S, D], which are the input of lm_head.
 
         Args:
             input_ids, position_ids, document_lengths, cache: as in `forward`.
@@ -149,7 +149,7 @@ class CausalLM(TrainableModel):
         return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return the logits [..., V] computed by this process."""
+        """Compute the logits [..., V] without regard to pipeline stages."""
         logits = linear(hidden, self.head_weight())
         for inner, b in self.head_updates(hidden):
             logits = logits + linear(inner, b)
@@ -170,7 +170,7 @@ class CausalLM(TrainableModel):
         return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Recompute activations in the backward pass instead of saving them; without a plan, those of all layers.
+        """Recompute activations in the backward pass instead of saving them. Without a plan, all layers are recomputed.
 
         Raises:
             ValueError: the plan names a layer that the model does not have.
@@ -183,8 +183,7 @@ class CausalLM(TrainableModel):
         """Recompute the activations of every layer in the backward pass, as `enable_recompute` does.
 
         Args:
-            gradient_checkpointing_kwargs: as in transformers; only `use_reentrant` may be given, and it changes
-                nothing.
+            gradient_checkpointing_kwargs: as in transformers; only `use_reentrant` is accepted, and it has no effect.
 
         Raises:
             ValueError: another option is given.
@@ -267,8 +266,8 @@ class CausalLM(TrainableModel):
         Quantized weights stay quantized (quantization/checkpoint_tensors.py).
 
         Args:
-            folder: created if absent.
-            max_shard_bytes: size at which the next file begins.
+            folder: created if it does not exist.
+            max_shard_bytes: maximum size of a safetensors file.
             tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
 
         Raises:

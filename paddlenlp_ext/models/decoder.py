@@ -58,8 +58,8 @@ class Decoder(nn.Layer):
         stage: pipeline stage of this process; None if this process runs all layers.
         recompute_plan: activations to recompute in the backward pass; None: none.
         load_balance: load of the experts, and their auxiliary loss; None for a model without experts.
-        dropout_seed: dropout seed of a training pass. Each layer adds its index to it, so that dropout does not depend
-            on which layers a process runs. None continues Paddle's random state.
+        dropout_seed: dropout seed of a training pass. Each layer derives its seed from this seed and its index, so that
+            dropout does not depend on which layers a process runs. None continues Paddle's random state.
     """
 
     def __init__(self, config: DecoderConfig) -> None:

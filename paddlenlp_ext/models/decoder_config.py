@@ -52,8 +52,9 @@ class DecoderConfig:
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rope settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
-        fused_layers: layers that files store as one, with the sizes of their parts (file_layouts/fused_projections.py).
-        file_layout: differences between the tensors of files and those in memory.
+        fused_layers: fused projection in files -> single projections and their sizes
+            (file_layouts/fused_projections.py).
+        file_layout: differences between the tensors in files and in memory.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
         name_or_path: name of the model for messages and saved adapters; None for a model that was not loaded.
@@ -271,7 +272,7 @@ class DecoderConfig:
         return None if self.experts is None else self.experts[layer_index]
 
     def load_balance(self) -> LoadBalance | None:
-        """Build the record of the experts' load; None for a model without experts."""
+        """Build the load balancing of the experts; return None for a model without experts."""
         shapes = [shape for shape in self.experts or () if shape is not None]
         if not shapes:
             return None
@@ -334,20 +335,20 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 class _Reader:
-    """Read config values: first from config.json, then the family's defaults, then the common defaults."""
+    """Reader of config values from config.json, the family's defaults and the common defaults, in this order."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)
 
     def value(self, key: str) -> Any:
-        """Return the value of `key` in the first place that has the key; None if it is null or absent."""
+        """Return the value of `key`; None if it is null, or absent from config.json and defaults."""
         for layer in self._layers:
             if key in layer:
                 return layer[key]
         return None
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer.
+        """Return the value of `key`, a positive integer.
 
         Raises:
             ValueError: the value is missing, not an integer, or below 1.

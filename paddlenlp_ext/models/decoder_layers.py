@@ -28,12 +28,12 @@ NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"
 
 
 class DecoderLayer(nn.Layer):
-    """Base of the decoder layers: attention and feed-forward, each added to the residual stream.
+    """Base class of decoder layers: attention and feed-forward, each with a residual connection.
 
     Attributes:
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
-        norm_names: role of each norm, one of `NORM_ROLES` -> attribute that holds it.
+        norm_names: role of each norm, one of `NORM_ROLES` -> attribute name.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
@@ -48,11 +48,11 @@ class DecoderLayer(nn.Layer):
         raise NotImplementedError
 
     def norms_by_role(self) -> dict[str, Any]:
-        """Return the norms that `norm_names` lists, or the layers that an adapter has put in their place."""
+        """Return the norms by role; an adapter may have replaced some of them."""
         return {role: getattr(self, name) for role, name in self.norm_names.items()}
 
     def norms(self) -> list[nn.Layer]:
-        """Return the norms of hidden states, without those inside attention."""
+        """Return the norms of hidden states, without the norms inside attention."""
         return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
 
     def scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
@@ -115,7 +115,7 @@ class SandwichLayer(DecoderLayer):
 
 
 class ParallelLayer(DecoderLayer):
-    """Layer with one norm for both attention and feed-forward, which run side by side (Cohere 2)."""
+    """Layer in which attention and feed-forward both read the output of one norm (Cohere 2)."""
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)

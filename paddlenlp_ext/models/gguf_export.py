@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GATING = {"softmax": 1, "sigmoid": 2}
-"""Values of `expert_gating_func`."""
+"""Scores of a router -> value of the GGUF key `expert_gating_func`."""
 _UNCOMPARED = (
     *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
     *("name_or_path", "config_overrides", "num_labels", "ropes"),
@@ -66,9 +66,9 @@ def export_gguf(
         config: the model's config.
         tensors: the model's tensors as in Hugging Face's files (`DecoderConfig.to_files`).
         tokenizer: the model's tokenizer.
-        end_tokens: ids that end an answer.
+        end_tokens: token ids that end an answer.
         outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/write_file.py).
-        name: `general.name`.
+        name: value of the GGUF key `general.name`.
 
     Raises:
         ValueError: a GGUF file cannot express the model or its tokenizer, or values are outside the range of `outtype`.

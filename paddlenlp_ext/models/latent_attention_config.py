@@ -1,4 +1,4 @@
-"""Config of families with multi-head latent attention (nn/latent_attention.py): attributes of `DecoderConfig`."""
+"""Config of families with multi-head latent attention (MLA): defaults, checks and attributes of `DecoderConfig`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paddlenlp_ext.models.moe_config import routed_expert_differences
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, ConfigReader, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, ConfigReader
+from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.latent_attention import LatentShape
 from paddlenlp_ext.nn.rope import yarn_temperature
 from paddlenlp_ext.nn.routers import RouterOptions
@@ -34,7 +35,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
-    """Return a config.json dict with the number of rotated channels as `head_dim`; the default is `rotated_dim`.
+    """Return a config.json dict whose `head_dim` is the number of rotated channels, `rotated_dim` by default.
 
     Raises:
         ValueError: `num_key_value_heads` differs from `num_attention_heads`.

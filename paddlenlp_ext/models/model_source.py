@@ -1,4 +1,4 @@
-"""Source of a model: its files, found once per run, from which config, weights and tokenizer are read.
+"""Source of a model: its files, which are found once per run and give config, weights and tokenizer.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks or downloads at most once)
@@ -69,7 +69,7 @@ class ModelSource:
             quantization: quantization to apply to the linear layers while loading.
 
         Raises:
-            ValueError: there is no such model; the message names the places that were searched.
+            ValueError: the model does not exist; the message names the places that were searched.
         """
         name, path = os.fspath(name_or_path), resolve_model(name_or_path)
         has_own_tokenizer = tokenizer is None or os.fspath(tokenizer) == name

@@ -16,7 +16,7 @@ EXPERT_FILES = {
     "mlp.experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
 }
-"""Stacked expert tensors of the decoder -> tensors of single experts in the files of most families."""
+"""Stacked expert tensor of the decoder -> names of single experts' tensors in the files of most families."""
 
 EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
 """File layout of families whose only difference from the decoder's tensors is `EXPERT_FILES`."""

@@ -1,4 +1,4 @@
-"""Post-training quantization of a model, one decoder layer at a time, saved in the layout of another program.
+"""Post-training quantization (PTQ) of a model, one decoder layer at a time, and saving for other programs.
 
 At most one decoder layer is in memory in full precision, besides embedding and lm_head. The calibration batches run
 through the layers one by one: the outputs of a quantized layer are the inputs of the next layer.
@@ -45,7 +45,7 @@ def quantize_after_training(
     batches: Sequence[Sequence[np.ndarray]],
     report: Callable[[str], None] = lambda line: None,
 ) -> CausalLM:
-    """Load a model and quantize the linear layers of its decoder layers.
+    """Load a model, and quantize the linear layers of its decoder by rounding, GPTQ or AWQ.
 
     Args:
         source: the model, in full precision.
@@ -144,7 +144,7 @@ def scale_dtype(layout: PackedLayout, dtype: str) -> str:
 
 
 def with_scale_dtype(options: PostTrainingOptions, layout: PackedLayout, dtype: str) -> PostTrainingOptions:
-    """Return the options with the dtype in which the layout stores scales."""
+    """Replace `scale_dtype` of the options by the dtype in which the layout stores scales."""
     return replace(options, integers=replace(options.integers, scale_dtype=scale_dtype(layout, dtype)))
 
 

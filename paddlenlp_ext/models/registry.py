@@ -1,8 +1,8 @@
-"""Registry of model families by the `model_type` of config.json, and helpers for the windows of their layers."""
+"""Registry of model families by the `model_type` of config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +37,7 @@ class Family:
         activation_key: key of the activation of the feed-forward gate.
         complete: function that rewrites special cases of config.json, such as older keys; the result is only read and
             never saved.
-        fused_layers: layers that the family's files store as one -> their parts in the decoder
+        fused_layers: fused projection in files -> single projections of the decoder
             (file_layouts/fused_projections.py).
     """
 
@@ -67,80 +67,6 @@ DECODER_TENSOR_PLAN: TensorPlan = {
     "model.layers.*.mlp.down_proj": "rowwise",
     "lm_head": "vocab",
 }
-"""Sharding of the common decoder."""
+"""Sharding styles of the common decoder's weights."""
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.families")
-
-
-def full_attention(config: ConfigReader) -> tuple[None, ...]:
-    """Return the windows of a decoder with full attention in every layer: None for each."""
-    return (None,) * config.size("num_hidden_layers")
-
-
-def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
-    """Return a config.json dict with `layer_types`, and with `rope_parameters` for each layer type.
-
-    As in transformers, `rope_scaling` applies to the layers with full attention.
-
-    Args:
-        config: contents of config.json.
-        period: without `layer_types`, every layer of this period has full attention, and the others have a window.
-        thetas: default `rope_theta` by layer type.
-    """
-    types = config.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % period else "full_attention"
-        for layer in range(config.get("num_hidden_layers") or 0)
-    ]
-    stored = config.get("rope_parameters") or {}
-    scaling = {"full_attention": config.get("rope_scaling") or {}}
-    settings = {
-        kind: {"rope_theta": theta, **(stored.get(kind) or {}), **scaling.get(kind, {})}
-        for kind, theta in thetas.items()
-    }
-    return {**config, "layer_types": types, "rope_scaling": None, "rope_parameters": settings}
-
-
-def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the window of each layer from `layer_types`, or from `default` if the config has no `layer_types`.
-
-    Raises:
-        ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
-    """
-    types = config.value("layer_types") or default
-    unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
-    if unknown or len(types) != config.size("num_hidden_layers"):
-        raise ValueError(
-            f"layer_types in config.json: {len(types)} entries for {config.size('num_hidden_layers')} layers, unknown "
-            f"{unknown}; known: full_attention, sliding_attention"
-        )
-    if "sliding_attention" not in types:
-        return full_attention(config)
-    window = config.size("sliding_window")
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
-
-
-def window_layers(config: ConfigReader) -> int:
-    """Return `max_window_layers` of a model with windows.
-
-    Raises:
-        ValueError: the value is null.
-    """
-    number = config.value("max_window_layers")
-    if number is None:
-        raise ValueError("max_window_layers in config.json must be an integer if use_sliding_window is true, got None")
-    return number
-
-
-def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """Return the window of each layer from Qwen's config keys.
-
-    Without `layer_types`, the layers from `max_window_layers` on have a window.
-
-    Raises:
-        ValueError: see `windows_by_type`.
-    """
-    if not config.value("use_sliding_window") or config.value("sliding_window") is None:
-        return full_attention(config)
-    first = window_layers(config)
-    layers = range(config.size("num_hidden_layers"))
-    return windows_by_type(config, ["sliding_attention" if layer >= first else "full_attention" for layer in layers])

@@ -1,1 +1,1 @@
-"""Layers over the ops: linear, RMS norm, layer norm, rotary embedding, attention, feed-forward, embedding."""
+"""Layers of decoders: linear, norms, RoPE, attention, feed-forward, experts, embedding, activation recomputation."""

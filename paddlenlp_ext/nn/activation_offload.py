@@ -17,7 +17,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 _IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems whose files are in main memory."""
+"""Types of file systems whose files are in main memory."""
 
 
 class OffloadedTensor(Protocol):

@@ -208,7 +208,7 @@ class AttentionLayer(nn.Layer):
 
 
 class Attention(AttentionLayer):
-    """Attention whose queries, keys and values are projections of the hidden states."""
+    """Grouped-query attention: queries, keys and values are projections of the hidden states."""
 
     input_names = ("q_proj", "k_proj", "v_proj")
     prefix_head_axis = 1
@@ -274,7 +274,7 @@ class Attention(AttentionLayer):
         return q_BSNH, k_BSKH
 
     def _norm_both(self, q: paddle.Tensor, k: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Apply the QK norms as layers of their own."""
+        """Apply the QK norms as separate layers."""
         assert self.qk_norm is not None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)
         return q_norm(q), k_norm(k)
@@ -290,5 +290,5 @@ class Attention(AttentionLayer):
         return HeadNorms(q_norm.weight, k_norm.weight, *numbers)
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
-        # Infer the number of heads from the projection: under tensor parallelism a rank holds only some of them.
+        # Infer the number of heads from the projection: under tensor parallelism, a rank has only some of the heads.
         return x_BSE.reshape([0, 0, x_BSE.shape[-1] // self.head_dim, self.head_dim])

@@ -35,7 +35,7 @@ class CausalLMOutput:
     Attributes:
         loss: mean cross entropy of the target tokens, plus the auxiliary loss of the routers if there is one; a float32
             scalar.
-        logits: [B, S, V], computed on first access: the loss does not need them.
+        logits: [B, S, V], computed on first access, because the loss does not need them.
     """
 
     def __init__(self, loss: paddle.Tensor, make_logits: Callable[[], paddle.Tensor]) -> None:

@@ -175,7 +175,7 @@ class MixtureOfExperts(nn.Layer):
 
     @property
     def router_layer(self) -> Any:
-        """The router, or the adapter around it."""
+        """Router of the layer, or the adapter around the router."""
         return getattr(self, self.shape.router_name)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

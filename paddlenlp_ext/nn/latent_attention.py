@@ -143,7 +143,7 @@ class LatentAttention(AttentionLayer):
         key_BS1R = self._rotate_key(key_BSR, rotation)
         q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), rotation)
         cached = cache.append(self.layer_index, latents_BSL.unsqueeze(2), key_BS1R, self.window)
-        if cached.layout is not None:  # all positions are new: as in training
+        if cached.layout is not None:  # no earlier positions: compute attention as in training
             k_BSNH, v_BSNE = self._keys_and_values(self.kv_b_proj(latents_BSL), key_BS1R)
             prefix = None if cached.prefix is None else self._prefix_heads(cached.prefix)
             q_BSNH = paddle.concat([q_BSNU, q_BSNR], axis=-1)

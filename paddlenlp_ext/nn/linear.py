@@ -1,4 +1,4 @@
-"""Linear layer with the weight layout of Hugging Face."""
+"""Linear layer whose weight is [out_features, in_features], as in Hugging Face's files."""
 
 from __future__ import annotations
 

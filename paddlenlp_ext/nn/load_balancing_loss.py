@@ -84,7 +84,7 @@ class LoadBalance:
 
     Attributes:
         loss: auxiliary loss of the last forward pass, a scalar with a gradient; None without an auxiliary loss.
-        share: factor of the loss's gradients: 1 / R if R processes compute the same gradients and sum them.
+        share: factor of the loss's gradients; 1 / R if R processes compute the same gradients and sum them.
         current: statistics of the last forward pass.
     """
 
@@ -101,7 +101,7 @@ class LoadBalance:
 
     @contextmanager
     def without_padding(self, token_mask: np.ndarray | None, is_counted: bool = True) -> Iterator[None]:
-        """Ignore padding in the forward passes of a `with` block.
+        """Leave padding out of the statistics of forward passes within a `with` block.
 
         Args:
             token_mask: [B, S], 0 for padding; None: no padding.

@@ -34,11 +34,11 @@ _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """Selection of the activations to recompute.
+    """Plan that selects the activations to recompute.
 
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
-        excluded_layers: layers that save all activations.
+        excluded_layers: indices of layers that save all activations.
         saved_regions: region -> number of layers, from the first, that save the region's result although the layer is
             recomputed; -1 for all layers. The region is then not computed again and, under tensor parallelism, not
             communicated again. Only with "full".
@@ -96,7 +96,7 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
     Args:
         region: name of the region.
         function: function of the arguments and of parameters; it must not read other tensors that require gradients.
-        arguments: tensors; for "full_attn" also other objects.
+        arguments: tensors; for the region "full_attn", other objects too.
     """
     state = _current[-1]
     if state is None:

@@ -1,10 +1,10 @@
-"""Eligibility for the decoding steps of this folder.
+"""Eligibility of models and layers for the fast decoding steps.
 
 | step | forward pass | model or layers |
 | --- | --- | --- |
 | C++ model (cpp_model.py) | `fits_cpp` | `model_reason`: all layers, embedding, final norm and lm_head |
 | C++ layers (cpp_layers.py) | `fits_cpp`, `is_plain` | `layers_reason`: each layer |
-| fused norms (fused_norms.py) | `fits_fused_norms`, `is_plain` | `fused_norms_reason`: one of the blocks |
+| fused norms (fused_norms.py) | `fits_fused_norms`, `is_plain` | `fused_norms_reason`: at least one block |
 
 The forward pass is checked at each step. The layers are checked once for each cache, and `prepared` logs at DEBUG why a
 step is unavailable. The decoder then runs its layers one by one.
@@ -53,7 +53,7 @@ def prepared(
     make: Callable[[S], T],
     name: str,
 ) -> T | None:
-    """Return the step for a model or for layers, made once for each cache; None if it is unavailable.
+    """Return a decoding step, which is built once for each cache, or None if the step is unavailable.
 
     Args:
         cache: the cache that stores the step.
@@ -87,7 +87,7 @@ def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: pad
 
 
 def is_plain(inputs: AttentionInputs) -> bool:
-    """Return whether a forward pass has neither gradients nor inputs of an adapter."""
+    """Return whether a forward pass runs without gradients and without inputs of an adapter."""
     return inputs.adapter_inputs is None and not paddle.is_grad_enabled()
 
 
@@ -115,7 +115,7 @@ def model_reason(model: Any) -> str | None:
 
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
-    """Return why some decoder layers cannot run in C++, or None if all can."""
+    """Return why one of the decoder layers cannot run in C++, or None if all of them can."""
     return next((reason for reason in map(_layer_reason, layers) if reason is not None), None)
 
 
@@ -169,7 +169,7 @@ def block_reason(block: Any, norm: Any) -> str | None:
 
 
 def fused_norms_reason(layers: Iterable[Any]) -> str | None:
-    """Return why no norm of some decoder layers can be fused, or None if one can."""
+    """Return why none of the decoder layers has a norm that can be fused, or None if one has."""
     reasons = [block_reason(block, norm) for layer in layers for block, norm in normed_blocks(layer)]
     return None if None in reasons else next(iter(reasons), "no layer has a norm before attention and feed-forward")
 

@@ -1,9 +1,8 @@
 """Decoding step on a GPU: one launch for each norm and the quantized linear layers that read it (ops/norm_linear).
 
-The launch also adds the output of the block before the norm to the residual stream, in the same layer or in the layer
-before it. eligibility.py says which blocks have a fused norm. Blocks with dense weights are not fused: decoding waits
-for Python, which takes longer to launch the Triton kernel than to call a norm and Paddle's matrix products
-(docs/gpu.md).
+The launch includes the residual addition before the norm. eligibility.py says which norms are fused. Norms before dense
+weights are not: decoding waits for Python, which takes longer to launch the Triton kernel than to call a norm and
+Paddle's matrix products (docs/gpu.md).
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -70,7 +69,7 @@ class FusedLayer:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Map hidden states `x + addend` [B, S, D] to the summands x and addend of the layer's output."""
+        """Map hidden states `x + addend` [B, S, D] to x and addend of the output, whose sum is computed later."""
         if addend_BSD is not None and not self._attention.is_fused:
             x_BSD, addend_BSD = x_BSD + addend_BSD, None
         x_BSD, attended_BSD = self._attention(x_BSD, addend_BSD, inputs)
@@ -98,7 +97,7 @@ class _Block:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, *inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return `x + addend` [B, S, D], and the output of the block for the normed sum."""
+        """Return `x + addend` [B, S, D], and the output of the block for the normalized sum."""
         norm = self._norm
         if self.is_fused:
             total_BSD, projected = norm_linear(x_BSD, self._linears, norm.weight, norm.epsilon, norm.offset, addend_BSD)

@@ -9,7 +9,8 @@ from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, K
 from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, SHARED_EXPERTS, plain_softmax
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import EXPERT_FILES, expert_differences
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 

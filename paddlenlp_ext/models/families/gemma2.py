@@ -7,7 +7,8 @@ from typing import Any
 from paddlenlp_ext.checkpoint.gguf.architecture import SANDWICH, Architecture, Key, attention_bias, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import windows_by_type
 
 
 def gemma2_differences(config: ConfigReader) -> dict[str, Any]:

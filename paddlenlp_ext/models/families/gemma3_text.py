@@ -9,7 +9,8 @@ from paddlenlp_ext.checkpoint.gguf.architecture import QK_NORMS, SANDWICH, Archi
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.gemma2 import gemma2_differences, gemma_settings
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import windows_by_type, with_rope_by_layer_type
 from paddlenlp_ext.nn.attention import QKNorm
 
 _THETA, _LOCAL_THETA, _PATTERN = 1_000_000.0, 10_000.0, 6

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention
 
 GLM_FUSED_LAYERS = {"gate_up_proj": ("gate_proj", "up_proj")}
 GLM_DEFAULTS: dict[str, Any] = {

@@ -11,7 +11,8 @@ from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.interleaved_experts import STACKED_EXPERTS, InterleavedGates, divide_gates
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, windows_by_type
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import windows_by_type
 from paddlenlp_ext.nn.experts import ClampedGate, ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, attention_bias
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.nn.rope import stored_settings
 from paddlenlp_ext.sharding_spec import TensorPlan

@@ -6,7 +6,8 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import POST_NORM, QK_NORMS, Architecture, attention_bias
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, full_attention
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.attention import QKNorm
 from paddlenlp_ext.sharding_spec import TensorPlan
 

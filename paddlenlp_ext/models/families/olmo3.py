@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.models.families.olmo2 import OLMO2_TENSOR_PLAN, olmo2_differences
-from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, windows_by_type, with_rope_by_layer_type
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import windows_by_type, with_rope_by_layer_type
 
 _THETA, _PATTERN = 500_000.0, 4
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, sliding_windows
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import sliding_windows
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:

@@ -8,15 +8,8 @@ from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, K
 from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences, sparse_by_step
-from paddlenlp_ext.models.registry import (
-    DECODER_TENSOR_PLAN,
-    FAMILIES,
-    ConfigReader,
-    Family,
-    full_attention,
-    window_layers,
-    windows_by_type,
-)
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention, window_layers, windows_by_type
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
