@@ -49,7 +49,7 @@ def chat(
     output: TextIO | None = None,
     **options: Any,
 ) -> History:
-    """Answer each line until /exit or the end of input; /reset clears the conversation. Return the conversation.
+    """Answer each line until /exit or the end of input, and return the conversation; /reset clears it.
 
     Args:
         model: the decoder.

@@ -201,7 +201,7 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
-    """Return the constant pieces of the chat template's text, without the BOS token; None if they are not constant."""
+    """Return the text around messages that the chat template adds, without BOS; None if it depends on the messages."""
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import chat_pieces
     from paddlenlp_ext.data.rows.conversation import Conversation
     from paddlenlp_ext.data.rows.errors import InvalidRowError

@@ -19,7 +19,7 @@ from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-_BATCHES_PER_PART = 16  # within a part prompts are sorted by length, and the answers are written together
+_BATCHES_PER_PART = 16  # the prompts of a part are sorted by length, and its answers are written together
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
@@ -27,7 +27,12 @@ logger = get_logger("paddlenlp_ext.predict")
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """Row to answer: ids of the prompt, and the fields `src` and `tgt` of its output line ("" without a reference)."""
+    """Row to answer.
+
+    Attributes:
+        prompt_ids: ids of the prompt.
+        src, tgt: fields of the output line; `tgt` is "" without a reference answer.
+    """
 
     prompt_ids: Sequence[int]
     src: Any

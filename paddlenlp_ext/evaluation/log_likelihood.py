@@ -30,7 +30,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True)
 class Continuation:
-    """Token ids to score, after at least one id of a prompt."""
+    """Token ids to score after a prompt, which has at least one token."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -139,7 +139,7 @@ def prompt_room(tokens: Sequence[int], max_length: int) -> int:
 
 @dataclass(frozen=True)
 class _Group:
-    """Distinct continuations of one prompt, and for each the indices of its requests."""
+    """Distinct continuations of one prompt, with the indices of the requests for each continuation."""
 
     prompt: tuple[int, ...]
     continuations: list[tuple[int, ...]]

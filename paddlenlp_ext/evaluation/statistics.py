@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 2000
-_ROWS_PER_CHUNK = 1 << 20  # indices that are drawn at one time
+_ROWS_PER_CHUNK = 1 << 20  # maximum number of row indices drawn at once
 
 
 @dataclass(frozen=True)

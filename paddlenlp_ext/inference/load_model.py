@@ -59,7 +59,7 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
 
 
 def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFiles | None, dict[str, Any]]:
-    """Return the base model with the config of the training run, the stored adapter, and the options to load the base.
+    """Return the base model, the stored adapter, and the options to load the base as in the adapter's training.
 
     Raises:
         ValueError: a model or adapter is not found, or the base is stored in another quantized format than in training.
@@ -169,7 +169,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
 
 
 def can_merge(model: Any) -> bool:
-    """Return whether an adapter can be merged: a quantized base would expand to its full size."""
+    """Return whether a model has an adapter to merge; merging would expand a quantized base to its full size."""
     return isinstance(model, PeftModel) and model.peft_config.mergeable and model.quantization is None
 
 
@@ -187,7 +187,7 @@ def quantize(model: Any, quant_type: str | None) -> None:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the maximum number of tokens of a model with its rope scaling; None if config.json does not limit it."""
+    """Return the context length of a model with its RoPE scaling; None if config.json does not limit it."""
     if config.get("max_position_embeddings") is None:
         return None
     return DecoderConfig.from_dict(config).max_context

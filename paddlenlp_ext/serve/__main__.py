@@ -10,7 +10,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check the command line before the slow import of Paddle, then serve."""
+    """Parse the command line before the slow import of Paddle, then serve."""
     arguments = parse_arguments(argv)
     from paddlenlp_ext.serve.server import serve
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.serve.responses import error_response
 
 
 class AccessCheck:
-    """Middleware that checks the API key; without a key, it rejects non-loopback Host headers.
+    """Middleware that checks the API key, or rejects non-loopback Host headers if the server has no key.
 
     A web page can reach a server on its visitor's computer by DNS rebinding: it makes its own host name resolve to the
     loopback address. The Host header then has the page's host name.

@@ -10,7 +10,7 @@ import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-STATUS_CLIENT_CLOSED = 499  # as in nginx; no client reads it
+STATUS_CLIENT_CLOSED = 499  # as in nginx; the client has left, so the status appears nowhere
 
 
 class TimedConnection(H11Protocol):

@@ -136,7 +136,7 @@ class CompletionFormat:
         values: list[float | None] = []
         tops: list[dict[str, float] | None] = []
         for delta in deltas:
-            if delta.prompt_logprobs is not None:  # nothing predicts the first token
+            if delta.prompt_logprobs is not None:  # the first token has no log-probability
                 tokens.append(self._echoed[choice][1][0])
                 values.append(None)
                 tops.append(None)
@@ -152,7 +152,7 @@ class CompletionFormat:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs, "text_offset": offsets}
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """Return the log-probabilities by token text; among tokens with equal text, the most likely one counts."""
+        """Return token text -> log-probability; if tokens have equal text, keep the most likely one."""
         found: dict[str, float] = {}
         for token, value in (*each.top, (each.token, each.logprob)):
             found.setdefault(self._texts[token], _finite(value))
@@ -178,7 +178,7 @@ async def full_response(running: RunningRequest, form: ResponseFormat) -> JSONRe
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the response of an error, with the headers that its status needs."""
+    """Return the response to a failed request, with the headers that its status needs."""
     own = {"retry-after": "1"} if error.status == 429 else {}
     if error.status in (408, 413):  # the rest of the body is not read
         own["connection"] = "close"

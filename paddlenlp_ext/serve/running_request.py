@@ -100,7 +100,7 @@ class RunningRequest:
 def _engine_request(
     request: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
 ) -> generation_request.Request:
-    # lm-evaluation-harness drops the entry after the prompt, which must exist when the model ends there.
+    # lm-evaluation-harness drops the last entry of an echoed request, so the end token needs an entry, too.
     lists_all_tokens = isinstance(request, CompletionRequest) and request.num_top is not None
     return generation_request.Request(
         prompt=prompt,
