@@ -34,7 +34,7 @@ class OptionTable:
         object.__setattr__(self, "keys", keys)
 
     def find(self, written: str) -> list[str]:
-        """Return the key for a key or an alias; otherwise, all keys of which the word is an abbreviation."""
+        """Return the key for a key or an alias; otherwise, all keys that start with the word."""
         if written in self.keys:
             return [self.keys[written]]
         return sorted({key for spelling, key in self.keys.items() if spelling.startswith(written)}) if written else []

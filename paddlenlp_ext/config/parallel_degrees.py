@@ -81,7 +81,7 @@ def describe_degrees(degrees: Degrees) -> str:
 
 
 def nearest_degrees(requested: Degrees, processes: int, max_tensor: int | None = None) -> Degrees:
-    """Return the valid degrees with the smallest ratio to the requested degrees; ties go to the larger tensor degree.
+    """Return the valid degrees closest, by ratio, to the requested degrees; ties go to the larger tensor degree.
 
     Args:
         requested: degrees whose product does not divide `processes`.

@@ -90,7 +90,7 @@ class Arrivals:
             peer.close()
 
     def _exchange(self, own: bytes, theirs: bytes, others: Sequence[int]) -> None:
-        """Send `own` to some processes, and wait until all have sent as many `theirs`, or one of them is lost."""
+        """Send `own` to some processes, and wait until each has sent `theirs` equally often, or a process is lost."""
         for other in others:
             self._begun[other, own] += 1
             try:
@@ -131,7 +131,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
-    """Connect all processes of a group; each accepts those of higher rank.
+    """Connect all processes of a group; each process accepts connections from higher ranks.
 
     Args:
         store: key-value store of the group.

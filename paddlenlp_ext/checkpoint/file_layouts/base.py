@@ -12,7 +12,7 @@ Tensor = TypeVar("Tensor", bound=Any)
 
 
 class FileLayout:
-    """Layout of a model's files. The base class is the layout of files that have the tensors as they are in memory."""
+    """Layout of a model's files. The base class is for files whose tensors equal the parameters in name and shape."""
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the stored tensors under the names and in the shapes of the parameters."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 WORD_MARK = "\u2581"
-"""Character that stands for a space in SentencePiece's pieces."""
+"""Character that SentencePiece's pieces have in place of a space."""
 
 
 def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:

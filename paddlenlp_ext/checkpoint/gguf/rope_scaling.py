@@ -140,7 +140,7 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     scaling = llama3_scaling(stored, rope_theta(file))
     if scaling is None:
         raise ValueError(
-            f"{file.path}: {_DIVISORS} holds a RoPE scaling other than llama3; use the model's safetensors folder"
+            f"{file.path}: {_DIVISORS} has a RoPE scaling other than llama3; use the model's safetensors folder"
         )
     return scaling if scaling["factor"] != 1.0 else None
 

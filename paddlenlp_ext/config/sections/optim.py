@@ -25,7 +25,7 @@ class OptimConfig(OptionGroup):
         "adamw",
         choices=("adamw", "adamw_mini", "adamw_8bit", "muon", "adafactor", "adamw_custom", "adamw_16bit_moment"),
         help="optimizer; adamw_mini stores one second moment per row, adamw_8bit stores both moments in 8 bits, "
-        "muon stores only a momentum",
+        "muon stores one moment per weight of a matrix",
     )
     muon_momentum: float = option(0.95, minimum=0, below=1, help="with muon: decay rate of the momentum")
     muon_scale: str = option(

@@ -80,7 +80,7 @@ def test_rope_scaling_with_divisors_of_1_is_none(write_scaled):
 def test_rope_scaling_of_other_divisors_raises(change, write_scaled):
     divisors = converted_divisors(500000.0, 64, {"factor": 32.0} | PUBLISHED)
     divisors[3] = change
-    with pytest.raises(ValueError, match=r"model\.gguf: rope_freqs\.weight holds a RoPE scaling other than llama3"):
+    with pytest.raises(ValueError, match=r"model\.gguf: rope_freqs\.weight has a RoPE scaling other than llama3"):
         read_model_config(write_scaled(500000.0, divisors))
 
 
