@@ -1,4 +1,4 @@
-"""Interface between a causal language model and the training loop, shared by `CausalLM` and `PeftModel`."""
+"""Interface of a causal language model for the training loop, implemented by `CausalLM` and `PeftModel`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_l
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
 
-    A model implements the first group of methods; the other methods have defaults.
+    Every model implements the first group of methods; the other methods have defaults.
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
@@ -69,7 +69,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the pairs (u, B), [..., K] and [V, K], whose products u B^T an adapter of lm_head adds to the logits.
+        """Return pairs u [..., K] and B [V, K]; an adapter of lm_head adds the products u B^T to the logits.
 
         Args:
             hidden: input of lm_head, [..., D].

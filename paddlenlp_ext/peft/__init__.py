@@ -1,4 +1,4 @@
-"""Adapter methods; each is one module of `methods` with a config, a layer and, if needed, a model class."""
+"""Adapter methods (PEFT); each is one module of `methods` with a config, a layer and, if needed, an `Adapter` class."""
 
 from __future__ import annotations
 

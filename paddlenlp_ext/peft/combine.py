@@ -1,6 +1,6 @@
 """Load the weighted sum of several stored adapters as one adapter.
 
-Only the sum stays in memory; `PeftModel.add_weighted_adapter` combines adapters that stay loaded.
+Only the sum stays in memory. `PeftModel.add_weighted_adapter` combines loaded adapters, which stay loaded.
 """
 
 from __future__ import annotations
@@ -27,6 +27,16 @@ def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str
     Raises:
         ValueError: there are no adapters, or an adapter cannot be read, belongs to another model or is not low-rank;
             the model is unchanged.
+
+    Examples:
+        >>> import tempfile
+        >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model, load_combined
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> base = AutoModelForCausalLM.from_config({"model_type": "llama", "vocab_size": 32, **sizes})
+        >>> folder = tempfile.mkdtemp()
+        >>> get_peft_model(base, LoRAConfig(r=4)).save_pretrained(folder)
+        >>> load_combined(AutoModelForCausalLM.from_config(base.config.source), {folder: 0.5}).peft_config.r
+        4
     """
     if not adapters:
         raise ValueError("no adapter to combine; pass at least one folder and its weight")

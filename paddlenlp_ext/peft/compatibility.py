@@ -1,4 +1,4 @@
-"""Check that a stored adapter matches the options of a run."""
+"""Check that a stored adapter is compatible with the base model and with the options of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> None:
-    """Check that both configs are of the same method.
+    """Check that both configs belong to the same method.
 
     Raises:
         ValueError: the methods differ.
@@ -59,7 +59,7 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     """Check that the stored tensors compute the same function under both configs.
 
     Raises:
-        ValueError: the methods differ, or options that are not in `free_on_resume`; the message names each of them with
+        ValueError: the methods differ, or options outside `free_on_resume` differ; the message has each option with
             both values.
     """
     require_same_method(where, stored, config)
@@ -78,7 +78,7 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
 
 
 def _key(attribute: str, config: PeftConfig) -> str:
-    """Return the configuration key of a config attribute; the attribute's name if no key sets it."""
+    """Return the JSON key of a config attribute, or the attribute's name if it has no key."""
     for switch, method in PEFT_METHODS.items():
         if method is type(config):
             return next((o.key for o in method_options(switch, method) if o.attribute == attribute), attribute)
@@ -142,13 +142,13 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
     """Check that a base has the config of the adapter's training, and that both are reward models or neither is.
 
     Raises:
-        ValueError: see `require_same_config`; or one of them has a score head, and the other has none.
+        ValueError: as in `require_same_config`, or only one of adapter and base has a score head.
     """
     require_same_config(stored, model.config)
     has_head = SCORE_WEIGHT in stored.tensors
     if has_head and not model.trained_modules:
         raise ValueError(
-            f"{stored.folder}: the adapter is that of a reward model ({SCORE_WEIGHT}), and the base is a language "
+            f"{stored.folder}: the adapter belongs to a reward model ({SCORE_WEIGHT}), and the base is a language "
             "model; load it with AutoPeftModelForSequenceClassification or llm/predict/reward_predictor.py"
         )
     if model.trained_modules and not has_head:
@@ -159,7 +159,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if an adapter was trained over weights in another format; files without that field are not checked."""
+    """Warn if an adapter was trained over weights in another format; skip files that do not record the format."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained over weights in %s and is loaded over weights in %s; results will differ",

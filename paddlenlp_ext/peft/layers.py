@@ -70,13 +70,13 @@ class AdapterLayer(nn.Layer):
         return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
     def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base with the adapter; arguments and result are those of the base."""
+        """Run the base with the adapter, with the base's arguments and result."""
         raise NotImplementedError
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Map the name of each tensor of the adapter to the axis sharded for a base sharded in `style`.
+        """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
 
-        None stands for replicated, the default: a base that is not a linear layer has unsharded inputs and outputs.
+        None means replicated, the default: a base that is not a linear layer has unsharded inputs and outputs.
         """
         return dict.fromkeys(self.own_state())
 
@@ -85,11 +85,11 @@ class AdapterLayer(nn.Layer):
         self.style, self.shard_group = style, group
 
     def own_state(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's tensors by name, without those of the base and of adapters inside the base."""
+        """Return the adapter's tensors by name, without tensors of the base and of adapters inside the base."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
 
     def own_parameters(self) -> list[paddle.Tensor]:
-        """Return the adapter's parameters, without those of the base."""
+        """Return the adapter's parameters, without the base's parameters."""
         return [parameter for name, parameter in self.named_parameters() if not name.startswith("base.")]
 
     def shared_state(self) -> dict[str, paddle.Tensor]:
@@ -101,7 +101,7 @@ AdapterT = TypeVar("AdapterT", bound=AdapterLayer)
 
 
 class WeightAdapter(AdapterLayer):
-    """Adapter that is equivalent to other values of its base's `weight` and `bias`, so that it can be merged.
+    """Adapter that can be merged, because it is equivalent to a change of its base's `weight` and `bias`.
 
     The base is a linear layer, a norm or an embedding.
 
@@ -143,7 +143,7 @@ class LinearAdapter(WeightAdapter):
 
     @property
     def dtype(self) -> paddle.dtype:
-        """Compute dtype of the base, which the adapter's parameters have too."""
+        """Compute dtype of the base and of the adapter's parameters."""
         return self.base.compute_dtype
 
     @property
@@ -206,7 +206,7 @@ class LinearAdapter(WeightAdapter):
         return x * mask[..., self.shard_group.index * width : (self.shard_group.index + 1) * width]
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Map the name of each tensor of the adapter to the axis sharded for a base sharded in `style`.
+        """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
 
         None stands for replicated. Base and adapter share one all-reduce, so a rank computes only a part of the
         gradient of a replicated parameter; these gradients are summed over the ranks.
@@ -242,7 +242,7 @@ def require_complete_units(group: ShardGroup, features: int, kind: str, unit: in
 
 
 def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
-    """Check that the layer is a linear one, and return it with that type."""
+    """Return the layer, which must be linear, with its static type."""
     assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"
     return layer
 

@@ -1,12 +1,12 @@
 """Leading singular triplets of a matrix M by randomized SVD.
 
-A randomized SVD takes a small part of the time of a full SVD (Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
+A randomized SVD takes a fraction of the time of a full SVD (Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
 algorithms 4.4 and 5.1). G is a random matrix:
 
     Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
-Each repetition costs two products with a matrix of `2 rank + 8` columns, and reduces the components of Q outside the
-space of the leading triplets.
+Each repetition costs two products with a matrix of `2 rank + 8` columns, and brings Q closer to the space of the
+leading triplets.
 
 Shapes: m, n sides of the matrix; k triplets; q width of the projection.
 """
@@ -36,7 +36,7 @@ class LeadingSVD(NamedTuple):
 
 
 def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
-    """Check that a weight of this shape has at least `rank` singular triplets; `name` is the layer's.
+    """Check that the weight of the layer `name` has at least `rank` singular triplets.
 
     Raises:
         ValueError: the rank is larger than the smaller side.

@@ -19,13 +19,13 @@ def save_as_lora(
 ) -> None:
     """Write a model's adapter as a plain LoRA over its base, which programs without the method can read.
 
-    The rank is that of the update: 2r for a method that subtracts r initial triplets from the weight.
+    The saved rank is the rank of the update: 2r for a method that subtracts r initial triplets from the weight.
 
     Args:
         model: model with the adapter.
         folder: folder to write.
         factors: factors of the unsharded layers; None: `factors_of(model)`.
-        replaced: unsharded tensors that replace parameters of the base, or rows of tokens; None: those of the model.
+        replaced: unsharded tensors that replace base parameters or token rows; None: the model's.
 
     Raises:
         ValueError: the update is not low-rank.

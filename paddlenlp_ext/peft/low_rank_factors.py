@@ -56,8 +56,7 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
 
     Args:
         model: model with the adapter.
-        without_replaced: leave out the base parameters and rows of tokens that the adapter replaces, instead of
-            refusing them.
+        without_replaced: ignore base parameters and token rows that the adapter replaces, instead of raising.
 
     Raises:
         ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was

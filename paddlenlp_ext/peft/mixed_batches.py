@@ -1,7 +1,7 @@
-"""Several adapters over one base model, chosen for each row of a forward pass.
+"""Batches with a different adapter for each row (mixed batches, multi-LoRA), over one base model.
 
-Low-rank updates of linear layers share a pass. The factors of all adapters are joined, and each row keeps the products
-of its own adapter:
+Adapters with low-rank updates share a forward pass: all factors are concatenated, and a mask selects the
+products of each row's adapter:
 
     y = x W^T + ((x A^T) * m) B^T        A = [A_1; A_2; ...]        B = [B_1, B_2, ...]
 
@@ -10,7 +10,7 @@ of its own adapter:
     row 1       0 0 0 0        1 1              adapter 2
     row 2       0 0 0 0        0 0              base
 
-Rows of any other adapter run in passes of their own, for which its layers replace those of the base.
+An adapter of any other method needs a separate pass, in which its layers replace the base's layers.
 
 Shapes: B rows, S positions, in/out features, R sum of the ranks.
 """
@@ -34,11 +34,11 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 SHARED = ""
-"""Group of the base and of all adapters whose rows share a pass."""
+"""Group of the base model and of all adapters that share a pass."""
 
 
 class RowAdapters:
-    """Adapter of each row of the current pass; all layers of the group read it."""
+    """Adapter of each row of the current pass, which all layers of the group read."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
@@ -55,7 +55,7 @@ class RowAdapters:
         return len(self._names)
 
     def mask(self, ranks: tuple[tuple[str, int], ...], dtype: paddle.dtype) -> paddle.Tensor | None:
-        """Return the mask [B, 1, R] of joined factors; None if no row has any of the adapters.
+        """Return the mask [B, 1, R] of concatenated factors; None if no row has any of the adapters.
 
         Args:
             ranks: name and rank of each adapter of the layer, in the order of its factors.
@@ -69,7 +69,7 @@ class RowAdapters:
 
 
 class RowLoRALinear(AdapterLayer):
-    """Linear layer with a low-rank update of its own for each row.
+    """Linear layer with a different low-rank update for each row.
 
     Args:
         base: linear layer, plain or quantized.
@@ -117,7 +117,7 @@ class AdapterGroups:
             adapted.adapter.detach()
             if factors is None:
                 self._models[name] = adapted
-                logger.info("adapter %s (%s) runs in passes of its own", name, stored.config.peft_type)
+                logger.info("adapter %s (%s) runs in separate passes", name, stored.config.peft_type)
             for layer, pair in (factors or {}).items():
                 shared.setdefault(layer, {})[name] = pair
         for layer, by_name in shared.items():
@@ -131,11 +131,11 @@ class AdapterGroups:
         return self._base.config
 
     def group_of(self, adapter: str) -> str:
-        """Return the group of an adapter, or of the base under any other name."""
+        """Return the group of an adapter; any other name stands for the base."""
         return adapter if adapter in self._models else SHARED
 
     def prepare(self, group: Any, adapters: Sequence[str]) -> Any:
-        """Return the model for a pass whose rows have the given adapters, all of one group."""
+        """Return the model for a pass whose rows have the given adapters, which all belong to `group`."""
         if group != self._active:
             if self._active == SHARED:
                 self._row_layers = detach_adapters(self._base)
@@ -151,7 +151,7 @@ class AdapterGroups:
 
 
 def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
-    """Return the factors of an adapter whose rows can share a pass with others, else None.
+    """Return the factors of an adapter that can share a pass with other adapters, else None.
 
     The update of lm_head is not a layer's output, and the weights that compute keys from latents are used as matrices.
 

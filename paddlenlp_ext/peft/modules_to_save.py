@@ -1,4 +1,4 @@
-"""Parameters of the base that an adapter replaces by values of its own, next to its layers.
+"""Base parameters that an adapter trains in full or replaces: `modules_to_save`, biases, and saved embeddings.
 
 | option of the config | replaced parameters | trained |
 | --- | --- | --- |
@@ -6,11 +6,11 @@
 | `modules_to_save` | all parameters of the named modules | yes |
 | `saved_embeddings` | embedding and lm_head that the adapter's file contains in full | no |
 
-A replacement takes the place of the base's parameter in its layer, so every computation, sharding and optimizer treats
-it as in full fine-tuning. The base's value is set aside: it returns while the adapter is disabled or not active.
-`drop_base_values` frees it in a training run.
+A replacement takes the place of the base's parameter in its layer, so computation, sharding and optimizers treat it as
+in full fine-tuning. The base's value is stored, and used while the adapter is disabled or inactive. A training run
+frees it (`drop_base_values`).
 
-Names are those of the base model's files; components that adapters add ("base") are left out.
+Parameters have their names in the base model's files, without components that adapters add ("base").
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers
 from paddlenlp_ext.peft.trainable_token_indices import TABLES
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-# Hugging Face PEFT stores the full weight of embedding and lm_head with an adapter if asked to, if the adapter changes
-# them, or if the vocabulary was resized (`save_embedding_layers`).
+# Hugging Face PEFT stores the full weights of embedding and lm_head with an adapter if `save_embedding_layers` is set,
+# if they are targets, or if the vocabulary was resized.
 TIED, TIED_COPY = (f"{table}.weight" for table in TABLES)
 TIE_REMEDY = "train them with ensure_weight_tying=True in Hugging Face PEFT"
 
 
 def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the parameters of the base model, replaced ones included, by their names in files."""
+    """Return the parameters of the base model, including replaced parameters, by their names in files."""
     adapters = {id(parameter) for _, layer in adapter_layers(model) for parameter in layer.own_parameters()}
     return {
         ".".join(part for part in name.split(".") if part != "base"): parameter
@@ -51,7 +51,7 @@ def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def covers(entries: Collection[str] | None, module: str) -> bool:
-    """Return whether entries of `modules_to_save` cover a module, or one that contains it.
+    """Return whether entries of `modules_to_save` cover a module or a parent of the module.
 
     An entry covers each module whose dotted name ends with it, as in Hugging Face PEFT: "norm" also covers
     "input_layernorm".
@@ -69,14 +69,14 @@ def with_trained_modules(config: PeftConfig, model: TrainableModel) -> PeftConfi
 
 
 def is_replacement(config: PeftConfig, name: str) -> bool:
-    """Return whether the stored tensor `name` replaces a parameter of the base, and does not belong to a layer."""
+    """Return whether the stored tensor `name` replaces a base parameter, instead of belonging to an adapter layer."""
     module, _, leaf = name.rpartition(".")
     is_bias = leaf == "bias" and config.bias != "none" and not re.search(r"\.lora_\w+$", module)
     return is_bias or name in (TIED, TIED_COPY) or covers(config.modules_to_save, module)
 
 
 def excluded_targets(config: PeftConfig, targets: list[str]) -> list[str]:
-    """Return the targets that the adapter leaves out: those of `exclude_modules`, and those inside modules to save."""
+    """Return the targets that match `exclude_modules` or are inside modules to save."""
     excluded = re.compile("|".join(rf"(?:.*\.)?(?:{entry})" for entry in config.exclude_modules or ()) or r"(?!)")
     return [name for name in targets if excluded.fullmatch(name) or covers(config.modules_to_save, name)]
 

@@ -8,14 +8,14 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 
 
 class LoRAModel(PeftModel):
-    """PaddleNLP's name for `get_peft_model` and `PeftModel.from_pretrained`."""
+    """Class with which PaddleNLP adds or loads a LoRA; the constructor returns the result of `get_peft_model`."""
 
     def __new__(cls, model: TrainableModel, lora_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, lora_config)
 
 
 class PrefixModelForCausalLM(PeftModel):
-    """PaddleNLP's name for `get_peft_model` and `PeftModel.from_pretrained` with prefix tuning."""
+    """Class with which PaddleNLP adds or loads a prefix; the constructor returns the result of `get_peft_model`."""
 
     def __new__(cls, model: TrainableModel, prefix_config: PeftConfig) -> PeftModel:
         return get_peft_model(model, prefix_config)

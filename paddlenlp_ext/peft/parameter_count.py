@@ -1,4 +1,4 @@
-"""Count the parameters of a model with an adapter, and describe them in a line."""
+"""Count the parameters of a model with an adapter, and describe them in one line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paddlenlp_ext.sharding_spec import full_shape
 
 
 def count_parameters(model: nn.Layer) -> tuple[int, int]:
-    """Return the numbers of trainable and of all parameters; a quantized weight counts its elements."""
+    """Return the numbers of trainable parameters and of all parameters; quantized weights count as elements."""
     trainable = sum(parameter.size for parameter in model.parameters() if not parameter.stop_gradient)
     packed = sum(layer.stored.num_weights for layer in quantized_layers(model).values())
     return trainable, sum(parameter.size for parameter in model.parameters()) + packed
 
 
 def describe_parameters(model: nn.Layer) -> str:
-    """Return the numbers of trainable and of all parameters, the adapted layers, and what trains by kind."""
+    """Return a line with the trainable and total parameter counts, the adapted layers, and the counts by kind."""
     trainable, total = count_parameters(model)
     names = (name.split(".") for name, _ in adapter_layers(model))
     leaves = Counter(next(part for part in reversed(parts) if not part.isdigit()) for parts in names)
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def describe_kinds(model: nn.Layer) -> str:
-    """Return the number of trainable parameters, unsharded, in each kind of layer that has any."""
+    """Return the number of unsharded trainable parameters in each kind of layer that has any."""
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if not parameter.stop_gradient:
@@ -55,9 +55,9 @@ def describe_kinds(model: nn.Layer) -> str:
 
 
 def describe_experts(model: nn.Layer) -> str | None:
-    """Return the numbers of parameters of experts and of those that a token uses, in a line; None without experts.
+    """Return a line with the parameter counts of experts and of active experts; None for a model without experts.
 
-    A quantized weight counts its elements.
+    Quantized weights count as elements.
     """
     layers = [layer for layer in model.sublayers() if isinstance(layer, MixtureOfExperts)]
     if not layers:
@@ -72,6 +72,6 @@ def describe_experts(model: nn.Layer) -> str | None:
 
 
 def _full_size(model: nn.Layer) -> int:
-    """Return the number of parameters and quantized weights, unsharded."""
+    """Return the unsharded number of parameters and quantized weights."""
     packed = sum(layer.num_weights for layer in quantized_layers(model).values())
     return packed + sum(math.prod(full_shape(parameter)) for parameter in model.parameters())

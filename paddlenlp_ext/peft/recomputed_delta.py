@@ -1,9 +1,9 @@
-"""Product with an update of a weight that is cheap to compute: it is computed again in the backward pass, not saved.
+"""Product with a dense weight update delta W that is recomputed in the backward pass instead of being saved.
 
     y = x U^T        U [out, in], a function of the adapter's parameters
 
-An update without low-rank factors is as large as the weight. Autograd would save it, and its intermediate results, for
-each layer.
+An update without low-rank factors is as large as the weight. Autograd would save the update and its intermediate
+results for each layer.
 """
 
 from __future__ import annotations

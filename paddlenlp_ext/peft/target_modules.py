@@ -63,7 +63,7 @@ def select_targets(
 
 
 def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return a stored config without the targets and modules to save that match nothing; with all if none matches.
+    """Return a stored config without targets and modules to save that match nothing, unless no entry matches.
 
     PaddleNLP lists the layers of all variants of a family, and Hugging Face PEFT ignores such modules.
     `select_targets` and `replace_parameters` raise for an adapter of another model.

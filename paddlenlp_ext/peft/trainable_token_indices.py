@@ -1,12 +1,12 @@
-"""Rows of a few tokens in the embedding and the lm_head that are trained in place of the base's.
+"""Trained embedding and lm_head rows for a few tokens, in place of the base's rows (`trainable_token_indices`).
 
     E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], at the start the rows of E
 
-They are an adapter of their own (methods/trainable_tokens.py), or an option next to another adapter
-(`trainable_token_indices` of Hugging Face PEFT). A tied lm_head shares the rows of the embedding.
+The rows are an adapter by themselves (methods/trainable_tokens.py), or an option of LoRA. A tied lm_head shares the
+rows of the embedding.
 
-The embedding looks the replaced rows up. The logits of an lm_head are those of the base with an update of rank K:
-neither a copy of the table nor its gradient is computed.
+The embedding reads trained tokens from delta. An lm_head adds an update of rank K to the base's logits, which needs
+neither a copy of the table nor its gradient.
 
     h E'^T = h E^T + u B^T        u = h (delta - E[t])^T, [.., K]        B [V, K]: B[v, k] = 1 if v is the k-th token
 
@@ -80,7 +80,7 @@ def token_indices(value: object) -> TokenIndices | None:
 
 
 def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
-    """Return the trained tokens of each layer of TABLES, by its name; `value` is that of `trainable_token_indices`.
+    """Return the trained tokens of each layer in TABLES by name, for a `value` of `trainable_token_indices`.
 
     Raises:
         ValueError: `value` names another layer, or see `token_indices`.
@@ -99,7 +99,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
 def tokens_of_model(
     value: object, model: TrainableModel, replaced: Collection[str], targets: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the trained tokens of each table that holds rows of its own in the model.
+    """Return the trained tokens of each table of the model; a tied lm_head is not a separate table.
 
     Args:
         value: value of `trainable_token_indices`.
@@ -131,7 +131,7 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
     """Check that token ids have rows in the model's tables.
 
     Raises:
-        ValueError: one has none; the message names `key`.
+        ValueError: an id has no row; the message names `key`.
     """
     vocab_size = model.config.vocab_size
     if max(ids, default=0) >= vocab_size:
@@ -139,10 +139,10 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
 
 
 class TrainableTokens(WeightAdapter, AdaptedHead):
-    """Embedding or lm_head with trained rows in place of some of the base's.
+    """Embedding or lm_head in which trained rows replace some rows of the base.
 
     Args:
-        base: token embedding, or an lm_head that is not tied to it.
+        base: token embedding, or an untied lm_head.
         indices: ids of the trained tokens, K.
     """
 

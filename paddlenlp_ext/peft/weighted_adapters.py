@@ -5,7 +5,7 @@
 | "cat" | sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
 | "linear" | (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i) | the common rank |
 
-"cat" is the exact weighted sum of the updates; "linear" is another function.
+"cat" is the exact weighted sum of the updates. "linear" weights the factors, so its update is a different matrix.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def test_modules_of_peft_that_no_model_has_are_left_out(base, tmp_path):
 
 def test_adapters_of_the_other_task_are_refused(base, tmp_path):
     moved(base, LoRAConfig(rank=2)).save_pretrained(tmp_path / "reward")
-    with pytest.raises(ValueError, match="the adapter is that of a reward model"):
+    with pytest.raises(ValueError, match="the adapter belongs to a reward model"):
         AutoPeftModelForCausalLM.from_pretrained(tmp_path / "reward")
     get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=2)).save_pretrained(tmp_path / "sft")
     for load in (

@@ -1,1 +1,1 @@
-"""File formats of adapters: Hugging Face PEFT's, PaddleNLP's, GGUF, and pickles."""
+"""File formats of adapters: Hugging Face PEFT, PaddleNLP, GGUF, and pickled weights."""

@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
-"""Field that this package adds to adapters of fused layers: the sizes of the parts, and the fields for the parts."""
+"""Field that this package adds to adapters of fused layers: sizes of the projections, and fields for them."""
 _FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
 """Name of a method in files of older versions of Hugging Face PEFT -> its `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
@@ -53,7 +53,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the config that a file of `find_config` describes, and the file's fields.
+    """Read a config file that `find_config` returned; return the config and the file's fields.
 
     Raises:
         ValueError: the method or a field is not supported.
@@ -97,7 +97,7 @@ def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
-    """Return the variant that claims the file among the methods that share its kind, else the method they refine."""
+    """Return the variant that recognizes the file's fields, or else the method that the variants refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 

@@ -1,18 +1,19 @@
-"""Adapter files of models with fused layers: the decoder adapts the parts, Hugging Face PEFT the fused layer.
+"""Adapter files of models with fused projections (qkv_proj, gate_up_proj), which the decoder splits into q, k, v, ....
 
-    part p, rank r_p                s_p B_p A_p          p = q, k, v or gate, up
+    projection p, rank r_p          s_p B_p A_p          p = q, k, v or gate, up
     fused layer, rank sum r_p       A = [A_q]            B = [B_q  0   0 ]
                                         [A_k]                [ 0  B_k  0 ]
                                         [A_v]                [ 0   0  B_v]
 
-Files written here have the fused form, and a field with which the parts are read back. In an adapter that PEFT trained,
-B is dense: each part gets its rows of B and a copy of A, which computes the same update.
+The decoder has an adapter for each projection, Hugging Face PEFT one for the fused layer. Files written here have the
+fused form, and a field for splitting them again. In an adapter that PEFT trained, B is dense: each projection gets its
+rows of B and a copy of A, which compute the same update.
 
 | method | layers in files |
 | --- | --- |
-| LoRA, variants with its files (rsLoRA, PiSSA, ...), DoRA of all parts | fused |
-| modules to save that are all parts of a layer | fused |
-| others | parts, which only this package reads |
+| LoRA, variants with its files (rsLoRA, PiSSA, ...), DoRA of all projections | fused |
+| modules to save that are all projections of a layer | fused |
+| others | projections, which only this package reads |
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json that name parts, which the fused form replaces."""
+"""Fields of adapter_config.json that name projections, and are rewritten for the fused layers."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
-"""Part of a fused layer -> name within the part's adapter -> tensor."""
+"""Projection of a fused layer -> name within the projection's adapter -> tensor."""
 
 
 def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
-    """Return a config in which parts take the places of fused layers; `config` itself if it names no fused layer."""
+    """Return a config that names projections in place of fused layers; `config` itself if it names no fused layer."""
     changes: dict[str, Any] = {}
     for name in _NAMES_OF_LAYERS:
         value = getattr(config, name, None)
@@ -61,13 +62,13 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
-    """Return a pattern for each part of the fused layer that `pattern` names; only `pattern` if it names none."""
+    """Return a pattern for each projection of the fused layer that `pattern` names; only `pattern` if it names none."""
     named = next((fused for fused in layers if fused in pattern), None)
     return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
 
 
 class _Block(NamedTuple):
-    """Adapter of one part within that of its fused layer: its rows of B, its columns of B (rows of A), and s."""
+    """Block of one projection in the adapter of its fused layer: rows of B, columns of B (rows of A), and scale s."""
 
     part: str
     rows: slice
@@ -76,12 +77,12 @@ class _Block(NamedTuple):
 
 
 def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], layers: FusedLayers) -> list[_Block]:
-    """Return the blocks of the adapted parts, in the order of the fused layer.
+    """Return the blocks of the adapted projections, in the order of the fused layer.
 
     Args:
         fused: dotted name of the fused layer.
-        ranks: ranks of the adapted parts.
-        fields: fields of adapter_config.json for the parts.
+        ranks: ranks of the adapted projections.
+        fields: fields of adapter_config.json for the projections.
         layers: the fused layers of the base.
     """
     blocks, column = [], 0
@@ -99,13 +100,13 @@ def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], lay
 def join_adapter(
     fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor], layers: FusedLayers
 ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-    """Return the fields of adapter_config.json and the tensors of an adapter's files, with the parts joined.
+    """Return the fields of adapter_config.json and the tensors of an adapter's files, with projections joined.
 
-    An adapter that has no fused form is returned unchanged; a warning says so.
+    An adapter without a fused form is returned unchanged, with a warning.
 
     Args:
-        fields: fields for the parts.
-        tensors: tensors by the names of the parts.
+        fields: fields for the projections.
+        tensors: tensors by the names of the projections.
         layers: the fused layers of the base.
     """
     groups: dict[str, Parts] = {}
@@ -146,9 +147,9 @@ def join_adapter(
 
 
 def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayers) -> bool:
-    """Return whether the parts' tensors are a LoRA or DoRA of the fused layer, or all of its weights.
+    """Return whether the tensors of projections are a LoRA or DoRA of the fused layer, or all of its weights.
 
-    A DoRA of some parts is not: the magnitudes of the others are norms of the base's rows.
+    A DoRA of some projections has no fused form: the other magnitudes would be norms of the base's rows.
     """
     is_complete = parts.keys() == layers[fused.rpartition(".")[2]].keys()
     if all(each.keys() <= _FULL for each in parts.values()):
@@ -160,10 +161,10 @@ def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayer
 
 @functools.cache
 def _warn_of_parts(peft_type: str, fused: str) -> None:
-    """Log, once in a process, that an adapter is stored for the parts."""
+    """Log, once in a process, that an adapter is stored for single projections."""
     logger.warning(
-        "this adapter of type %s has no form for the fused layers of the base's files (%s): its file names their "
-        "parts, which only this package reads; merge the adapter to use it in other programs",
+        "this adapter of type %s cannot be stored for the fused layers of the base's files (%s): its file names single "
+        "projections, which only this package reads; merge the adapter to use it in other programs",
         peft_type,
         fused,
     )
@@ -189,13 +190,13 @@ def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers)
 
 
 def _fused_target(target: str, layers: FusedLayers) -> str:
-    """Return the name of the fused layer for that of a part; other names are returned unchanged."""
+    """Return the name of the fused layer that has the projection `target`; other names are returned unchanged."""
     found = locate(target, layers)
     return target if found is None else found.fused
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pattern of adapter_config.json: values by the last component of names if it decides, else by names."""
+    """Return a pattern of adapter_config.json, by the last components of names if these determine the values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
@@ -205,15 +206,15 @@ def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a file that `join_adapter` wrote, by the names of the parts.
+    """Return the tensors of a file that `join_adapter` wrote, by the names of the projections.
 
     Args:
         tensors: the stored tensors.
-        fields: the fields of adapter_config.json, those of `SPLIT_FIELD` included.
+        fields: the fields of adapter_config.json, including `SPLIT_FIELD`.
         where: the file, for errors.
 
     Raises:
-        ValueError: the tensors do not have the sizes of the field.
+        ValueError: the tensors do not have the sizes in `SPLIT_FIELD`.
     """
     layers = fields[SPLIT_FIELD]["sizes"]
     groups: dict[str, dict[str, np.ndarray]] = {}
@@ -256,13 +257,13 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
 def split_dense(
     config: PeftConfig, tensors: Mapping[str, np.ndarray], layers: FusedLayers, where: str
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of an adapter of fused layers, by the names of the parts.
+    """Return the tensors of an adapter of fused layers, by the names of the projections.
 
-    Each part gets its rows of B, biases and magnitudes, and a copy of A.
+    Each projection gets its rows of B, biases and magnitudes, and a copy of A.
 
     Args:
         config: config of the method.
-        tensors: tensors of the adapter, of fused layers or of parts.
+        tensors: tensors of the adapter, for fused layers or single projections.
         layers: the fused layers of the base.
         where: the adapter's folder, for errors.
 
@@ -278,7 +279,7 @@ def split_dense(
         rows = part_rows(found.fused, layers)
         if found.leaf not in _FULL and not (config.peft_type == "LORA" and found.leaf in _LORA):
             raise ValueError(
-                f"{where}: an adapter of type {config.peft_type} for {found.fused}, which the decoder has as "
+                f"{where}: an adapter of type {config.peft_type} for {found.fused} cannot be split into "
                 f"{', '.join(rows)}; merge it in Hugging Face PEFT (merge_and_unload), and use the merged model"
             )
         for part, own in rows.items():

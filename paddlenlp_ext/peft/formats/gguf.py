@@ -3,8 +3,8 @@
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
 NAME is the name of the matrix W in the base's file. Any method with low-rank factors can be written: the scale of each
-layer is multiplied into B, and alpha is r. A layer that files store fused has the factors of its parts on top of each
-other: A of all parts, and B in blocks on the diagonal.
+layer is multiplied into B, and alpha is r. For a layer that is fused in files, A stacks the projections' factors, and B
+is block-diagonal.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
 def _fused(
     factors: Mapping[str, tuple[np.ndarray, np.ndarray]], layers: FusedLayers
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return A and B of the layers of files, in place of those of the parts of fused layers."""
+    """Return A and B of the layers in files: the factors of a fused layer's projections are joined."""
     joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for layer, pair in factors.items():
@@ -106,10 +106,10 @@ def _fused(
 
 
 def _check(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Check that the tensors which are read from a file are those that were written.
+    """Check that a written file is read back with the same tensors.
 
     Raises:
-        ValueError: they are not.
+        ValueError: a tensor differs.
     """
     file = open_gguf(path)
     for name, values in tensors.items():

@@ -66,7 +66,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """Return the array of a stored value: an array, or a pair (Paddle's tensor name, array); bfloat16 is in uint16."""
+    """Return the array of a stored value: an array (bfloat16 as uint16), or a pair (Paddle's name, array)."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":

@@ -1,4 +1,4 @@
-"""Read adapter folders of Hugging Face PEFT and of PaddleNLP; write those of Hugging Face PEFT."""
+"""Read adapter folders of Hugging Face PEFT and PaddleNLP."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AdapterFiles:
             floating-point tensors are converted to float32, which represents every stored dtype exactly.
         quantization: quantization of the base during training; None if it was not quantized.
         config_overrides: keys in which the base's config differed from its config.json, such as `rope_scaling`.
-        num_rows: rows of embedding and lm_head in training, if the file shows it: it has such a table, or its factors.
+        num_rows: rows of embedding and lm_head in training, if a stored table or its factors show them.
     """
 
     folder: Path
@@ -202,14 +202,14 @@ def adapter_of_tensors(
 
 
 def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """Return the rows of embedding and lm_head that tensors of an adapter show; None if they show none."""
+    """Return the number of rows of embedding and lm_head, if the tensors of an adapter show it, else None."""
     by_rows = [*(f"{table}.weight" for table in TABLES), "lm_head.lora_B.weight"]
     axes = {**dict.fromkeys(by_rows, 0), "model.embed_tokens.lora_embedding_A": 1}
     return next((tensors[name].shape[axis] for name, axis in axes.items() if name in tensors), None)
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
-    """Check that no tensor belongs to an adapter of a layer that has none here.
+    """Check that no tensor belongs to an adapter of a layer that cannot have an adapter.
 
     Raises:
         ValueError: lm_head is adapted, other than by trainable tokens, or the embedding by factors.
@@ -263,7 +263,7 @@ def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
 
 
 def read_tensors(tensors: Mapping[str, Any]) -> dict[str, paddle.Tensor]:
-    """Return tensors by name, reading those that are LazyTensors."""
+    """Return tensors by name; lazy tensors are read."""
     lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
     return {name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()}
 
@@ -277,7 +277,7 @@ def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.nda
         where: source of `stored`, for errors.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of another shape; the message names them.
+        ValueError: tensors are missing, unexpected or misshapen; the message names them.
     """
     shapes = {name: full_shape(tensor) for name, tensor in own.items()}
     misshapen = [

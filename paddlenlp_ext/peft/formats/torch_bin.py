@@ -1,8 +1,8 @@
 """Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
 
 The file is a ZIP archive: `data.pkl` is a pickle of the dict of tensors, `data/<key>` are the bytes of the storages.
-Unpickling calls the functions that the pickle names. A file of tensors names only those that build tensors from
-storages. If a file names any other function, it is refused before the import. PyTorch is not needed.
+Unpickling calls the functions that the pickle names. A file of tensors names only functions that build tensors from
+storages. A file that names any other function is rejected before that function is imported. PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _StorageType(NamedTuple):
-    """Element type of a storage; a bfloat16 one is read as uint16."""
+    """Element type of a storage; bfloat16 is read as uint16."""
 
     dtype: str
     is_bfloat16: bool = False

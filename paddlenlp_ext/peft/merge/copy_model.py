@@ -1,4 +1,4 @@
-"""Copy a base model into a new folder, as the merge commands do when they are given no adapter."""
+"""Copy a base model into a new folder; the merge commands do so without an adapter."""
 
 from __future__ import annotations
 

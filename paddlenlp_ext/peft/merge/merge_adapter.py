@@ -1,12 +1,12 @@
-"""Merge a stored adapter into the files of its base model, and verify the result before it appears.
+"""Merge a stored adapter into the files of its base model, and verify the result before publishing it.
 
 | step | compared logits, on fixed prompts | finds |
 | --- | --- | --- |
 | 1 | base with adapter, and the model merged in memory | a wrong formula |
 | 2 | the model merged in memory and rounded to the dtypes of the files, and the files loaded again | a wrong file |
 
-The output folder gets its name only after both steps. Rounding is applied before the second comparison, so that the
-tolerance is the same for bfloat16 and float32; the effect of rounding is reported.
+The output folder gets its final name only after both steps. Rounding is applied before the second comparison, so that
+the tolerance is the same for bfloat16 and float32; the effect of rounding is reported.
 
 An adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces the trained
 model, or on request into the original weights; the difference from the trained model is measured.
@@ -157,7 +157,7 @@ def merge_adapter(
 
 @dataclass
 class _AdaptedBase:
-    """A base with its adapter, the weights of the base, and logits without and with the adapter.
+    """Base model with its adapter, the base's weights, and the logits without and with the adapter.
 
     Attributes:
         model: the base with the adapter.
@@ -236,7 +236,7 @@ def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str
 
 
 def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Check that `output` can be written, and replaces no input, active run, or model without `overwrite`.
+    """Check that `output` can be written without replacing an input, an active run, or a model (unless `overwrite`).
 
     Raises:
         ValueError: the folder cannot be written, or would replace one of them.

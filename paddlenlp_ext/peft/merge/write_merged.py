@@ -1,4 +1,4 @@
-"""Write the files of a merged model: weights, merged one tensor at a time, config, tokenizer and model card."""
+"""Write the files of a merged model: weights (merged one tensor at a time), config, tokenizer and model card."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def write_merged_weights(
     to_files: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     left_out: Collection[str] = (),
 ) -> None:
-    """Write every tensor of the base, dequantized, and merged where the adapter changes it.
+    """Write every tensor of the base: dequantized, and merged if the adapter changes it.
 
     Args:
         folder: folder of the merged model.
@@ -172,7 +172,7 @@ def _merge_tensor(
 
 
 def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
-    """Return a layer of the kind of the base's layer `module`, which has a weight of this shape."""
+    """Return an empty layer of the same kind as the base's `module`, with a weight of this shape."""
     if len(shape) == 1:
         return RMSNorm(shape[0], epsilon=0.0)
     if len(shape) == 3:
@@ -189,7 +189,7 @@ def write_companions(
     dtype: str | None,
     config_overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write config, generation config, tokenizer and chat template; a tokenizer in the adapter's folder has precedence.
+    """Write config, generation config, tokenizer and chat template; the adapter's tokenizer has precedence.
 
     `config_overrides` are keys of the config that the adapter's training changed. The adapter's run_config.json is
     copied too, because it names the chat template of the prompts.

@@ -164,6 +164,6 @@ def test_peft_adapter_of_fused_layers_by_another_method_raises(tmp_path: Path):
     renamed = {name.replace(".q_proj.", ".qkv_proj."): stored.read(name).copy() for name in stored.names()}
     write_safetensors(tmp_path / "adapter_model.safetensors", renamed)
     with pytest.raises(
-        ValueError, match=r"type OFT for .*qkv_proj, which the decoder has as q_proj, k_proj, v_proj; merge it"
+        ValueError, match=r"type OFT for .*qkv_proj cannot be split into q_proj, k_proj, v_proj; merge it"
     ):
         PeftModel.from_pretrained(tiny_phi(), tmp_path)
