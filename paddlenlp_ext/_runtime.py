@@ -1,8 +1,8 @@
-"""Process settings to apply before Paddle is loaded: threads, MKL's code path, the C allocator.
+"""Process settings to apply before Paddle is imported: threads, MKL code path, C allocator.
 
-By default Paddle starts with one thread, its MKL takes a slow path on AMD processors, and glibc returns every large
-buffer to the kernel as soon as it is freed. Together these slow down the CPU by a factor of four
-(benchmarks/train_step.py). Variables that the user has set in the environment take precedence.
+By default Paddle starts with one thread, its MKL uses a slow code path on AMD processors, and glibc returns every large
+buffer to the kernel as soon as it is freed. Together this makes training on a CPU four times slower
+(benchmarks/train_step.py). Environment variables set by the user take precedence.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # require
 
 
 def configure_runtime() -> None:
-    """Set this process's threads, MKL code path and C allocator, and hide a warning of Paddle's extensions.
+    """Set threads, MKL code path and C allocator of this process, and hide a warning of Paddle's extensions.
 
-    Importing the package does none of this. A program calls this function before it imports Paddle; afterwards only the
-    threads can be set. Variables set by the user take precedence. A second call changes nothing.
+    Importing the package does not do this. Call this function before importing Paddle; afterwards only the threads can
+    be set. Environment variables set by the user take precedence. A second call has no effect.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
     if "paddle" in sys.modules:
-        # Too late for the environment: Paddle has set OMP_NUM_THREADS=1 if the variable was unset.
+        # Too late for the environment: Paddle has already set OMP_NUM_THREADS=1 unless it was set.
         if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
             sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
-        # Not OMP_NUM_THREADS, for which Paddle prints a warning that does not apply here.
+        # Not OMP_NUM_THREADS, because Paddle would print a warning that does not apply here.
         os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
     code_path = _mkl_code_path(_CPUINFO.read_text()) if _CPUINFO.exists() else None
     if code_path is not None:
@@ -46,7 +46,7 @@ def require_paddle() -> None:
     """Check that Paddle is installed.
 
     Raises:
-        ModuleNotFoundError: Paddle is missing; the message contains the command that installs it.
+        ModuleNotFoundError: Paddle is not installed; the message contains the installation command.
     """
     import importlib.util
 
@@ -58,9 +58,9 @@ def require_paddle() -> None:
 
 
 def check_paddle_release() -> None:
-    """Check that an installed Paddle is not too old, by its package's metadata: nothing is imported.
+    """Check from package metadata, without importing Paddle, that the installed release is not too old.
 
-    `paddle_compat` checks a newer release when Paddle is loaded.
+    `paddle_compat` checks newer releases when Paddle is imported.
 
     Raises:
         ImportError: Paddle is older than the oldest supported release.
@@ -87,7 +87,7 @@ def threads_per_process() -> int:
 
 
 def _local_ranks() -> int:
-    """Return the number of local ranks; without GPUs it is counted from the addresses that the launcher exports."""
+    """Return the number of local ranks; without GPUs, count the addresses that the launcher exports."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
@@ -96,19 +96,19 @@ def _local_ranks() -> int:
 
 
 def _container_cpus() -> int:
-    """Return the processors of a container's CPU quota (cgroup v2), rounded up, or `sys.maxsize` without one."""
+    """Return the CPU quota of the container (cgroup v2), rounded up to whole processors; `sys.maxsize` if unlimited."""
     quota, _, period = (_CPU_QUOTA.read_text().strip() if _CPU_QUOTA.exists() else "max").partition(" ")
     return sys.maxsize if quota == "max" else max(1, -(-int(quota) // int(period)))
 
 
 def _siblings(cpu: int) -> str:
-    """Return the hardware threads that share a core with `cpu`, in the kernel's notation; if unknown, only `cpu`."""
+    """Return the hardware threads that share a core with `cpu`, as the kernel lists them; if unknown, only `cpu`."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return path.read_text().strip() if path.exists() else str(cpu)
 
 
 def _mkl_code_path(cpuinfo: str) -> str | None:
-    """Return MKL_DEBUG_CPU_TYPE for an AMD processor, on which MKL would choose its slowest path; otherwise None.
+    """Return MKL_DEBUG_CPU_TYPE for an AMD processor, for which MKL would use its slowest path; otherwise None.
 
     Value   MKL path   fp32 matmul on a Zen 5 core
     "7"     AVX-512    270 GFLOP/s
@@ -121,9 +121,9 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers: a new buffer costs a page fault per 4 KiB, more than the arithmetic on it.
+    """Make glibc reuse freed buffers: a new buffer costs one page fault per 4 KiB, more than computing on it.
 
-    Skipped if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES), or with another C library.
+    Skipped if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -135,9 +135,9 @@ def _keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return the freed memory of glibc's heap to the system, such as buffers through which weights were read.
+    """Return freed heap memory to the system, such as the buffers through which weights were read.
 
-    With another C library, nothing happens.
+    Does nothing if the C library is not glibc.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
@@ -145,10 +145,10 @@ def release_freed_memory() -> None:
 
 
 def choose_device(name: str) -> None:
-    """Run on the device `name` ("cpu", "gpu", "gpu:1", ...); "auto" means the GPU if there is one.
+    """Select the device `name` ("cpu", "gpu", "gpu:1", ...); "auto" selects the GPU if there is one.
 
     Raises:
-        ValueError: the installed Paddle has no such device.
+        ValueError: the installed Paddle does not support this device.
     """
     import paddle
 
@@ -156,5 +156,5 @@ def choose_device(name: str) -> None:
     available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
     chosen = ("gpu" if has_gpu else "cpu") if name == "auto" else name
     if chosen.partition(":")[0] not in available:
-        raise ValueError(f"device {name!r} is not available; the installed Paddle has: {', '.join(available)}")
+        raise ValueError(f"device {name!r} is not available; the installed Paddle supports: {', '.join(available)}")
     paddle.set_device(chosen)

@@ -1,11 +1,11 @@
-"""Private interfaces of PaddlePaddle that this package relies on, each wrapped in a named function.
+"""Wrappers of the private interfaces of PaddlePaddle that this package uses.
 
-Paddle may rename any of them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so support for
-a new Paddle release is added in this file. Importing it checks the installed release; releases before
-3.0 have been refused by then (`_runtime.check_paddle_release`):
+Paddle may change them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so that only this
+file has to support a new Paddle release. Importing it checks the installed release; `_runtime.check_paddle_release` has
+already rejected releases before 3.0:
 
     3.3.x                    tested: no message
-    another release          `UserWarning` that names the tested one
+    another release          `UserWarning` that names the tested release
     a name below is missing  `ImportError` that names it and the release to install
 """
 
@@ -33,14 +33,14 @@ _REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def check_release(version: str, required: tuple[tuple[Any, tuple[str, ...]], ...] = _REQUIRED) -> None:
-    """Warn about an untested Paddle release, and check that it has the private names that are needed.
+    """Warn about an untested Paddle release, and check that it has the required private names.
 
     Args:
         version: Paddle's version, such as "3.3.1".
-        required: objects of Paddle, each with the names that it must have.
+        required: Paddle objects, each with the attributes that it must have.
 
     Raises:
-        ImportError: a name is missing.
+        ImportError: an attribute is missing.
     """
     remedy = f"install paddlepaddle {TESTED_RELEASE}"
     missing = [f"{_name_of(owner)}.{name}" for owner, names in required for name in names if not hasattr(owner, name)]
@@ -63,36 +63,36 @@ check_release(paddle.__version__)
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 empty_unchecked: Callable[..., paddle.Tensor] = paddle._C_ops.empty
-"""`paddle.empty(shape, dtype, place)` without its checks of the arguments, which cost 3 us a call."""
+"""Return `paddle.empty(shape, dtype, place)` without its argument checks, which take 3 us per call."""
 
 
 def has_storage(tensor: paddle.Tensor) -> bool:
-    """Return whether a tensor has memory for its values; False under `LazyGuard` and after `free_storage`."""
+    """Return whether memory is allocated for a tensor; False under `LazyGuard` and after `free_storage`."""
     return tensor._is_initialized()
 
 
 def is_symbolic(tensor: object) -> bool:
-    """Return whether a tensor has no values because a static graph is being traced (`paddle.jit.to_static`)."""
+    """Return whether a tensor is symbolic, because a static graph is being traced (`paddle.jit.to_static`)."""
     return isinstance(tensor, paddle.pir.Value)
 
 
 def axis_sizes(tensor: paddle.Tensor) -> list[Any]:
-    """Return the sizes of a tensor's axes: integers, and tensors for those that a static graph leaves open."""
+    """Return the shape of a tensor as integers, with scalar tensors for the dynamic axes of a static graph."""
     return [paddle.shape(tensor)[axis] if size < 0 else size for axis, size in enumerate(tensor.shape)]
 
 
 def free_storage(tensor: paddle.Tensor) -> None:
-    """Free a tensor's memory, in place; its shape and dtype stay."""
+    """Free the memory of a tensor in place; its shape and dtype are kept."""
     tensor._clear_data()
 
 
 def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
-    """Make `target` use the memory of `source`, without a copy."""
+    """Make `target` share the memory of `source`."""
     source._share_buffer_to(target)
 
 
 def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
-    """Call a function each time a backward pass has added to a parameter's gradient; this cannot be undone."""
+    """Call a function whenever a backward pass has accumulated into the gradient of a parameter; cannot be undone."""
     parameter._register_backward_hook(call)
 
 
@@ -100,20 +100,20 @@ def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
 
 
 def own_parameters(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the live dictionary of a layer's own parameters, without those of its sublayers."""
+    """Return the live dictionary of the parameters of a layer, excluding its sublayers."""
     return layer._parameters
 
 
 def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the live dictionary of a layer's own buffers, without those of its sublayers."""
+    """Return the live dictionary of the buffers of a layer, excluding its sublayers."""
     return layer._buffers
 
 
 def registered_member(layer: nn.Layer, name: str) -> Any:
-    """Return a layer's own parameter, sublayer or buffer.
+    """Return the parameter, sublayer or buffer that a layer has registered under a name.
 
     Raises:
-        AttributeError: the layer registered nothing under this name.
+        AttributeError: nothing is registered under this name.
     """
     for group in ("_parameters", "_sub_layers", "_buffers"):
         if name in layer.__dict__.get(group, {}):
@@ -125,21 +125,21 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
 
 
 def has_forward_hooks(layer: nn.Layer) -> bool:
-    """Return whether hooks run before or after the layer's forward pass."""
+    """Return whether a layer has hooks that run before or after its forward pass."""
     own: Any = layer
     return bool(own._forward_pre_hooks or own._forward_post_hooks)
 
 
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
-    """Create the state tensors of parameters that do not have them yet."""
+    """Create the optimizer state of parameters that have none yet."""
     with warnings.catch_warnings():
-        # Paddle warns of half-precision parameters without fp32 copies, although the state is fp32 in any case.
+        # Paddle warns about half-precision parameters without fp32 copies, although the state is always fp32.
         warnings.filterwarnings("ignore", "Accumulating with FP16 or BF16")
         optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
 
 
 def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:
-    """Return the state tensors by kind, such as "moment1", and by parameter name."""
+    """Return the optimizer state by kind, such as "moment1", and parameter name."""
     return optimizer._accumulators
 
 
@@ -175,7 +175,7 @@ def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, 
 
 
 def gloo_group_class() -> Any:
-    """Return the class of gloo process groups; absent in a Paddle that was built without gloo."""
+    """Return the class of gloo process groups, which a Paddle built without gloo does not have."""
     return core.ProcessGroupGloo
 
 
@@ -185,16 +185,16 @@ def tcp_store(host: str, port: int, is_server: bool, num_clients: int) -> Any:
 
 
 def launcher_store() -> Any:
-    """Return the key-value store that the launcher started for all processes of the run."""
+    """Return the key-value store that the launcher started for all processes of the job."""
     return core.create_or_get_global_tcp_store()
 
 
 def set_missing_device_id() -> None:
-    """Set the device number that pipelines read and that Paddle leaves unset without devices."""
+    """Set the device id that Paddle's pipeline code reads, which Paddle leaves unset on CPUs."""
     if not hasattr(ParallelEnv, "_device_id"):
         setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances only)
 
 
 def forget_hybrid_groups() -> None:
-    """Make the next `fleet.init` of this process create new groups instead of returning the existing ones."""
+    """Make the next `fleet.init` of this process create new groups instead of reusing existing groups."""
     topology._HYBRID_PARALLEL_GROUP = None

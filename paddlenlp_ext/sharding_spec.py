@@ -1,9 +1,9 @@
-"""Vocabulary of sharding: styles of a tensor plan, and the placement of one tensor over the processes of a run.
+"""Sharding specification: styles of a tensor-parallel plan, and the placement of each tensor over processes.
 
-A tensor plan maps layer name patterns to styles. Only `parallel/shard_parameters.py` knows which axis a style shards.
+A plan maps layer name patterns to styles. Only `parallel/shard_parameters.py` knows which axis a style shards.
 
-Any module may read `placement_of(tensor)`; only `parallel/` changes it, through `set_placement`. A tensor without a
-placement is full, and this process holds and updates it: `Placement()`, the state of every single-process run.
+Any module may read `placement_of(tensor)`; only `parallel/` changes it, through `set_placement`. By default a tensor is
+full, and this process holds and updates it: `Placement()`, as in every single-process run.
 This module does not import Paddle.
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated", "experts"]
-"""colwise: outputs are sharded; inner_colwise: likewise, of a layer that reads results of replicated ones; rowwise:
-inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: the normalized features are sharded;
-replicated: not sharded, but its result serves local heads or experts only, so its gradient has to be summed; experts:
+"""colwise: outputs are sharded; inner_colwise: the same for a layer whose input comes from replicated layers; rowwise:
+inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: normalized features are sharded;
+replicated: not sharded, but the output is used only by local heads or experts, so gradients must be summed; experts:
 each rank holds some of the experts of a layer."""
 
 TensorPlan = dict[str, Style]
@@ -30,10 +30,10 @@ class Shard:
 
     Attributes:
         axis: the sharded axis.
-        start, stop: indices held, counted in the full tensor.
+        start, stop: range of indices of the full tensor that the slice covers.
         size: length of the full tensor along `axis`.
-        by_experts: whether the slice is one of experts, which the expert-parallel ranks hold, and the tensor-parallel
-            ranks too if there are several; otherwise the tensor-parallel ranks alone hold the slices.
+        by_experts: whether experts are sliced, over the expert-parallel ranks (and over tensor-parallel ranks, if there
+            are several); otherwise the tensor is sliced over the tensor-parallel ranks.
     """
 
     axis: int
@@ -43,12 +43,12 @@ class Shard:
     by_experts: bool = False
 
     def full_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the full tensor's shape, given the shard's."""
+        """Return the shape of the full tensor, given the shape of the shard."""
         return (*shape[: self.axis], self.size, *shape[self.axis + 1 :])
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """Index expression that selects the shard from the full tensor."""
+        """Index that selects the shard from the full tensor."""
         return (*(slice(None),) * self.axis, slice(self.start, self.stop))
 
 
@@ -62,9 +62,9 @@ class Placement:
         is_on_stage: False if this process's pipeline stage does not hold the tensor's values, only its shape.
         owner: sharding rank that updates the parameter (ZeRO); None if it is not assigned.
         is_updated_here: False if another sharding rank updates the parameter and broadcasts its new value.
-        is_gathered_copy: True if another rank owns the value and this one holds it only while gathered (ZeRO stage 3).
-        needs_tp_reduce: True for a full parameter of whose gradient each tensor-parallel rank computes only a part:
-            gradients have to be summed over the tensor-parallel ranks.
+        is_gathered_copy: True if another rank owns the value and this rank holds it only while gathered (ZeRO stage 3).
+        needs_tp_reduce: True for a full parameter whose gradient must be summed over the tensor-parallel ranks, because
+            each rank computes only a partial sum.
         has_float32_gradient: True for a parameter in half precision whose gradient is float32 (`amp_master_grad`).
     """
 
@@ -82,12 +82,12 @@ _DEFAULT = Placement()
 
 
 def placement_of(tensor: Any) -> Placement:
-    """Return the placement of a tensor; the single-process default if none was set."""
+    """Return the placement of a tensor, by default that of a single process."""
     return getattr(tensor, "placement", _DEFAULT)
 
 
 def set_placement(tensor: Any, **changes: Any) -> None:
-    """Change fields of a tensor's placement; the others keep their values.
+    """Change some fields of the placement of a tensor.
 
     Raises:
         TypeError: `changes` names a field that `Placement` does not have.
@@ -101,7 +101,7 @@ def shard_of(tensor: Any) -> Shard | None:
 
 
 def is_expert_parallel(tensor: Any) -> bool:
-    """Return whether the tensor holds experts of this expert-parallel rank, and other ranks hold other experts."""
+    """Return whether the tensor holds only the experts of this expert-parallel rank."""
     shard = shard_of(tensor)
     return shard is not None and shard.by_experts
 
@@ -113,7 +113,7 @@ def full_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def is_on_stage(tensor: Any) -> bool:
-    """Return whether this pipeline stage holds the tensor's values; of other stages' tensors it has only the shape."""
+    """Return whether this pipeline stage holds the values of the tensor; for other stages it knows only the shape."""
     return placement_of(tensor).is_on_stage
 
 

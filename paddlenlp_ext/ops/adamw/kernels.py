@@ -1,17 +1,18 @@
 """Triton kernels of AdamW over many tensors in one launch; independent of Paddle and PyTorch.
 
     adamw_kernel         the formula of ops/adamw/__init__.py; the bias correction is part of rate and epsilon
-    adamw_8bit_kernel    that of ops/adamw/reference.py
+    adamw_8bit_kernel    the same with quantized moments, as in ops/adamw/reference.py
 
-A launch has a table with a row per tensor, and a map from its programs to the tensors (launch_tables.py):
+A launch reads a table with a row per tensor, and a map from programs to tensors (launch_tables.py):
 
-    table      int64 [N, 13]: addresses, size, and the position of the draws; columns are `tables.Column`
-    numbers    float32 [N, 4]: factor of weight decay, learning rate, and two numbers of the kernel
-    blocks     int32 [M, 2]: tensor and part of a program; a part has SPAN values
+    table      int64 [N, 13]: fields of `launch_tables.TableRow`
+    numbers    float32 [N, 4]: weight decay factor, learning rate, and two values that depend on the kernel
+    blocks     int32 [M, 2]: index of the tensor, and of the span of SPAN values within it, per program
 
-The weight is float32 ("none"), or a rounded copy of the float32 master ("nearest"), or bfloat16 that is widened,
-updated and rounded stochastically (ops/stochastic_rounding.py): "groups" makes the draws of 8 neighbours at once, whose
-positions must be neighbours too, and "single" those of any position. No value is written by two programs.
+ROUNDING: "none" for a float32 weight; "nearest" for a weight that is the rounded copy of a float32 master; otherwise
+the bfloat16 weight is updated in float32 and rounded stochastically (ops/stochastic_rounding.py). "groups" draws for 8
+consecutive values at once, whose positions must be consecutive too; "single" draws for any position. No value is
+written by two programs.
 
 Tested in Triton's interpreter (tests/ops/adamw/test_triton.py).
 """
@@ -27,7 +28,7 @@ import triton.language as tl
 from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 SPAN = 16384
-"""Values of a program."""
+"""Number of values that a program updates."""
 # VALUES, or BLOCKS of quantized moments, that a program handles at a time: 8 to 16 values a thread, of which
 # 8 in half precision are 16 bytes, the widest load.
 SIZES = TileSizes(
@@ -45,7 +46,7 @@ SIZES_8BIT = TileSizes(
     num_warps=(4, 8),
 )
 _WIDTH: tl.constexpr = tl.constexpr(13)  # columns of the table
-_BLOCK: tl.constexpr = tl.constexpr(256)  # moments that share a scale
+_BLOCK: tl.constexpr = tl.constexpr(256)  # number of moments that share a scale
 _DROPPED_BITS: tl.constexpr = tl.constexpr(14)  # of the table of codes (ops/adamw/reference.py)
 _SMALLEST: tl.constexpr = tl.constexpr(1e-38)
 

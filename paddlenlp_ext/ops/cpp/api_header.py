@@ -1,4 +1,4 @@
-"""Entry points and structs of the C++ library, parsed from their only declaration, `csrc/api.h`."""
+"""Parse the entry points and structs of the C++ library from `csrc/api.h`, their only declaration."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SCALARS = {"i64": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_d
 
 @functools.cache
 def parameter_types() -> dict[str, list[type]]:
-    """Return the ctypes types of the parameters of each entry point, by its name."""
+    """Return the ctypes parameter types of each entry point, by name."""
     found = re.findall(r"Status (\w+)\((.*?)\);", _declarations(), flags=re.DOTALL)
     return {name: [kind for _, kind in _split(parameters, ",")] for name, parameters in found}
 
 
 @functools.cache
 def struct(name: str) -> type[ctypes.Structure]:
-    """Return a ctypes class with the fields of a struct of the header; pointers are addresses."""
+    """Return a ctypes class with the fields of a struct in the header; pointers become addresses."""
     found = re.search(rf"struct {name} {{(.*?)}};", _declarations(), flags=re.DOTALL)
     assert found is not None, f"{HEADER} does not declare a struct {name}"
     return type(name, (ctypes.Structure,), {"_fields_": _split(found[1], ";")})
@@ -32,6 +32,6 @@ def _declarations() -> str:
 
 
 def _split(declarations: str, separator: str) -> list[tuple[str, type]]:
-    """Return name and type of declarations such as "const float* x"."""
+    """Return name and ctypes type of each declaration, such as "const float* x"."""
     pairs = (each.strip().rsplit(maxsplit=1) for each in declarations.split(separator) if each.strip())
     return [(name, ctypes.c_void_p if kind.endswith("*") else _SCALARS[kind]) for kind, name in pairs]

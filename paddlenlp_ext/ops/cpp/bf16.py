@@ -1,4 +1,4 @@
-"""bfloat16 on the CPU: storage of weights and rounding of matmul inputs; everything else is float32."""
+"""bfloat16 on the CPU, used for stored weights and for rounded matmul inputs; everything else is float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _bf16_matmuls = False
 
 
 def bf16_matmuls() -> AbstractContextManager[None]:
-    """Round the inputs of all C++ matmuls to bfloat16 within this context, also for float32 weights."""
+    """Round the inputs of all C++ matmuls to bfloat16 within this context, even for float32 weights."""
     return _set_bf16_matmuls(True)
 
 
 def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run` bound to the current matmul precision, for recomputing a forward pass later."""
+    """Wrap `run` to use the current matmul precision when it recomputes a forward pass later."""
     captured = _bf16_matmuls
 
     def run_again(*args: Any) -> Any:
@@ -58,18 +58,18 @@ def uses_bf16(weight: paddle.Tensor | QuantizedWeight) -> bool:
 def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype | str:
     """Return the dtype of activations, norms, biases and adapters for weights of `dtype`.
 
-    It is `dtype` itself, except for bfloat16 on the CPU: Paddle's kernels there require float32.
+    It is `dtype` itself, except for bfloat16 on the CPU, where Paddle's kernels require float32.
     """
     is_half = dtype in ("bfloat16", paddle.bfloat16)
     return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
 
 
 def unavailable_reason() -> str | None:
-    """Return why bfloat16 matmuls are unavailable on this machine's CPU, or None if they are available."""
+    """Return why bfloat16 matmuls are unavailable on this CPU, or None if they are available."""
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_bf16_products():
-        return "this processor has no AVX-512, which oneDNN's bfloat16 products need"
+        return "this processor does not have AVX-512, which oneDNN needs for bfloat16 matmuls"
     return None
 
 
@@ -83,7 +83,7 @@ def _has_bf16_products() -> bool:
 def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
     """Return a contiguous parameter in a dtype that the matmuls can read.
 
-    A bfloat16 matrix stays bfloat16 on processors with such matmuls; everything else is cast to float32.
+    A bfloat16 matrix stays bfloat16 if the processor supports such matmuls; everything else is cast to float32.
     """
     if parameter.dtype == paddle.float32:
         return contiguous(parameter)
@@ -105,8 +105,8 @@ def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
 def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
     """Return `x` in bfloat16, converted once for all layers that read x (q, k and v; gate and up).
 
-    The copy lives as long as x. Parameters are converted each time, because `inplace_version` does not change when
-    their values are set.
+    The copy lives as long as x. Parameters are converted every time, because setting their values does not change
+    `inplace_version`.
     """
     if x.persistable:
         return as_bf16(x)

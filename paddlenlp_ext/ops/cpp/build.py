@@ -1,8 +1,8 @@
 """Build the C++ library: compile every source of `csrc/` in its own process, then link.
 
-Objects and library are stored in the user's cache under a hash of everything that they depend on. After a change of a
-source, a flag, the Paddle version or the processor new files are built; other files are reused. The SHA-256 of the
-library is stored beside it, because loading a truncated library ends the process with a bus error.
+Objects and library are stored in the user's cache under a hash of their inputs: sources, flags, Paddle version and
+processor. If one of these changes, only the affected files are rebuilt. The SHA-256 of the library is stored next to
+it, because loading a truncated library would kill the process with a bus error.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from paddlenlp_ext.utils.logging import get_logger
 SOURCES = Path(__file__).parents[1] / "csrc"
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
-    "-Werror=missing-declarations",  # rejects an entry point that differs from its declaration in api.h
+    "-Werror=missing-declarations",  # rejects entry points that differ from their declaration in api.h
 )
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g", "-O1")
-LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's own: a second OpenMP runtime would compete with it for the cores
+LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's copies: a second OpenMP runtime would compete for the cores
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 class BuildError(Exception):
-    """Failure to build the library on this machine; the message gives cause and remedy."""
+    """The library cannot be built on this machine; the message gives cause and remedy."""
 
 
 def build(libraries: Path) -> Path:
-    """Return the path of the shared library; compile it if the cache does not have it, or a damaged one.
+    """Return the path of the shared library; compile it if it is missing from the cache or damaged.
 
     Args:
         libraries: Paddle's directory of shared libraries.
@@ -54,7 +54,7 @@ def build(libraries: Path) -> Path:
         folder = cache_folder("native")
     except RuntimeError as error:  # a user without an entry in /etc/passwd, as in some containers
         raise BuildError(
-            "there is no home directory for the cache; set XDG_CACHE_HOME to a writable directory"
+            "the user has no home directory for the cache; set XDG_CACHE_HOME to a writable directory"
         ) from error
     sanitizers = SANITIZERS if os.environ.get("PADDLENLP_EXT_SANITIZE") == "1" else ()
     command = [*compiler, *FLAGS, *sanitizers]
@@ -83,7 +83,7 @@ def build(libraries: Path) -> Path:
 
 @contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
-    """Let one of several ranks build; the others wait, and reuse the result."""
+    """Let one process build; other processes, such as other ranks, wait and reuse the result."""
     with ExitStack() as stack:
         try:
             stack.enter_context(waiting_lock(folder / ".lock", folder, "set XDG_CACHE_HOME to another directory"))
@@ -93,7 +93,7 @@ def _only_builder(folder: Path) -> Iterator[None]:
 
 
 def _is_intact(library: Path) -> bool:
-    """Return whether the library exists with the contents that were linked."""
+    """Return whether the library exists and is exactly the file that was linked."""
     stored = _sum_file(library)
     return library.is_file() and stored.is_file() and stored.read_bytes() == _sum_of(library).encode()
 
@@ -123,7 +123,7 @@ def _find_compiler(libraries: Path) -> list[str]:
         BuildError: not Linux, missing libraries, an invalid CXX, or no compiler.
     """
     if sys.platform != "linux":
-        raise BuildError(f"the C++ library is built on Linux only, and this is {sys.platform}")
+        raise BuildError(f"the C++ library can be built only on Linux, not on {sys.platform}")
     missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
     if missing:
         raise BuildError(f"{libraries} lacks {' and '.join(missing)}; install paddlepaddle 3.3 for CPUs")
@@ -135,7 +135,7 @@ def _find_compiler(libraries: Path) -> list[str]:
         return compiler
     found = shutil.which("g++")
     if found is None:
-        raise BuildError("there is no C++ compiler; install g++ (on Debian and Ubuntu: apt install g++)")
+        raise BuildError("no C++ compiler was found; install g++ (on Debian and Ubuntu: apt install g++)")
     return [found]
 
 
@@ -152,15 +152,15 @@ def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:
 
 
 def _run(command: list[str], target: Path) -> None:
-    """Run a compiler that writes `target`; the file is complete or absent, even after a power failure.
+    """Run a compiler that writes `target` atomically, even across a power failure.
 
-    A truncated library would end every later process with a bus error.
+    A truncated library would kill every later process with a bus error.
     """
     draft = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         done = subprocess.run([*command, "-o", str(draft)], capture_output=True, text=True)
     except OSError as error:
-        raise BuildError(f"{command[0]} does not run: {error}") from error
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         draft.unlink(missing_ok=True)
         raise BuildError(f"{' '.join(command)} failed:\n{done.stderr[:2000]}")
@@ -173,11 +173,11 @@ def _version(compiler: list[str]) -> str:
     try:
         return subprocess.run([*compiler, "-dumpfullversion"], capture_output=True, text=True).stdout.strip()
     except OSError as error:
-        raise BuildError(f"{compiler[0]} does not run: {error}") from error
+        raise BuildError(f"{compiler[0]} cannot be run: {error}") from error
 
 
 def _processor() -> str:
-    """Return the processor's model and instruction sets, the target of `-march=native`."""
+    """Return model and instruction sets of the processor, which determine the code of `-march=native`."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     known = {line for line in lines if line.startswith(("model name", "flags"))}
     return " ".join([platform.machine(), *sorted(known)])

@@ -1,4 +1,4 @@
-"""Huge pages for weights: decoding reads all weights for a token, and pages of 4 KB cost up to a third of the rate."""
+"""Huge pages for weights: decoding reads all weights per token, up to a third slower from 4 KB pages."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paddlenlp_ext.ops.dispatch import is_on_cpu
 from paddlenlp_ext.paddle_compat import has_storage
 
 HUGE_PAGE = 1 << 21
-"""Bytes of a huge page on x86."""
+"""Size of a huge page on x86 in bytes."""
 
-_SMALLEST = 1 << 16  # bytes of a tensor: norms and biases are scattered, and are not worth a page each
+_SMALLEST = 1 << 16  # bytes of a tensor: scattered norms and biases are not worth a huge page each
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux's madvise
 
 
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
-    """Move the memory of matrices on the CPU into huge pages; addresses and values stay.
+    """Back the weight matrices on the CPU with huge pages; addresses and values do not change.
 
-    Neighbours in the same huge pages move too. Linux before 6.1 moves pages in the background instead. A kernel without
-    transparent huge pages refuses; MADV_COLLAPSE does not depend on their setting in sysfs (madvise(2)).
+    Before 6.1, Linux merges pages in the background instead. Kernels without transparent huge pages refuse, which is
+    ignored. MADV_COLLAPSE works whatever their setting in sysfs is (madvise(2)).
     """
     if sys.platform != "linux":
         return
@@ -30,11 +30,11 @@ def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for first, end in _runs(tensors):
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
-            advise(first * HUGE_PAGE, (end - first) * HUGE_PAGE, advice)  # a refusal leaves the pages as they are
+            advise(first * HUGE_PAGE, (end - first) * HUGE_PAGE, advice)  # errors leave the pages as they are
 
 
 def _runs(tensors: Iterable[paddle.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield the first page, and the one after the last, of each run of huge pages that the tensors touch."""
+    """Yield (first page, end page) of each contiguous run of huge pages that the tensors touch."""
     pages: set[int] = set()
     for tensor in tensors:
         if not (has_storage(tensor) and is_on_cpu(tensor)):

@@ -1,4 +1,4 @@
-"""The C++ library: sources in `csrc/`, built on first use and called through ctypes.
+"""C++ library of CPU kernels: built from `csrc/` on first use and called through ctypes.
 
 Entry points are declared in `csrc/api.h`. The shared library uses the oneDNN and OpenMP runtimes that Paddle has
 already loaded. PADDLENLP_EXT_NATIVE=0 disables it.
@@ -22,12 +22,12 @@ from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
 SMALL_BATCH_ROWS = 8
-"""Rows up to which reading the weight limits the speed of a matmul; a loop over the rows is then the fastest."""
+"""Number of rows up to which a matmul is limited by reading the weight, so that a loop over rows is fastest."""
 
-_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # by the Status of csrc/api.h
+_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
-_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle, whose allocator is fast for them
+_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle's allocator, which is fast for them
 
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
@@ -57,8 +57,8 @@ def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
 def function(name: str) -> Callable[..., None]:
     """Return an entry point of `csrc/api.h` by name.
 
-    It takes pointers as addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
-    ValueError, according to its status. The message starts with the name of the entry point.
+    Pointer arguments are addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
+    ValueError, depending on its status. The message starts with the name of the entry point.
     """
     found = library()
     assert found is not None, unavailable_reason()
@@ -79,19 +79,19 @@ def function(name: str) -> Callable[..., None]:
 def pointer(tensor: paddle.Tensor) -> int:
     """Return the address of the first value of a contiguous tensor.
 
-    The address does not keep the tensor alive: keep a reference until the call that uses the address has returned.
+    The address does not keep the tensor alive: hold a reference until the call that uses the address has returned.
     """
     assert tensor.is_contiguous(), "C++ ops require contiguous tensors"
     return tensor.data_ptr()
 
 
 def pointers(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
-    """Return the tensors' addresses as a C array."""
+    """Return the addresses of the tensors as a C array."""
     return (ctypes.c_void_p * len(tensors))(*map(pointer, tensors))
 
 
 def sizes(tensors: Sequence[paddle.Tensor]) -> ctypes.Array:
-    """Return the tensors' numbers of values as a C array of int64."""
+    """Return the number of values of each tensor as a C array of int64."""
     return (ctypes.c_int64 * len(tensors))(*(math.prod(tensor.shape) for tensor in tensors))
 
 
@@ -102,7 +102,7 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     for length in shape:
         size *= length
     if size < _POOLED_BYTES:
-        # paddle.empty takes 3 us longer to check its arguments, and a decoding step has hundreds of small tensors.
+        # paddle.empty spends 3 us on argument checks, and a decoding step creates hundreds of small tensors.
         return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
     address = ctypes.c_void_p()
     try:
@@ -120,14 +120,14 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of C++ ops; initially it equals the number of threads of Paddle's matmuls."""
+    """Set the number of threads of C++ ops; the default is the number of threads of Paddle's matmuls."""
     function("set_threads")(count)
 
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
-        return None, "PADDLENLP_EXT_NATIVE=0 disables the C++ library"
+        return None, "the C++ library is disabled by PADDLENLP_EXT_NATIVE=0"
     libraries = Path(paddle.__file__).parent / "libs"
     try:
         found = ctypes.CDLL(str(build(libraries)))

@@ -1,4 +1,4 @@
-"""Thread count of the C++ library, under the path that was documented before ops/cpp."""
+"""Thread count of the C++ library, under its former documented path; use `ops.cpp.library`."""
 
 from paddlenlp_ext.ops.cpp.library import set_threads, threads
 

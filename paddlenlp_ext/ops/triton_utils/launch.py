@@ -1,14 +1,14 @@
 """Launch Triton kernels on Paddle tensors, without PyTorch.
 
-Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if that has been
-imported, and fails if that PyTorch is built for CPUs; otherwise it takes CUDA's default stream, which does not wait for
-Paddle's. The driver here takes the stream from Paddle. It is active during launches only, so that kernels that PyTorch
-launches in the same process keep PyTorch's streams. Everything else that Triton reads of a tensor, `data_ptr()` and the
-name of `dtype`, Paddle's tensors have.
+Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if PyTorch has
+been imported, and fails if that PyTorch is built for CPUs. Otherwise it uses CUDA's default stream, which is not
+synchronized with Paddle's stream. The driver in this module uses Paddle's stream. It is active only during launches, so
+that kernels that PyTorch launches in the same process keep PyTorch's streams. Otherwise Triton needs only `data_ptr()`
+and the name of `dtype` of a tensor, which Paddle's tensors provide.
 
-The package `use-triton-in-paddle` is not used: it edits the files of the installed Triton.
+The package `use-triton-in-paddle` is not used, because it edits the installed Triton.
 
-tests/ops/triton_utils/test_launch.py runs all of this over a library that takes the place of CUDA's.
+tests/ops/triton_utils/test_launch.py tests this module with a fake CUDA driver library.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paddlenlp_ext.ops.dispatch import NotApplicable, too_old_gpu
 
 _FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
 _OLDEST_TRITON = (3, 8)
-"""Release from which Triton launches without PyTorch; also in setup.py."""
+"""First Triton release that launches without PyTorch; also in setup.py."""
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for a tensor on a GPU that runs Triton kernels, with a recent Triton; otherwise the reason.
+    """Return None for a tensor on a GPU with a recent Triton; otherwise the reason.
 
-    A `dispatch.Condition`, of every backend in Triton.
+    It is the `dispatch.Condition` of all Triton backends.
     """
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
@@ -44,25 +44,25 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     try:
         release = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return None  # a development build, distributed under another name
+        return None  # a development build that is distributed under another name
     oldest = ".".join(map(str, _OLDEST_TRITON))
     is_old = tuple(map(int, release.split(".")[:2])) < _OLDEST_TRITON
     return f"triton {release} is installed and {oldest} or later is needed" if is_old else None
 
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for at most 32-bit floats on a GPU with Triton; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for float32, bfloat16 or float16 on a GPU with Triton; otherwise the reason."""
     if x.place.is_gpu_place() and x.dtype not in _FLOATS:
         return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the GPU of its first argument, on Paddle's current stream of that GPU.
+    """Run a kernel on the GPU of its first argument, in Paddle's current stream there.
 
-    The current device of the process, which need not be that GPU, is unchanged. Products and sums are fused unless
-    `enable_fp_fusion` says otherwise: Triton's default depends on its release. Triton binds the arguments of the first
-    launch with a signature, which takes most of a launch's time in Python; later ones take the kernel that it compiled.
+    The current device of the process, which may be another GPU, does not change. Multiply-adds are fused unless
+    `enable_fp_fusion` is False, because Triton's default depends on its release. Binding the arguments takes most of
+    the Python time of a launch in Triton, so it is done once per signature; later launches reuse the compiled kernel.
     """
     device, arguments = first.place.gpu_device_id(), (first, *arguments)
     constants = {"enable_fp_fusion": True, **constants}
@@ -87,13 +87,13 @@ def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments:
 
 _LOCK = threading.Lock()
 _COMPILED: dict[tuple[Any, ...], Any] = {}
-"""Kernels that Triton has compiled, by the signature of their launches."""
+"""Compiled kernels by launch signature."""
 
 
 def specialization(argument: Any) -> Any:
-    """Return a value that is equal only for arguments for which Triton compiles the same kernel.
+    """Return a key that is equal for two arguments only if Triton compiles the same kernel for both.
 
-    Triton distinguishes dtypes, pointers and integers that 16 divides, the integer 1, and 32 and 64 bits of integers.
+    Triton specializes on dtypes, pointers and integers divisible by 16, the integer 1, and 32-bit or 64-bit integers.
     """
     kind = type(argument)
     if kind is float or argument is None:
@@ -107,12 +107,12 @@ def specialization(argument: Any) -> Any:
 
 @functools.cache
 def _drivers() -> tuple[Any, Any]:
-    """Return the holder of Triton's active driver, and a driver for Paddle."""
+    """Return the module attribute that holds Triton's active driver, and a driver for Paddle."""
     from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
     from triton.runtime import driver
 
     class PaddleDriver(CudaDriver):
-        """CudaDriver whose functions do not depend on the modules that the process has imported."""
+        """CudaDriver that does not depend on whether PyTorch has been imported."""
 
         def __init__(self) -> None:
             self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
@@ -125,25 +125,25 @@ def _drivers() -> tuple[Any, Any]:
 
 
 def _current_stream(device: int) -> int:
-    return cast("Any", paddle.device.cuda.current_stream(device)).cuda_stream  # Paddle's annotations lack it
+    return cast("Any", paddle.device.cuda.current_stream(device)).cuda_stream  # missing from Paddle's annotations
 
 
 def empty_beside(x: paddle.Tensor, shape: Sequence[int] | None = None, dtype: Any = None) -> paddle.Tensor:
-    """Return an uninitialized tensor on the device of `x`, by default of its shape and dtype."""
+    """Return an uninitialized tensor on the device of `x`, by default with the same shape and dtype."""
     return paddle.empty(x.shape if shape is None else list(shape), dtype or x.dtype, device=x.place)
 
 
 def evenly_spaced_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, int]:
-    """Return x [..., D] and the distance of its rows in elements; copy x if the distance varies.
+    """Return x [..., D] and the row stride in elements; copy x if its rows are not evenly spaced.
 
-    Slices of the last axis are evenly spaced, such as the two halves of a joint projection.
+    Slices along the last axis are evenly spaced, such as the two halves of a fused projection.
     """
     stride = common_stride(x.shape[:-1], x.strides[:-1]) if x.strides[-1] == 1 else None
     return (x.contiguous(), x.shape[-1]) if stride is None else (x, stride)
 
 
 def common_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Return the stride of the single axis into which axes can be flattened; None if that needs a copy."""
+    """Return the stride after flattening the axes into one; None if flattening needs a copy."""
     axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
     if any(outer != size * inner for (_, outer), (size, inner) in pairwise(axes)):
         return None

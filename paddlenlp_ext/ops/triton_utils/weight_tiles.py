@@ -1,10 +1,10 @@
-"""Tiles of dense and quantized weights, as Triton kernels read them; independent of Paddle and PyTorch.
+"""Load tiles of dense or quantized weights in Triton kernels; independent of Paddle and PyTorch.
 
-Weights in 4 and 8 bits are dequantized in registers, as in ops/dequantize/kernels.py. A tile has several spans of
-inputs side by side, so that each warp of a program can multiply a span of its own.
+4-bit and 8-bit weights are dequantized in registers, as in ops/dequantize/kernels.py. A tile consists of several spans
+of inputs, so that each warp of a program can multiply another span.
 
-The software pipeline of the compiler would copy each looked-up level of a code through shared memory, so that codes are
-read in one stage.
+Quantized weights are read without software pipelining (one stage), because the compiler would copy each looked-up level
+through shared memory.
 
 Names: O outputs, I inputs.
 """
@@ -18,14 +18,14 @@ import triton.language as tl
 
 
 class Layer(NamedTuple):
-    """Tensors of a layer, of any framework.
+    """Tensors of a linear layer, from Paddle or PyTorch.
 
     Attributes:
-        matrix: float [O, I]; or codes, int8 [O * I] or uint8 [O * I / 2].
+        matrix: dense weight [O, I]; or codes, int8 [O * I] or uint8 [O * I / 2].
         y: outputs [..., O]; written.
         bias: [O], or None.
-        scales: float32, or uint8 with `group_scales`; None for a matrix of floats.
-        group_scales, offset: float32, and float32 [1]; None if scales are not quantized.
+        scales: float32, or uint8 with double quantization; None for a dense weight.
+        group_scales, offset: float32 scales of the scales, and float32 [1]; None without double quantization.
     """
 
     matrix: Any
@@ -37,14 +37,14 @@ class Layer(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Format of the matrices of a launch.
+    """Weight format that all layers of a launch share.
 
     Attributes:
-        bits: 8 or 4 of a code; 0 for floats.
-        block: weights that share a scale: I, or a power of two that divides I.
-        group: scales that share a group scale; 0 without group scales.
-        levels: float32 [16], value of each code of 4 bits.
-        scale_levels: float32 [256], value of each code of a scale; None without group scales.
+        bits: bits of a code, 8 or 4; 0 for dense weights.
+        block: number of weights that share a scale: I, or a power of two that divides I.
+        group: number of scales that share a group scale; 0 without double quantization.
+        levels: float32 [16], value of each 4-bit code.
+        scale_levels: float32 [256], value of each quantized scale; None without double quantization.
     """
 
     bits: int = 0
@@ -54,7 +54,7 @@ class Format(NamedTuple):
     scale_levels: Any = None
 
     def constants(self, num_inputs: int, span: int) -> dict[str, int]:
-        """Return the constants of `load_weights` for rows of I weights that are read `span` at a time."""
+        """Return the constants of `load_weights` for rows of I weights, read in spans of `span` weights."""
         unit = span if self.block in (1, num_inputs) else min(self.block, span)
         return {"BITS": self.bits, "BLOCK": self.block, "GROUP": self.group, "UNIT": unit}
 
@@ -77,7 +77,7 @@ def load_weights(
     UNIT: tl.constexpr,  # neighbours of a span that share a scale
     SPAN: tl.constexpr,  # inputs of a span
 ):
-    """Return the weights [W, O, SPAN] of some outputs; 0 outside the matrix, and float32 if it has codes."""
+    """Load weights [W, O, SPAN], zero outside the matrix; quantized weights are returned in float32."""
     i = first[:, None, None] + tl.arange(0, SPAN)[None, None, :]
     is_input = i < num_inputs
     if BITS == 0:
@@ -102,7 +102,7 @@ def load_weights(
 def load_scales(
     scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
 ):
-    """Return the fp32 scales with the indices `number`; without NESTED, 0 where `inside` is False."""
+    """Load the fp32 scales with the indices `number`; without NESTED, 0 where `inside` is False."""
     if NESTED:
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
         group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)

@@ -1,23 +1,23 @@
-"""Sizes of the programs of Triton kernels, from a table per compute capability; independent of Paddle and PyTorch.
+"""Tile sizes of Triton kernels, from a table per compute capability; independent of Paddle and PyTorch.
 
-A module of kernels declares the sizes of each with the values that they can have, and asks for them at a launch:
+A module of kernels declares the possible tile sizes of each kernel, and looks them up at every launch:
 
     SIZES = TileSizes("rms_norm_forward", bounds=("columns",), ROWS=(1, 2, 4), num_warps=(4, 8, 16))
     SIZES(x, columns=3000)        ->  {"ROWS": 1, "num_warps": 8}
 
-The table is that of the GPU of the tensor x.
+The lookup uses the table of the GPU that holds the tensor x.
 
-The tables are the files sm_*.json of this folder, by compute capability. Each kernel has the source of its sizes, such
-as the GPU on which they were the fastest, and a list of entries. An entry has a bound of each number of the launch
-(none: any number) and the sizes; the first entry applies whose bounds are at least the numbers:
+The tables are the files sm_*.json in this folder, one per compute capability. For each kernel they contain the source
+of the sizes, such as the GPU on which they were fastest, and a list of entries. An entry contains sizes, and optional
+upper bounds of the launch parameters. The first entry whose bounds are not exceeded applies:
 
     {"columns": 4096, "ROWS": 1, "num_warps": 8}
 
-A GPU without a table of its own takes that of the next older capability. The oldest table is for still older ones, for
-GPUs of other vendors, and for Triton's interpreter on a CPU. benchmarks/triton_tune.py writes the tables.
+A GPU whose capability has no table uses the table of the next older capability. The oldest table also serves even older
+GPUs, GPUs of other vendors, and Triton's interpreter on a CPU. benchmarks/triton_tune.py writes the tables.
 
-Sizes change the order of sums: results on GPUs with different tables can differ in the last digits. On one GPU they
-have the same bits in every run.
+Tile sizes affect the order of summation, so that results on GPUs with different tables can differ in the last digits.
+On one GPU, results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _REMEDY = "write the table again with python -m benchmarks.triton_tune"
 
 
 class TileSizes:
-    """Sizes of the programs of a kernel.
+    """Tile sizes of a kernel.
 
     Attributes:
-        kernel: name in the tables.
-        bounds: names of the numbers of a launch on which the sizes depend.
-        choices: name of a size -> its values in ascending order; `num_warps` and `num_stages` are Triton's.
-        fixed: sizes that replace those of the tables, for tests and measurements; None: those of the tables.
+        kernel: name of the kernel in the tables.
+        bounds: names of the launch parameters on which the sizes depend.
+        choices: possible values of each size, ascending; `num_warps` and `num_stages` are Triton's options.
+        fixed: sizes that override the tables, for tests and measurements; None: use the tables.
     """
 
     def __init__(
@@ -60,33 +60,33 @@ class TileSizes:
         """Return the sizes for a launch.
 
         Args:
-            x: tensor on the GPU of the launch, of Paddle or PyTorch.
-            numbers: values of the `bounds`.
+            x: Paddle or PyTorch tensor on the GPU of the launch.
+            numbers: values of the launch parameters in `bounds`.
 
         Raises:
-            ValueError: the table has no entry for the numbers, or a wrong one.
+            ValueError: the table has no entry for these values, or an invalid entry.
         """
         assert numbers.keys() == set(self.bounds), f"{self.kernel} depends on {self.bounds}, not on {[*numbers]}"
         if self.fixed is not None:
             return dict(self.fixed)
         path = table_path(device_capability(x))
         key = path, *numbers.items()
-        if key not in self._found:  # a lookup takes microseconds of each launch
+        if key not in self._found:  # a lookup takes microseconds
             self._found[key] = self.lookup(path, numbers)
         return dict(self._found[key])
 
     def lookup(self, path: Path, numbers: dict[str, int]) -> dict[str, int]:
-        """Return the sizes that a table has for a launch with these numbers."""
+        """Return the sizes from a table for these launch parameters."""
         for entry in self.entries(path):
             if all(number <= entry.get(name, number) for name, number in numbers.items()):
                 return {name: entry[name] for name in self.choices}
         raise ValueError(f"{path}: {self.kernel} has no sizes for {numbers}; {_REMEDY}")
 
     def entries(self, path: Path) -> list[dict[str, int]]:
-        """Return the entries of a table.
+        """Return the entries of this kernel in a table.
 
         Raises:
-            ValueError: the table does not have the kernel, or sizes that are not candidates.
+            ValueError: the table lacks the kernel, or an entry is not one of the candidates.
         """
         if path not in self._entries:
             self._entries[path] = self._read_entries(path)
@@ -98,39 +98,39 @@ class TileSizes:
             raise ValueError(f"{path}: {self.kernel} is missing; {_REMEDY}")
         for entry in (entries := kernels[self.kernel]["sizes"]):
             if not self.is_entry(entry):
-                raise ValueError(f"{path}: {self.kernel}: {entry} is not one of its candidates; {_REMEDY}")
+                raise ValueError(f"{path}: {self.kernel}: {entry} is not one of the candidates; {_REMEDY}")
         return entries
 
     def is_entry(self, entry: dict[str, int]) -> bool:
-        """Return whether an entry has known bounds, and sizes that are a candidate."""
+        """Return whether an entry has known bounds and allowed sizes."""
         known = self.choices.keys() <= entry.keys() <= self.choices.keys() | set(self.bounds)
         return known and all(entry[name] in values for name, values in self.choices.items()) and self._allows(entry)
 
     def candidates(self, **bounds: int) -> list[dict[str, int]]:
-        """Return all sizes that an entry with these bounds can have."""
+        """Return all allowed sizes for an entry with these bounds."""
         products = itertools.product(*self.choices.values())
         sizes = [dict(zip(self.choices, values, strict=True)) for values in products]
         return [each for each in sizes if self._allows(bounds | each)]
 
 
 def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
-    """Return sizes of which `name` is at most the power of two from `count` on, with proportionally fewer warps."""
+    """Reduce the size `name` to the next power of two from `count`, and the warps in proportion."""
     least = min(sizes[name], 1 << (count - 1).bit_length())
     return sizes | {name: least, "num_warps": max(1, sizes["num_warps"] * least // sizes[name])}
 
 
 def device_capability(x: Any) -> int | None:
-    """Return the compute capability, such as 90, of a tensor's GPU; None on a CPU or without a GPU of NVIDIA."""
+    """Return the compute capability of the GPU that holds a tensor, such as 90; None if it is not an NVIDIA GPU."""
     if _cuda() is None:
         return None
-    # Paddle's `device` takes three times as long as its `place`, which PyTorch's tensors lack.
+    # `place`, which only Paddle's tensors have, is three times as fast as `device`.
     device = x.place.gpu_device_id() if hasattr(x, "place") else x.device.index
     return None if device is None else capability_of(device)
 
 
 @functools.cache
 def _cuda() -> ctypes.CDLL | None:
-    """Return CUDA's driver; None without a GPU. Triton's own driver depends on which PyTorch has been imported."""
+    """Return the CUDA driver library, or None without a GPU; unlike Triton's driver it does not need PyTorch."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -140,7 +140,7 @@ def _cuda() -> ctypes.CDLL | None:
 
 @functools.cache
 def capability_of(device: int) -> int | None:
-    """Return the compute capability of a GPU by its number; None without a GPU of NVIDIA."""
+    """Return the compute capability of the GPU with this index; None without an NVIDIA GPU."""
     cuda, parts = _cuda(), [ctypes.c_int(), ctypes.c_int()]
     if cuda is None:
         return None
@@ -152,7 +152,7 @@ def capability_of(device: int) -> int | None:
 
 @functools.cache
 def table_path(capability: int | None) -> Path:
-    """Return the table of a compute capability, or of the next older one; the oldest for None."""
+    """Return the path of the table for a compute capability or the next older one; None: the oldest table."""
     paths = {int(path.stem.removeprefix("sm_")): path for path in FOLDER.glob("sm_*.json")}
     older = [each for each in paths if capability is not None and each <= capability]
     return paths[max(older) if older else min(paths)]
@@ -160,17 +160,17 @@ def table_path(capability: int | None) -> Path:
 
 @functools.cache
 def read_table(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the kernels of a table, each with its `source` and its `sizes`.
+    """Return the kernels in a table, each with `source` and `sizes`.
 
     Raises:
-        ValueError: the file is not a table.
+        ValueError: the file is not a valid table.
     """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     if not (isinstance(table, dict) and all(_is_kernel(value) for value in table.values())):
-        raise ValueError(f"{path}: not an object of kernels with source and sizes; {_REMEDY}")
+        raise ValueError(f"{path}: expected an object of kernels, each with source and sizes; {_REMEDY}")
     return table
 
 
