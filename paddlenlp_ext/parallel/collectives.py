@@ -1,4 +1,4 @@
-"""Differentiable collectives of tensor and expert parallelism, and gradient sums in buckets.
+"""Differentiable collectives of tensor and expert parallelism, and bucketed all-reduce of gradients.
 
 `copy_to_group` and `reduce_from_group` are Megatron's conjugate pair f and g (arXiv:1909.08053):
 
@@ -8,8 +8,8 @@
 
 `exchange_rows`, an all-to-all of rows, has the transposed all-to-all as its backward pass.
 
-All ranks of a group must call them in the same order, in the forward and in the backward pass.
-Gradients and parameter values are sent in buckets of 64 MiB.
+All ranks of a group must call them in the same order, in the forward and in the backward pass. Gradients and parameter
+values are sent in buckets of 64 MiB.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.sharding_spec import placement_of
 
 BUCKET_BYTES = 64 << 20
-"""Largest size of several tensors that are sent as one."""
+"""Maximum size of a bucket, whose tensors are sent as one."""
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Group consecutive tensors of one dtype into buckets of at most 64 MiB; a larger tensor gets its own bucket."""
+    """Group consecutive tensors of one dtype into buckets of at most 64 MiB; a larger tensor gets a separate bucket."""
     result: list[list[paddle.Tensor]] = []
     filled = 0
     for tensor in tensors:
@@ -42,7 +42,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters that have a gradient on any rank; where it is missing, set it to zeros."""
+    """Return the parameters that have a gradient on any rank, after setting missing gradients to zeros."""
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
@@ -75,7 +75,7 @@ def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
 
 
 def copy_to_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
-    """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+    """Return `x`, which must be equal on all ranks; the backward pass all-reduces its gradient."""
     return _CopyToGroup.apply(x, group)
 
 
@@ -85,26 +85,26 @@ def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
 
 
 def exchange_rows(x_ND: paddle.Tensor, sent: list[int], received: list[int], group: Any) -> paddle.Tensor:
-    """Send consecutive rows to the ranks and return the rows that they send; differentiable.
+    """Exchange rows between all ranks (all-to-all); differentiable.
 
     Args:
-        x_ND: rows, those for the first rank first.
+        x_ND: rows, sorted by destination rank.
         sent: number of rows for each rank.
         received: number of rows from each rank.
-        group: the ranks.
+        group: communication group of the ranks.
     """
     return _ExchangeRows.apply(x_ND, sent, received, group)
 
 
 @paddle.no_grad()
 def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int] | None, group: Any) -> paddle.Tensor:
-    """Send consecutive rows to the ranks and return theirs; not differentiable.
+    """Exchange rows between all ranks (all-to-all); not differentiable.
 
     Args:
-        x: rows, those for the first rank first.
-        sent: number of rows for each rank; None for equal numbers in both directions.
-        received: number of rows from each rank; None as for `sent`.
-        group: the ranks.
+        x: rows, sorted by destination rank.
+        sent: number of rows for each rank; None: the same number for all, in both directions.
+        received: number of rows from each rank; None if `sent` is None.
+        group: communication group of the ranks.
     """
     result = paddle.empty([x.shape[0] if received is None else sum(received), *x.shape[1:]], x.dtype)
     dist.alltoall_single(
@@ -118,14 +118,14 @@ def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any)
     """Gather shards of different lengths and concatenate them; not differentiable.
 
     Args:
-        part: this rank's shard.
+        part: shard of this rank.
         axis: the sharded axis.
-        sizes: length of each rank's shard along `axis`.
-        group: the ranks.
+        sizes: length of the shard of each rank along `axis`.
+        group: communication group of the ranks.
     """
     largest = max(sizes)
     missing = largest - part.shape[axis]
-    if missing:  # gloo and NCCL gather equal shapes only
+    if missing:  # gloo and NCCL only gather equal shapes
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
     if not part.size:  # a layer that AdaLoRA pruned to rank 0; gloo would divide by zero

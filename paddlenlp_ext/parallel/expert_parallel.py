@@ -1,23 +1,23 @@
-r"""Expert parallelism: replicas, which have different micro-batches, divide the experts of a layer (arXiv:2006.16668).
+r"""Expert parallelism: replicas with different micro-batches hold different experts of each layer (arXiv:2006.16668).
 
     rank 0                              rank 1
     tokens a, b                         tokens c, d
-    rows a0 a2 | b1 b3                  rows c0 c1 | d0 d3          number: the chosen expert
+    rows a0 a2 | b1 b3                  rows c0 c1 | d0 d3          digit: the chosen expert
          \__________________ all-to-all ___________________/
     experts 0, 1: a0 c0 d0 b1 c1        experts 2, 3: a2 b3 d3
          \__________________ all-to-all ___________________/
     a = a0 + a2, b = b1 + b3            c = c0 + c1, d = d0 + d3
 
-Rows travel to the rank that holds their expert, and the weighted results travel back. The numbers of rows are exchanged
-first, so that any load is possible and no row is dropped. The backward pass sends the gradients the opposite way.
+Token rows are sent to the rank that holds their expert, and the weighted outputs are sent back. Row counts are
+exchanged first, so that any load is possible and no row is dropped. The backward pass sends gradients the opposite way.
 
-Forward hooks on the experts issue the collectives, so adapters within them see the received rows. Under tensor
-parallelism the tensor ranks divide the experts first, and each divides its own among the expert ranks with the same
-tensor index. The gradient of an expert contains all tokens of its expert group, so it is summed over the other expert
-groups only. Everything else, routers and shared experts included, is a replica's.
+Forward hooks on the experts issue the collectives, so that adapters in the experts see the received rows. With tensor
+parallelism, experts are first sharded over the tensor ranks, then over the expert ranks with the same tensor index. The
+gradient of an expert covers all tokens of its expert group, so it is summed only over the other expert groups. All
+other layers, including routers and shared experts, are replicated.
 
-Shapes: T tokens, K chosen experts, D hidden, N rows of the own tokens, M received rows, P expert ranks, E experts that
-a rank holds.
+Shapes: T tokens, K chosen experts, D hidden, N rows of local tokens, M received rows, P expert ranks, E experts per
+rank.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGrouped
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 _STACKS = (Experts, GroupedLinear, QuantizedGroupedLinear)
-"""Layers all of whose own tensors are stacked: a slice for each expert."""
+"""Layer types whose tensors are all stacked, with one slice per expert."""
 
 
 class ExpertShards:
-    """Experts of a model, of which this process keeps its own.
+    """Shard the experts of a model over the expert ranks and install the hooks that exchange token rows.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, equal on all expert ranks, and already sharded over the tensor ranks.
-        axis: the expert-parallel ranks.
+        model: `CausalLM` or `PeftModel`, equal on all expert ranks, and already sharded over the tensor ranks.
+        axis: mesh axis of the expert-parallel ranks.
 
     Raises:
-        ValueError: the model has no experts, the ranks cannot divide them, or a tensor of theirs has no slice for each.
+        ValueError: the model has no experts, the degree does not divide their number, or a tensor has no slice per
+        expert.
     """
 
     def __init__(self, model: TrainableModel, axis: ProcessAxis) -> None:
@@ -71,7 +72,7 @@ class ExpertShards:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Return a context in which every rank holds all experts, and no rows are exchanged; collective."""
+        """Return a context in which every rank holds all experts and no rows are exchanged; collective."""
         for layer in self._layers:
             layer.gather()
         try:
@@ -82,10 +83,10 @@ class ExpertShards:
 
 
 def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) -> None:
-    """Check that `degree` ranks can divide the experts of each tensor-parallel rank; no weights are needed.
+    """Check that `degree` divides the number of experts of each tensor-parallel rank; no weights are needed.
 
     Raises:
-        ValueError: the model has no experts, or their number is not a multiple.
+        ValueError: the model has no experts, or `degree` does not divide their number.
     """
     numbers = {shape.num_experts for shape in config.experts or () if shape is not None}
     if degree > 1 and not numbers:
@@ -106,16 +107,13 @@ def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
     others = [path for path, tensor in tensors if id(tensor) not in stacked]
     if others:
         raise ValueError(
-            f"{name}.{others[0]} has no slice for each expert, so expert_parallel_degree {degree} cannot divide it; "
-            "leave out what added it to the experts, or set the degree to 1"
+            f"{name}.{others[0]} does not have one slice per expert, so expert_parallel_degree {degree} cannot "
+            "divide it; leave out what added it to the experts, or set the degree to 1"
         )
 
 
 def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
-    """Return the tensors of experts and their adapters whose first axis is that of the experts.
-
-    Each is given by its layer and its name in the layer.
-    """
+    """Return the tensors of experts and their adapters that are stacked by expert, as (layer, name) pairs."""
     layers: list[nn.Layer] = [experts, *experts.sublayers()]
     found: list[tuple[nn.Layer, str]] = []
     for stacked in layers:
@@ -130,11 +128,11 @@ def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
 
 
 class ExpertExchange:
-    """Exchange of rows around the experts of one layer, of which this process keeps its own.
+    """Hooks that exchange token rows around the experts of one layer.
 
     Args:
-        experts: the experts.
-        axis: the expert-parallel ranks.
+        experts: expert layer, of which this process holds a slice.
+        axis: mesh axis of the expert-parallel ranks.
     """
 
     def __init__(self, experts: Experts, axis: ProcessAxis) -> None:
@@ -151,7 +149,7 @@ class ExpertExchange:
         experts.register_forward_post_hook(self._combine)
 
     def _dispatch(self, layer: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> tuple[paddle.Tensor, ...]:
-        """Replace the tokens, weights and experts of this rank by the rows of the experts that it holds."""
+        """Send token rows to the ranks of their experts; return the rows received for the experts of this rank."""
         if self._is_gathered:
             return inputs
         x_TD, weights_TK, experts_TK = inputs
@@ -171,7 +169,7 @@ class ExpertExchange:
         return exchange(gather_rows(x_TD, rows)), weights_M1, experts_M1
 
     def _combine(self, layer: nn.Layer, inputs: Any, output_MD: paddle.Tensor) -> paddle.Tensor:
-        """Return the sums [T, D] of the results of this rank's tokens, which come back from all ranks."""
+        """Return the expert outputs of this rank's tokens, received from all ranks and summed per token, [T, D]."""
         if self._is_gathered:
             return output_MD
         assert self._sent is not None, "rows are dispatched before the experts run"
@@ -179,7 +177,7 @@ class ExpertExchange:
         return sum_rows(exchange_rows(output_MD, received, sent, self._axis.group), rows)
 
     def gather(self) -> None:
-        """Receive all experts of the group."""
+        """Gather all experts of the group."""
         self._set_gathered(True, self._first_of_group, self._num_local * self._axis.size)
         for layer, name, own in self._own:
             if is_on_stage(own):

@@ -1,12 +1,12 @@
 """Gather the sharded tensors of all processes to the main process, one at a time, while it writes them.
 
     main process                       other processes
-    broadcast the tensor's number  ->  receive the number
+    broadcast the tensor index     ->  receive the index
     all-gather or receive          <-  all-gather shards, or broadcast the full tensor
     ... until every tensor is written, then broadcast _DONE
 
-The writer may read tensors in any order. A process holds at most one full tensor in addition to its own, and the files
-are identical to those of a single process.
+The writer may read tensors in any order. A process holds at most one full tensor in addition to its shards, and the
+files are identical to the files that a single process writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAIN, _DONE = 0, -1
 
 @dataclass(frozen=True)
 class _TensorSource:
-    """Source of one tensor: the process that holds it, and its unsharded shape and dtype."""
+    """Process that holds a tensor, and its unsharded shape and dtype."""
 
     holder: int
     shape: tuple[int, ...]
@@ -39,13 +39,13 @@ class _TensorSource:
 
 
 def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
-    """Call `write` on the main process with all tensors, unsharded; return on every process when it is done.
+    """Call `write` on the main process with all unsharded tensors; return on every process when it is done.
 
     Args:
-        mesh: the run's mesh.
-        tensors: this process's tensors, by the names that a single process would use; tensors of other processes may be
-            missing.
-        write: receives lazy tensors; each is gathered when it is read.
+        mesh: device mesh of the run.
+        tensors: tensors of this process, by the names that a single process would use; tensors that only other
+            processes hold may be missing.
+        write: function of the tensors by name; they are lazy, and each is gathered when it is read.
     """
     gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
@@ -68,7 +68,7 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
-    """Return the source of each tensor: the first process, or first of the ranks with its shards, that holds it."""
+    """Return the source of each tensor: the first process that holds it, or its first shard."""
     local = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
         local = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
@@ -82,7 +82,7 @@ def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSour
 
 
 def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
-    """Return the full tensor as a NumPy array on the main process; all processes take part, so none times out."""
+    """Return the full tensor as a NumPy array on the main process; all processes take part, so that none times out."""
     _broadcast_number(mesh, number)
     if source.holder == _MAIN:
         shard = shard_of(own)
@@ -91,7 +91,7 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
-    """Take part in gathering one tensor, on a process that is not the main one."""
+    """Take part in gathering one tensor on a process other than the main process."""
     full, shard = None, shard_of(own)
     if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)
@@ -100,7 +100,7 @@ def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
 
 
 def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) -> paddle.Tensor:
-    """Broadcast the holder's tensor to all processes: over gloo, a send between two would desynchronize the others."""
+    """Broadcast a tensor from its holder to all processes; a send between two would desynchronize gloo."""
     if full is None:
         values = paddle.empty(list(source.shape), getattr(paddle, source.dtype))
     else:
@@ -120,7 +120,7 @@ def gather_shards(mesh: Mesh, part: paddle.Tensor, shard: Shard) -> paddle.Tenso
 
 
 def _broadcast_number(mesh: Mesh, number: int) -> int:
-    """Broadcast a number from the main process and return it."""
+    """Broadcast an integer from the main process and return it."""
     tensor = paddle.to_tensor([number], dtype="int64")
     dist.broadcast(tensor, src=_MAIN, group=mesh.world.group)
     return int(tensor.numpy()[0])

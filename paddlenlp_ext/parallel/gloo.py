@@ -1,20 +1,20 @@
-"""Support for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
+"""Workarounds for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
 Collectives
-    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. They are built here from the existing
-    collectives. All are synchronous: a call returns when the data has arrived.
+    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all, which are implemented here with the
+    existing collectives. All are synchronous: a call returns when the data has arrived.
 
 Rendezvous
     Paddle's gloo groups publish their addresses in the launcher's key-value store under the rank within the group
     ("0", "1", ...), with the same keys for every group. With several groups a process may read the address of another
-    group; the connection then is refused or hangs, rarely with two processes and nearly always with more. Therefore
-    each group gets a key-value store of its own.
+    group, so that the connection is refused or hangs, rarely with two processes and nearly always with more. Therefore
+    each group gets a separate key-value store.
 
 Waiting
-    A gloo collective times out after 30 seconds, and Paddle offers no way to change that: `ProcessGroupGloo.create` has
-    no such argument, and gloo reads no environment variable for it. Every operation therefore waits first until its
-    processes have arrived (gloo_timeout.py). `gloo_barrier` waits in the same way
-    for all processes of a run, with the launcher's store, before any group exists. It takes about 50 ms.
+    A gloo collective times out after 30 seconds, which Paddle does not let callers change: `ProcessGroupGloo.create`
+    has no argument for it, and gloo reads no environment variable. Every operation therefore first waits until its
+    processes have arrived (gloo_timeout.py). `gloo_barrier` waits for all processes of a run with the launcher's store,
+    before any group exists. It takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
-"""Groups and their arrivals, by the group's id; the group is held, so that no other one gets its id."""
+"""Arrivals by the id() of their group; the group is kept alive so that its id is not reused."""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
-    """Create a gloo group like `ProcessGroupGloo.create`, with a key-value store of its own.
+    """Create a gloo group like `ProcessGroupGloo.create`, but with a separate key-value store.
 
-    The group's first rank starts the store and publishes its address in `store`.
+    The first rank of the group starts this store and publishes its address in `store`.
 
     Args:
-        store: the launcher's key-value store.
-        rank: this process's rank in the group.
+        store: key-value store of the launcher.
+        rank: rank of this process in the group.
         size: number of processes of the group.
-        group_id: the same for all processes of the group, and different for every other group.
+        group_id: unique id of the group, the same on all its processes.
     """
     key = f"paddlenlp_ext/store/{group_id}"
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # after the server listens: early clients back off for seconds
+        store.set(key, address)  # only once the server listens, because early clients back off for seconds
     else:
         own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have come this far
@@ -65,14 +65,14 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
 def _store_at(address: str, serves: bool = False) -> Any:
     """Connect to the key-value store at `address`, or start it.
 
-    The server waits for one client only, its own process: gloo itself waits for the other processes.
+    The server waits only for its own process; gloo waits for the other processes.
     """
     host, _, port = address.rpartition(":")
     return tcp_store(host, int(port), serves, 1)
 
 
 def _free_address() -> str:
-    """Return this machine's host name and a free port, as "host:port"."""
+    """Return the host name of this machine and a free port, as "host:port"."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return f"{_host()}:{probe.getsockname()[1]}"
@@ -108,14 +108,14 @@ _ON_CALC_STREAM = (
 
 
 class _Done:
-    """Completed dummy task, returned by synchronous collectives."""
+    """Completed task, as the return value of synchronous collectives."""
 
     def wait(self, *_: Any) -> bool:
         """Return immediately: the task is complete."""
         return True
 
     def is_completed(self) -> bool:
-        """Return True: a synchronous collective is over when it returns."""
+        """Return True: a synchronous collective is complete when it returns."""
         return True
 
     def synchronize(self) -> None:
@@ -123,9 +123,9 @@ class _Done:
 
 
 def install_gloo_collectives() -> None:
-    """Add the missing collectives to Paddle's class of gloo groups, and set the device number that pipelines read.
+    """Add the missing collectives to Paddle's class of gloo groups, and set the device id that pipelines read.
 
-    Groups created afterwards use a key-value store of their own.
+    Each group created afterwards uses a separate key-value store.
     """
     group_class = gloo_group_class()
     if group_class.create is create_group:  # a second mesh of the process
@@ -185,7 +185,7 @@ def _synchronous(name: str) -> Callable[..., Any]:
 
 
 def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that accepts and ignores Paddle's last argument, the flag for a synchronous call."""
+    """Wrap a method to ignore Paddle's last argument, the flag for a synchronous call."""
 
     def call(group: Any, *arguments: Any) -> Any:
         return function(group, *arguments[:-1])
@@ -194,7 +194,7 @@ def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, terms: paddle.Tensor, op: Any) -> _Done:
-    """Set `out` to this rank's slice, along the first axis, of the all-reduced `terms`."""
+    """Reduce-scatter: set `out` to the slice of this rank, along the first axis, of the all-reduced `terms`."""
     total = terms.detach().clone()
     group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
@@ -207,7 +207,7 @@ def _reduce_scatter(group: Any, out: paddle.Tensor, parts: list[paddle.Tensor], 
 
 
 def _all_to_all(group: Any, received: list[paddle.Tensor], sent: list[paddle.Tensor]) -> _Done:
-    """Send part i of `sent` to rank i, by an all-gather: Paddle's gloo has no direct all-to-all."""
+    """All-to-all: send tensor i of `sent` to rank i, with an all-gather, because Paddle's gloo has no all-to-all."""
     sizes = [part.size for part in sent]
     flat = paddle.concat([part.detach().reshape([-1]) for part in sent])
     gathered = paddle.empty([group.size() * flat.size], flat.dtype)
@@ -229,7 +229,7 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
 def _all_to_all_single(
     group: Any, received: paddle.Tensor, sent: paddle.Tensor, received_sizes: list[int], sent_sizes: list[int]
 ) -> _Done:
-    """Send `sent_sizes[i]` rows to rank i, by an all-gather of all ranks' rows; without sizes, equally many to each."""
+    """All-to-all of `sent_sizes[i]` rows to rank i (default: equally many), with an all-gather of all rows."""
     num_ranks, shape = group.size(), sent.shape[1:]
     own_sizes = sent_sizes or [sent.shape[0] // num_ranks] * num_ranks
     gathered_sizes = paddle.empty([num_ranks * num_ranks], "int64")
@@ -243,7 +243,7 @@ def _all_to_all_single(
     group.all_gather_into_tensor(gathered, paddle.concat([sent.detach(), padding]), True).wait()
     starts = [source * largest + int(sizes[source, : group.rank()].sum()) for source in range(num_ranks)]
     parts = [gathered[start : start + int(sizes[source, group.rank()])] for source, start in enumerate(starts)]
-    assert not received_sizes or [part.shape[0] for part in parts] == received_sizes, "ranks disagree about sizes"
+    assert not received_sizes or [part.shape[0] for part in parts] == received_sizes, "ranks disagree about the sizes"
     if received.shape[0]:
         received.set_value(paddle.concat(parts))
     return _Done()
@@ -259,7 +259,7 @@ def uses_gloo() -> bool:
 
 
 def connect_processes() -> None:
-    """Connect to the launcher's store while all processes are starting: later, Paddle waits at most 15 minutes."""
+    """Connect to the launcher's store while all processes start, because Paddle later waits at most 15 minutes."""
     if world_size() > 1 and uses_gloo():
         launcher_store()
 
@@ -278,7 +278,7 @@ def gloo_barrier() -> None:
 
 
 def _add(store: Any, name: str, amount: int) -> int:
-    """Call `store.add` with signals blocked: Paddle's store reports a signal during a receive as an error."""
+    """Call `store.add` with signals blocked, because Paddle's store reports a signal during a receive as an error."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return store.add(name, amount)

@@ -1,15 +1,15 @@
 """Wait for slow processes before a gloo collective, which times out after 30 seconds.
 
-Every two processes of a group share a TCP connection. Before a collective, a send or a receive, each process announces
-the operation by one byte and waits for the same byte from the others, however long that takes. Then all processes are
-in the collective at the same time, and its timeout covers only the transfer.
+Each pair of processes in a group has a TCP connection. Before a collective, a send or a receive, each process announces
+the operation with one byte and waits for the matching byte from the other processes, however long that takes. All
+processes then enter the collective together, and its timeout covers only the transfer.
 
     c    collective
     s    send to the process at the other end
     r    receive from the process at the other end
 
-The operating system closes the connections of a process that ends. A machine that disappears is detected by keepalive
-messages after three minutes. In both cases the wait ends, and the collective reports the lost process.
+If a process ends, the operating system closes its connections. If a machine disappears, TCP keepalive detects it after
+three minutes. In both cases the wait ends, and the collective reports the lost process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _groups: weakref.WeakSet[Arrivals] = weakref.WeakSet()
 
 
 class WaitingLog:
-    """Log the wait for a slow process after 30 seconds, and each time that it has become twice as long."""
+    """Log the wait for a slow process after 30 seconds, and whenever its duration has doubled."""
 
     def __init__(self) -> None:
         self._started, self._next_message = time.monotonic(), _FIRST_MESSAGE_SECONDS
@@ -50,15 +50,15 @@ class WaitingLog:
         seconds = time.monotonic() - self._started
         if seconds >= self._next_message:
             self._next_message *= 2.0
-            get_logger(__name__).warning("waiting for %s since %.0f s; waiting on while it lives", whom, seconds)
+            get_logger(__name__).warning("still waiting for %s after %.0f s, as it is alive", whom, seconds)
 
 
 class Arrivals:
-    """Counts of the operations that each process of a group has begun, exchanged over TCP.
+    """Synchronize the processes of a group before each operation, over TCP.
 
     Args:
-        peers: connections to the other processes of the group, by their rank in it.
-        names: their global ranks, for the log.
+        peers: connections to the other processes of the group, by rank in the group.
+        names: global ranks of these processes, for the log.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket], names: Mapping[int, int]) -> None:
@@ -72,19 +72,19 @@ class Arrivals:
         _groups.add(self)
 
     def wait_for_all(self) -> None:
-        """Announce a collective, and wait until every process has begun it."""
+        """Announce a collective, and wait until every process has announced it."""
         self._exchange(_COLLECTIVE, _COLLECTIVE, tuple(self._peers))
 
     def wait_for_receiver(self, other: int) -> None:
-        """Announce a send to `other`, and wait until it has begun to receive."""
+        """Announce a send to `other`, and wait until `other` is ready to receive."""
         self._exchange(_SEND, _RECEIVE, (other,))
 
     def wait_for_sender(self, other: int) -> None:
-        """Announce a receive from `other`, and wait until it has begun to send."""
+        """Announce a receive from `other`, and wait until `other` is ready to send."""
         self._exchange(_RECEIVE, _SEND, (other,))
 
     def close(self) -> None:
-        """Close the connections; processes that wait for this one go on."""
+        """Close the connections, which ends the wait of processes that wait for this one."""
         self._selector.close()
         for peer in self._peers.values():
             peer.close()
@@ -126,7 +126,7 @@ def _close_in_child() -> None:
         group.close()
 
 
-# A forked worker that outlives its process would keep the connections open.
+# Otherwise a forked worker that outlives this process would keep the connections open.
 os.register_at_fork(after_in_child=_close_in_child)
 
 
@@ -135,7 +135,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
 
     Args:
         store: key-value store of the group.
-        rank: this process's rank in the group.
+        rank: rank of this process in the group.
         size: number of processes of the group.
         host: name or address of this machine.
 
@@ -144,7 +144,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     peers: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=socket.SOMAXCONN) as listener:  # strangers may queue too
+    with socket.create_server(("", 0), backlog=socket.SOMAXCONN) as listener:  # other programs may connect too
         port = listener.getsockname()[1]
         store.set(f"paddlenlp_ext/arrivals/{rank}", f"{host} {port} {token.hex()} {global_rank()}")
         members = [store.get(f"paddlenlp_ext/arrivals/{other}").decode().split(" ") for other in range(size)]
@@ -172,19 +172,19 @@ def _connect(member: Sequence[str], rank: int) -> socket.socket:
     except OSError as error:
         raise ValueError(
             f"{host}:{port}: cannot connect ({error}); allow TCP connections on all ports between the machines of a "
-            "run, as gloo needs them too"
+            "run, which gloo needs too"
         ) from error
     return peer
 
 
 def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """Return rank and connection of the next process; None for a stranger, who does not know the token."""
+    """Accept a connection; return its rank and socket, or None if the peer does not know the token."""
     try:
         peer, _ = listener.accept()
     except TimeoutError as error:
         raise ValueError(
             f"no connection from the other processes after {_CONNECT_SECONDS:.0f} s; allow TCP connections on all "
-            "ports between the machines of a run, as gloo needs them too"
+            "ports between the machines of a run, which gloo needs too"
         ) from error
     peer.settimeout(_HELLO_SECONDS)
     try:

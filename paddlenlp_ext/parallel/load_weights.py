@@ -1,4 +1,4 @@
-"""Load the weights of a sharded model: each rank reads its own slices and never holds the full model."""
+"""Load the weights of a sharded model: each rank reads only its slices and never holds the full model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paddlenlp_ext.sharding_spec import is_materialized
 def load_shards(model: TrainableModel, source: WeightSource) -> None:
     """Load the base weights of a sharded model that was built without values; the adapter's values stay unchanged.
 
-    Parameters that the adapter replaces start at the base's values, unless they were read from a stored adapter.
+    Base parameters that the adapter replaces start from the base weights, unless a stored adapter contains them.
 
     Args:
-        model: a `CausalLM` or `PeftModel`.
-        source: tensors of the full base model.
+        model: `CausalLM` or `PeftModel`.
+        source: weights of the full base model.
 
     Raises:
         ValueError: the stored tensors do not match the model.

@@ -1,13 +1,13 @@
 """Merge models that PaddleNLP saved as one file per rank.
 
-Such a folder holds `model_state.tp00_pp00.pdparams` and so on: `tp` counts tensor ranks, `pp` pipeline stages.
+Such a folder contains `model_state.tp00_pp00.pdparams` etc., where `tp` counts tensor ranks and `pp` pipeline stages.
 
     names          start with the family (`llama.layers.0...`)
     linear weight  stored as [in, out]
-    shards         every tensor rank stores its slice of the parameters that the family's plan shards; a vocabulary
-                   that is not divisible is stored in full by every rank
+    shards         every tensor rank stores its slice of each sharded parameter; if the degree does not divide the
+                   vocabulary, every rank stores embedding and lm_head in full
 
-Models that this project saves are unsharded and need no merge.
+This project saves unsharded models, which do not need to be merged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FORMATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Result of a merge: output folder, number of tensors, and how many of them were joined from shards."""
+    """Result of a merge: output folder, number of tensors, and number of tensors joined from shards."""
 
     output: Path
     num_tensors: int
@@ -51,17 +51,17 @@ class MergeReport:
 def merge_saved_shards(
     folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None, overwrite: bool = False
 ) -> MergeReport:
-    """Write the full model in Hugging Face's layout, with generation config and tokenizer, all at once or not at all.
+    """Write the full model in Hugging Face's layout atomically, with generation config and tokenizer.
 
     Args:
-        folder: PaddleNLP's folder, with its config.json.
-        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 and 1: not split along this axis.
-        output: folder for the model; None: `folder` itself, which keeps its other files.
-        overwrite: replace a model at `output`.
+        folder: folder that PaddleNLP wrote, with its config.json.
+        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 or 1: not split along this axis.
+        output: folder for the merged model; None: `folder` itself, whose other files are kept.
+        overwrite: whether to replace a model at `output`.
 
     Raises:
-        ValueError: files are missing or hold other tensors than config.json describes, both degrees are at most 1, or
-            `output` cannot be written, exists or belongs to an active run.
+        ValueError: files are missing or do not match config.json, both degrees are at most 1, or `output` is not
+            writable, exists or belongs to an active run.
     """
     in_place = output is None or output.resolve() == folder.resolve()
     output = folder.resolve() if output is None or in_place else output
@@ -114,7 +114,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Give a file a second name, or copy it on file systems without hard links."""
+    """Hard-link a file, or copy it on file systems without hard links."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -122,7 +122,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _hf_config(folder: Path) -> dict[str, Any]:
-    """Return config.json in Hugging Face's form: architectures without "Pipe", and the dtype as `torch_dtype`.
+    """Convert config.json to Hugging Face's format: architectures without "Pipe", and the dtype as `torch_dtype`.
 
     Raises:
         ValueError: the dtype is not supported.
@@ -141,10 +141,10 @@ def _hf_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
-    """Return the tensors of all stages of one tensor rank."""
+    """Return the tensors of one tensor rank from all pipeline stages."""
     tensors: dict[str, np.ndarray] = {}
     for file in files:
-        tensors |= read_pickled_arrays(file)  # a tied embedding is stored in the first and in the last stage
+        tensors |= read_pickled_arrays(file)  # a tied embedding is stored in the first and the last stage
     return tensors
 
 
@@ -155,7 +155,7 @@ def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str
 
 
 def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
-    """Check that every tensor rank stores the model's parameters.
+    """Check that every tensor rank stores exactly the parameters of the model.
 
     Raises:
         ValueError: names are missing or unexpected.
@@ -172,7 +172,7 @@ def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder:
 
 
 def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
-    """Return the axis along which each sharded parameter is joined."""
+    """Return the axis along which the shards of each parameter are concatenated."""
     axes = {}
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():
         if style in AXES:
@@ -183,7 +183,7 @@ def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
 
 
 def _to_out_in(value: np.ndarray, name: str) -> np.ndarray:
-    """Transpose a linear weight from [in, out] to [out, in]; the embedding has one layout in both libraries."""
+    """Transpose linear weights from [in, out] to [out, in]; embeddings have the same layout in both libraries."""
     is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
     return value.T if is_linear else value
 
@@ -192,7 +192,7 @@ def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int 
     """Return the full tensor, and whether it was joined from several shards.
 
     Raises:
-        ValueError: the shards do not make a tensor of the model's shape.
+        ValueError: the shards do not add up to the shape of the parameter.
     """
     if parts[0].shape == shape:
         return parts[0], False
@@ -201,6 +201,6 @@ def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int 
         if full.shape == shape:
             return full, True
     raise ValueError(
-        f"{name}: {len(parts)} shards of shape {list(parts[0].shape)} do not make the shape {list(shape)} that "
+        f"{name}: {len(parts)} shards of shape {list(parts[0].shape)} do not add up to the shape {list(shape)} that "
         "config.json describes; check --tp"
     )

@@ -1,4 +1,4 @@
-"""Device mesh: this process's index, the size and the communication group along every axis.
+"""Device mesh: rank, size and communication group of this process along every axis.
 
 Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, outermost axis first):
 
@@ -6,9 +6,9 @@ Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, 
     replica 0   [ 0 | 1 ]   -->   [ 2 | 3 ]        | tensor ranks: shards of the same layers
     replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
 
-The replicas are the product of the data and the sharding axis. Replicas along the sharding axis (ZeRO) also divide
-optimizer state, gradients or parameters among themselves. Consecutive replicas may form expert groups, which divide the
-experts of every layer among themselves. Paddle's `fleet` creates the groups. With a single process no group is created.
+The replicas are the product of the data and the sharding axis. Along the sharding axis (ZeRO), optimizer state,
+gradients or parameters are sharded. Consecutive replicas may form expert groups, over which the experts of every layer
+are sharded. Paddle's `fleet` creates the groups. With a single process no group is created.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _ORDER = {  # outermost axis first
 
 @dataclass(frozen=True)
 class ProcessAxis:
-    """Processes that differ from this one along one axis, or along several.
+    """Processes along one mesh axis, or along several axes.
 
     Attributes:
-        index: this process's index along the axis, from 0.
+        index: rank of this process along the axis.
         size: number of processes along the axis.
         group: Paddle's communication group; None with one process.
-        ranks: global ranks, in order.
-        pairs: for a pipeline, the group of this process and a neighbour in the ring, by the neighbour's index.
-            Point-to-point messages need such a group: gloo numbers the messages of a group, and other members would
-            lose count.
+        ranks: global ranks in order.
+        pairs: for a pipeline, two-process groups with each neighbor in the ring, by the index of the neighbor.
+            Point-to-point messages need such groups: gloo numbers the messages of a group, and other members would
+            get out of step.
     """
 
     index: int = 0
@@ -55,14 +55,14 @@ class ProcessAxis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """All axes of a run.
+    """All mesh axes of a run.
 
     Attributes:
         degrees: sizes of the axes.
-        data, sharding, pipeline, tensor: one axis each.
+        data, sharding, pipeline, tensor: mesh axes.
         replicas: product of the data and the sharding axis; each replica has its own micro-batches.
-        experts: consecutive replicas, each with some of the experts of every layer.
-        expert_replicas: the replicas of other expert groups that hold the same experts.
+        experts: consecutive replicas over which the experts are sharded.
+        expert_replicas: replicas in other expert groups that hold the same experts.
         world: all processes.
     """
 
@@ -78,7 +78,7 @@ class Mesh:
 
     @classmethod
     def from_config(cls, parallel: Any) -> Mesh:
-        """Create the mesh of `config.parallel` over the processes that the launcher started.
+        """Create the mesh described by `config.parallel` over the processes that the launcher started.
 
         Raises:
             ValueError: the product of the degrees does not divide the number of processes.
@@ -90,14 +90,14 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """True on the process that logs and writes."""
+        """True on the process that writes logs and files."""
         return self.world.index == 0
 
     def holders(self, shard: Shard | None) -> frozenset[int]:
-        """Return the global ranks that together hold a tensor of which this process has `shard`, None for all of it."""
+        """Return the global ranks that together hold a tensor of which this process holds `shard` (None: all of it)."""
         if shard is None or not shard.by_experts:
             return frozenset(self.tensor.ranks)
-        # Ranks are linear in the coordinates, so the steps along two axes add up.
+        # Ranks are linear in the coordinates, so offsets along two axes add up.
         return frozenset(
             replica + tensor - self.world.index for replica in self.experts.ranks for tensor in self.tensor.ranks
         )
@@ -105,14 +105,14 @@ class Mesh:
 
 @lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Connect to the other processes; cached so a second call with the same layout reuses the groups."""
+    """Connect to the other processes; cached, so that a second call with the same layout reuses the groups."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.utils.log_util import set_log_level
 
     set_log_level("WARNING")
     if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
         install_gloo_collectives()
-        gloo_barrier()  # one process may have read data for longer than a rendezvous waits
+        gloo_barrier()  # a process may read data for longer than the timeout of the rendezvous
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": degrees.data,
@@ -121,7 +121,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         "sharding_degree": degrees.sharding,
         "order": _ORDER[order],
     }
-    forget_hybrid_groups()  # a second mesh of the same process needs its own groups
+    forget_hybrid_groups()  # a second mesh of the same process needs new groups
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     groups = fleet.get_hybrid_communicate_group()
     experts, expert_replicas = _expert_axes(groups, degrees.expert)
@@ -139,12 +139,12 @@ def _start(degrees: Degrees, order: str) -> Mesh:
 
 
 def _axis(group: Any) -> ProcessAxis:
-    assert rank() in group.ranks, f"process {rank()} is not in its own group {group.ranks}"
+    assert rank() in group.ranks, f"process {rank()} is not a member of its group {group.ranks}"
     return ProcessAxis(group.ranks.index(rank()), group.nranks, group if group.nranks > 1 else None, tuple(group.ranks))
 
 
 def _pipeline(groups: Any) -> ProcessAxis:
-    """Return the pipeline axis with its pairs; every process creates all pairs, as `new_group` requires."""
+    """Return the pipeline axis with its two-process groups; all processes create all groups, as Paddle requires."""
     axis = _axis(groups.get_pipe_parallel_group())
     if axis.size <= 2:
         return replace(axis, pairs={1 - axis.index: axis.group} if axis.group else {})
@@ -159,7 +159,7 @@ def _pipeline(groups: Any) -> ProcessAxis:
 
 
 def _replicas(groups: Any) -> ProcessAxis:
-    """Return the axis over data and sharding; every process creates all groups, as `new_group` requires."""
+    """Return the axis over data and sharding; all processes create all groups, as `new_group` requires."""
     if groups.get_sharding_parallel_world_size() == 1:
         return _axis(groups.get_data_parallel_group())
     if groups.get_data_parallel_world_size() == 1:
@@ -168,7 +168,7 @@ def _replicas(groups: Any) -> ProcessAxis:
 
 
 def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
-    """Return the axis of `degree` consecutive replicas, and that of the replicas at the same place of such groups."""
+    """Return the axis of `degree` consecutive replicas, and the axis across these expert groups."""
     if degree == 1:
         return ProcessAxis(), ProcessAxis()
     replicas = _replica_ranks(groups)
@@ -178,11 +178,11 @@ def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
 
 
 def _replica_ranks(groups: Any) -> list[list[int]]:
-    """Return the replicas' ranks for every pipeline stage and tensor rank, data being the outer axis."""
+    """Return the ranks of all replicas for each pipeline stage and tensor rank; data is the outer axis."""
     return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
 
 
 def _new_axis(members: list[list[int]]) -> ProcessAxis:
-    """Create a group for each list of ranks and return the axis of this process's own."""
+    """Create a group for each list of ranks; return the axis for the group that contains this process."""
     new_groups = [dist.new_group(ranks) for ranks in members]
     return _axis(next(group for group in new_groups if rank() in group.ranks))

@@ -1,4 +1,4 @@
-"""Collective operations of the trainer for several processes (interface: trainer/process_group_protocol.py)."""
+"""Collective operations of the trainer over the device mesh (interface: trainer/process_group_protocol.py)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class DistributedProcesses:
     on the same micro-batch.
 
     Args:
-        mesh: the run's mesh.
-        sharding: ZeRO over the sharding axis; None without ZeRO.
-        experts: experts that the replicas divide; None without expert parallelism.
+        mesh: device mesh of the run.
+        sharding: ZeRO over the sharding axis, or None.
+        experts: expert parallelism over the replicas, or None.
     """
 
     def __init__(self, mesh: Mesh, sharding: Sharding | None = None, experts: ExpertShards | None = None) -> None:
@@ -39,17 +39,17 @@ class DistributedProcesses:
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
-        """Return each value summed over the replicas, in double precision."""
+        """Sum each value over the replicas, in double precision."""
         if self.size == 1:
             return values
         return _reduced(values, self.mesh.replicas.group, dist.ReduceOp.SUM)
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Return the Euclidean norm of all gradients, each counted once.
+        """Return the global L2 norm of all gradients, counting each gradient once.
 
-        Under ZeRO, the owner of a parameter counts its gradient. The squares are summed over the sharding ranks, those
-        of experts over the expert ranks instead, those of sharded parameters (Paddle's flag `is_distributed`) also over
-        the tensor ranks, and all over the pipeline stages.
+        Under ZeRO, only the owner of a parameter counts its gradient. Squared norms are summed over the sharding ranks
+        (for experts: over the expert ranks), for sharded parameters (Paddle's flag `is_distributed`) also over the
+        tensor ranks, and finally over the pipeline stages.
         """
         parameters, experts = _split_experts(parameters)
         counted = [(p, p.grad) for p in parameters if p.grad is not None and self._counts(p)]
@@ -72,13 +72,13 @@ class DistributedProcesses:
         return owns and is_counted_here(parameter, self.mesh.pipeline)
 
     def sum_stages(self, values: list[float]) -> list[float]:
-        """Return each value summed over the pipeline stages of this replica."""
+        """Sum each value over the pipeline stages of this replica."""
         if self.mesh.pipeline.size == 1:
             return values
         return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the values of all replicas, in order."""
+        """Gather the values of all replicas, in order."""
         gloo_barrier()
         if self.size == 1:
             return [value]
@@ -87,17 +87,17 @@ class DistributedProcesses:
         return values
 
     def max_over_processes(self, value: float) -> float:
-        """Return the largest value over all processes."""
+        """Return the maximum over all processes."""
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
     def union(self, names: set[str]) -> set[str]:
-        """Return the union of all processes' sets of names."""
+        """Return the union of the sets of names of all processes."""
         by_process: list[set[str]] = []
         dist.all_gather_object(by_process, names, group=self.mesh.world.group)
         return set().union(*by_process)
 
     def from_main(self, value: Any) -> Any:
-        """Return the main process's value on every process."""
+        """Broadcast a value from the main process."""
         gloo_barrier()
         values: list[Any] = []
         dist.all_gather_object(values, value if self.is_main else None, group=self.mesh.world.group)
@@ -108,14 +108,15 @@ class DistributedProcesses:
         return gather_shards(self.mesh, part, shard)
 
     def barrier(self) -> None:
-        """Wait for all processes of the run, without a timeout."""
+        """Wait for all processes of the run without a timeout."""
         gloo_barrier()
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """All-reduce gradients over the replicas, in place; a gradient that no replica has stays None.
 
-        The gradients of experts contain the tokens of all expert ranks: they are summed over the other expert groups.
+        The gradients of experts already cover the tokens of all expert ranks; they are summed over the other expert
+        groups.
         """
         parameters, experts = _split_experts(parameters)
         if self.sharding is not None:
@@ -126,7 +127,7 @@ class DistributedProcesses:
             sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Reduce gradients to their owners, if sharding does so after each micro-batch."""
+        """Reduce gradients to their owners if ZeRO does so after each micro-batch."""
         if self.sharding is not None:
             self.sharding.after_micro_batch()
 
@@ -146,7 +147,7 @@ class DistributedProcesses:
             yield
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum gradients of which each process has computed only a part, in place.
+        """Sum gradients that are partial sums on each process, in place.
 
         Full parameters with `needs_tp_reduce` are summed over the tensor ranks. Parameters that several pipeline
         stages hold are summed over these stages.
@@ -158,12 +159,12 @@ class DistributedProcesses:
             sum_shared_gradients(parameters, self.mesh.pipeline)
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with all tensors, unsharded (gather.py)."""
+        """Call `write` on the main process with all unsharded tensors (gather_weights.py)."""
         save_gathered(self.mesh, tensors, write)
 
 
 def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
-    """Return the parameters of which every replica holds the same part, and the experts that the replicas divide."""
+    """Split the parameters into those that every replica holds, and the experts sharded over replicas."""
     every = list(parameters)
     return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 

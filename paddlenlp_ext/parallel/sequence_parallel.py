@@ -1,13 +1,14 @@
-"""Sequence parallelism: between sharded layers each tensor-parallel rank holds a part of the positions.
+"""Sequence parallelism: between sharded layers each tensor-parallel rank holds a slice of the sequence.
 
-Norms and residuals then process one part each and save one part each for the backward pass (arXiv:2205.05198).
+Each rank computes norms and residuals for its slice only, and saves only this slice for the backward pass
+(arXiv:2205.05198).
 
     embedding -> split -> [ norm -> all-gather -> attention or MLP -> reduce-scatter -> + ] x N -> norm -> gather
 
-An all-gather and a reduce-scatter replace the identity and the all-reduce of tensor parallelism, and send the same
-number of bytes. Parts have equal lengths; the last one is padded, and gathering removes the padding.
+An all-gather and a reduce-scatter replace the identity and the all-reduce of tensor parallelism, with the same
+communication volume. Slices have equal lengths: the last slice is padded, and gathering removes the padding.
 
-Shapes: B batch, S positions, P positions of one part, D hidden.
+Shapes: B batch, S positions, P positions of a slice, D hidden.
 """
 
 from __future__ import annotations
@@ -26,55 +27,55 @@ from paddlenlp_ext.sharding_spec import set_placement
 
 
 class SequenceShards:
-    """Split of the current micro-batch's positions over the tensor-parallel ranks.
+    """Split the sequence of the current micro-batch over the tensor-parallel ranks.
 
     Args:
-        axis: the tensor-parallel ranks.
+        axis: mesh axis of the tensor-parallel ranks.
 
     Attributes:
-        length: number of positions S. `split` sets it. Later pipeline stages receive hidden states that are split
-            already: there the caller sets it before the forward and the backward pass (recomputation reads it).
+        length: number of positions S, set by `split`. Later pipeline stages receive hidden states that are already
+            split; there, the caller sets it before the forward and the backward pass, which recomputation needs.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
     def shard_shape(self, full_shape: Sequence[int]) -> list[int]:
-        """Return the shape [B, P, D] of a rank's part of hidden states [B, S, D]."""
+        """Return the shape [B, P, D] of a rank's slice of hidden states [B, S, D]."""
         batch, length, width = full_shape
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's part [B, P, D] of [B, S, D], which is equal on all ranks; the backward pass gathers."""
+        """Return this rank's slice [B, P, D] of [B, S, D], which is equal on all ranks; the backward pass gathers."""
         self.length = full_BSD.shape[1]
         return _Scatter.apply(full_BSD, self.axis, _local_part)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather parts to [B, S, D] for layers that compute the same on every rank; the backward pass splits."""
+        """Gather slices to [B, S, D] for layers that compute the same on every rank; the backward pass splits."""
         return _Gather.apply(part_BPD, self.length, self.axis, _local_part)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather parts to [B, S, D] for column-parallel layers; the backward pass reduce-scatters."""
+        """Gather slices to [B, S, D] for column-parallel layers; the backward pass reduce-scatters."""
         return _Gather.apply(part_BPD, self.length, self.axis, _reduce_scatter)
 
     def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Sum [B, S, D] over the ranks and return this rank's part [B, P, D]; the backward pass gathers."""
+        """Reduce-scatter [B, S, D] and return this rank's slice [B, P, D]; the backward pass gathers."""
         return _Scatter.apply(terms_BSD, self.axis, _reduce_scatter)
 
 
 def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
-    """Split hidden states before a decoder's first layer and gather them after its last norm.
+    """Split hidden states before the first decoder layer, and gather them after the last norm.
 
     Args:
-        model: a `CausalLM` whose layers were sharded with the same `sequence`.
-        sequence: the split.
+        model: `CausalLM` whose layers were sharded with the same `sequence`.
+        sequence: split of the sequence.
 
     Raises:
-        ValueError: an adapter selects positions of full sequences, of which a rank holds only a part.
+        ValueError: an adapter selects positions of the full sequence, of which a rank holds only a slice.
     """
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
-        raise ValueError("sequence_parallel: ReFT selects positions of full sequences; set sequence_parallel: false")
+        raise ValueError("sequence_parallel: ReFT selects positions of the full sequence; set sequence_parallel: false")
     decoder.layers[0].register_forward_pre_hook(lambda layer, inputs: (sequence.split(inputs[0]), *inputs[1:]))
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     partial = [*decoder.norm.parameters()]
@@ -83,7 +84,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # next to attention or MLP
             partial += adapter.own_parameters()
-    for parameter in partial:  # a rank computes their gradients over some of the positions only
+    for parameter in partial:  # a rank computes their gradients only over its positions
         set_placement(parameter, needs_tp_reduce=True)
 
 
@@ -99,7 +100,7 @@ def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
 
 
 def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.Tensor:
-    """Return the parts of all ranks, concatenated and without padding."""
+    """Return the slices of all ranks, concatenated and without padding."""
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=axis.group)
     return paddle.concat(parts, axis=1)[:, :length].contiguous()
@@ -114,12 +115,12 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
         terms = paddle.concat([terms, paddle.zeros([batch, missing, width], terms.dtype)], axis=1)
     by_rank = terms.reshape([batch, axis.size, size, width]).transpose([1, 0, 2, 3]).flatten(0, 1).contiguous()
     part = paddle.empty([batch, size, width], terms.dtype)
-    dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # its annotation has no single tensor
+    dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # Paddle's annotation lacks one tensor
     return part
 
 
 class _Gather(PyLayer):
-    """All-gather parts; the backward pass returns this rank's part of the gradient, by `to_part`."""
+    """All-gather slices; the backward pass returns this rank's slice of the gradient, with `to_part`."""
 
     @staticmethod
     def forward(ctx, part, length, axis, to_part):
@@ -132,7 +133,7 @@ class _Gather(PyLayer):
 
 
 class _Scatter(PyLayer):
-    """Return this rank's part, by `to_part`; the backward pass all-gathers the gradient."""
+    """Return this rank's slice, with `to_part`; the backward pass all-gathers the gradient."""
 
     @staticmethod
     def forward(ctx, full, axis, to_part):

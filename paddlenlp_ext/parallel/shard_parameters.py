@@ -1,4 +1,4 @@
-"""Shard one parameter or buffer over tensor or expert ranks; the only file that knows which axis a style shards."""
+"""Shard a parameter or buffer over tensor or expert ranks; only this file knows which axis a style shards."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab
 
 
 def own_tensors(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return a layer's own parameters and buffers, without those of its sublayers."""
+    """Return the parameters and buffers of a layer, excluding its sublayers."""
     tensors = {**own_parameters(layer), **own_buffers(layer)}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def set_own_tensor(layer: nn.Layer, name: str, tensor: paddle.Tensor) -> None:
-    """Replace one of the tensors that `own_tensors` returns."""
+    """Replace a tensor returned by `own_tensors`."""
     (own_parameters if name in own_parameters(layer) else own_buffers)(layer)[name] = tensor
 
 
 @paddle.no_grad()
 def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
-    """Replace a layer's parameter or buffer by this rank's shard.
+    """Replace a parameter or buffer of a layer by this rank's shard.
 
     Args:
         layer: the layer that owns the tensor.
-        name: the tensor's name in the layer.
-        shard_axis: the tensor's axis to shard.
-        axis: the tensor-parallel ranks.
-        even: whether to require shards of equal length.
+        name: name of the tensor in the layer.
+        shard_axis: axis of the tensor to shard.
+        axis: mesh axis of the tensor-parallel ranks.
+        even: whether the shards must have equal length.
 
     Raises:
         ValueError: `even` is set, and the number of ranks does not divide the axis.
@@ -50,12 +50,12 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
 
 
 def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
-    """Replace a stacked tensor of experts, or of a tensor-parallel rank's experts, by this expert rank's slice.
+    """Replace a tensor that is stacked by expert by this expert rank's slice.
 
     Args:
         layer: the layer that owns the tensor.
-        name: the tensor's name in the layer; its first axis is that of the experts.
-        axis: the expert-parallel ranks; their number divides the experts.
+        name: name of the tensor in the layer; its first axis counts the experts.
+        axis: mesh axis of the expert-parallel ranks, whose number divides the experts.
     """
     held = own_tensors(layer)[name]
     number = held.shape[0]
@@ -66,9 +66,9 @@ def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
 
 
 def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
-    """Replace a parameter or buffer by its slice `kept`, which is the slice `shard` of the unsharded tensor."""
+    """Replace a parameter or buffer by its slice `kept`, and record it as `shard` of the full tensor."""
     full = own_tensors(layer)[name]
-    if not has_storage(full):  # built without values; the shard's values are loaded later
+    if not has_storage(full):  # built without values, which are loaded later
         shape = [*full.shape[: kept.axis], kept.stop - kept.start, *full.shape[kept.axis + 1 :]]
         part = paddle.zeros(shape, full.dtype)
     else:
@@ -90,19 +90,19 @@ def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
 
 
 def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:
-    """Return the slice of `size` indices that this rank holds."""
+    """Return the range of `size` indices that this rank holds."""
     sizes = shard_sizes(size, axis.size)
     start = sum(sizes[: axis.index])
     return Shard(shard_axis, start, start + sizes[axis.index], size)
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
-    """Return the lengths of the shards of `size` indices; the first ones may be longer by one."""
+    """Return the shard lengths for `size` indices; the first shards may be longer by one."""
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 
 def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
-    """Remove a parameter from all ranks except the first: after an all-reduce it must be added once."""
+    """Remove a parameter from all ranks but the first, because it must be added only once after an all-reduce."""
     if axis.index == 0:
         getattr(layer, name).is_distributed = True  # the gradient norm counts the parameter once, like a shard
     else:

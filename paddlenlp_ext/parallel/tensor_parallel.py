@@ -5,15 +5,15 @@
     inner_colwise  outputs are sharded   -                          -
     rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
     vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
-    norm         features are sharded    sums of squares are all-reduced inside the norm
-    replicated   full                    serves local heads or experts, so its gradient is summed over the ranks; a
-                                         linear layer reads hidden states, which copy_to_group copies
+    norm         features are sharded    sums of squares are all-reduced in the norm
+    replicated   full                    used only by local heads or experts, so its gradient is summed over the ranks;
+                                         the input of a replicated linear layer goes through copy_to_group
     experts      experts are sharded     copy_to_group before the expert layer, all-reduce after it
 
-`inner_colwise` layers read the results of replicated linear layers (the latents of latent attention).
+`inner_colwise` layers read the output of replicated linear layers (the latents of MLA).
 
-Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives. A base layer and its adapters
-therefore share one all-reduce. Parameter names and the model's own code do not change.
+Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives, so that a base layer and its
+adapters share one all-reduce. Parameter names and model code do not change.
 """
 
 from __future__ import annotations
@@ -66,20 +66,19 @@ class _TPCollectives:
 
 
 _NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
-"""Collectives of linear layers inside an expert layer, which issues its own."""
+"""No collectives for linear layers in an expert layer, which issues them itself."""
 
 
 def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
     """Shard a model and its adapters in place; before the call all ranks hold the same model.
 
     Args:
-        model: a `CausalLM` or `PeftModel`.
-        axis: the tensor-parallel ranks.
-        sequence: sequence parallelism between the sharded layers (sequence_parallel.py); None: without it.
+        model: `CausalLM` or `PeftModel`.
+        axis: mesh axis of the tensor-parallel ranks.
+        sequence: sequence parallelism between the sharded layers (sequence_parallel.py), or None.
 
     Raises:
-        ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded; the message names what
-            works.
+        ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded.
     """
     collectives = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
     if sequence is not None:
@@ -119,15 +118,15 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
 
 
 def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationConfig | None) -> None:
-    """Check by shapes only that a model can be sharded over `degree` ranks.
+    """Check, from shapes alone, that a model can be sharded over `degree` ranks.
 
     Args:
-        model: a `CausalLM` that is not quantized yet; values are not needed.
+        model: `CausalLM` before quantization; weights are not needed.
         degree: number of tensor-parallel ranks.
-        quantization: requested or stored quantization of the base; None for none.
+        quantization: requested or stored quantization of the base model, or None.
 
     Raises:
-        ValueError: `check_sizes` fails, or shards would split blocks of quantized weights.
+        ValueError: `check_sizes` fails, or a shard would split a block of quantized weights.
     """
     check_sizes(model.config, degree)
     if quantization is None or degree == 1:
@@ -137,7 +136,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     for name, chosen in quantization.for_layers(layers).items():
         linear = layers[name]
         if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
-            continue  # a rank holds complete experts
+            continue  # a rank holds whole experts
         shard_axis = AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
@@ -154,10 +153,10 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
 
 
 def check_sizes(config: Any, degree: int) -> None:
-    """Check that the degree divides the numbers of heads and features; no weights are needed.
+    """Check that the degree divides the head and feature counts; no weights are needed.
 
     Raises:
-        ValueError: it does not; the message names the largest smaller degree that works.
+        ValueError: it does not; the message suggests the largest smaller degree that does.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -193,15 +192,15 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
         styles |= dict.fromkeys(found, style)
     unnamed = [name for name, layer in names.items() if isinstance(layer, Linear) and name not in styles]
     if unnamed:
-        raise ValueError(f"the tensor plan names no style for {', '.join(unnamed[:8])}")
+        raise ValueError(f"the tensor plan has no style for {', '.join(unnamed[:8])}")
     return styles
 
 
 class TensorParallelGroup:
-    """Ranks that hold the shards of an adapter; implements `peft.layers.ShardGroup`.
+    """Tensor ranks that hold the shards of an adapter; implements `peft.layers.ShardGroup`.
 
     Args:
-        axis: the tensor-parallel ranks.
+        axis: mesh axis of the tensor-parallel ranks.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
@@ -212,7 +211,7 @@ class TensorParallelGroup:
         return reduce_from_group(x, self._group)
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        """Return `x`, which must be equal on all ranks; the backward pass all-reduces its gradient."""
         return copy_to_group(x, self._group)
 
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
@@ -221,7 +220,7 @@ class TensorParallelGroup:
 
 
 class _SharedInput:
-    """Common input of column-parallel siblings (q, k and v): copied once, so a single all-reduce serves all of them."""
+    """Input shared by column-parallel layers (q, k and v), copied once so that one all-reduce serves all of them."""
 
     def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
         self._enter = enter
@@ -231,12 +230,12 @@ class _SharedInput:
         self._left = 0
 
     def attach(self, layer: nn.Layer) -> None:
-        """Make `layer` one of the readers."""
+        """Register a layer that reads this input."""
         self.readers += 1
         layer.register_forward_pre_hook(self._replace_input)
 
     def _replace_input(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Replace the first argument of a layer's forward by its copy to the group."""
+        """Replace the first argument of a layer's forward by the shared copy."""
         if inputs[0] is not self._source:
             self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._copied
@@ -247,12 +246,12 @@ class _SharedInput:
 
 
 def _outermost_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer]]:
-    """Yield (name, layer) for every layer that no adapter wraps."""
+    """Yield (name, layer) for every layer that is not wrapped by an adapter."""
     return ((name, layer) for name, layer in model.named_sublayers() if name.rpartition(".")[2] != "base")
 
 
 def _without_adapters(name: str) -> str:
-    """Return a layer's name without the components that adapters add."""
+    """Return the name of a layer without the components that adapters add."""
     return ".".join(part for part in name.split(".") if part != "base")
 
 
@@ -275,7 +274,7 @@ def _shard_linear(
     """Shard a linear layer and its adapters.
 
     Returns:
-        False if this rank dropped the bias: of a row-parallel layer only rank 0 holds it.
+        False if this rank dropped the bias, because only rank 0 holds the bias of a row-parallel layer.
     """
     adapters, base = _unwrap(outermost)
     assert isinstance(base, Linear | QuantizedLinear)
@@ -305,7 +304,7 @@ def _shard_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxi
 
 
 def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_partial_gradients: bool) -> None:
-    """Shard an adapter's own tensors; mark full parameters whose gradients are partial sums."""
+    """Shard the tensors of an adapter; mark full parameters whose gradients are partial sums."""
     for name, shard_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
         if shard_axis is not None:
@@ -322,10 +321,10 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 
 
 def _replicate(outermost: nn.Layer, axis: ProcessAxis, shared: _SharedInput) -> None:
-    """Mark a replicated layer's parameters: each rank computes a part of their gradients.
+    """Mark the parameters of a replicated layer, whose gradients are partial sums on each rank.
 
-    The hidden states that a linear layer reads are copied to the group; a norm reads results of local heads, or of a
-    replicated linear layer.
+    The input of a linear layer goes through copy_to_group. A norm reads the output of local heads or of a replicated
+    linear layer, which does not need it.
     """
     for parameter in outermost.parameters():
         set_placement(parameter, needs_tp_reduce=True)
@@ -349,7 +348,7 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
 
 
 def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:
-    """Keep this rank's experts; the expert layer around them sums the outputs of all ranks, shared expert included."""
+    """Keep this rank's experts; the expert layer sums the outputs of all ranks, including the shared expert."""
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
     assert isinstance(experts, Experts)
     for outermost in (experts.gate_up_proj, experts.down_proj):
@@ -362,14 +361,14 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     for bias in list(own_parameters(experts)):
         shard_parameter(experts, bias, 0, axis)
     balance = model.load_balance
-    assert balance is not None, "a model with experts counts their tokens"
+    assert balance is not None, "a model with experts counts tokens per expert"
     balance.share = 1.0 / axis.size
     mixture.register_forward_pre_hook(lambda layer, inputs: (collectives.enter(inputs[0]), *inputs[1:]))
     mixture.register_forward_post_hook(lambda layer, inputs, output: collectives.leave(output))
 
 
 def _is_in_expert_layer(parent: str, styles: dict[str, Style]) -> bool:
-    """Return whether a layer is an expert layer, or a part of one: its shared expert."""
+    """Return whether a layer is an expert layer, or the shared expert in one."""
     name = _without_adapters(parent)
     return any(styles.get(f"{layer}.experts") == "experts" for layer in (name, name.rpartition(".")[0]))
 
@@ -380,7 +379,7 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Embedding):
         replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
-    for adapter in adapters:  # it reads and returns full vectors, so that its gradients are complete
+    for adapter in adapters:  # it reads and returns full vectors, so that its gradients are not partial sums
         _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 
 
@@ -388,5 +387,5 @@ def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
     """Set the logits and the loss of the sharded lm_head, which may be the embedding."""
     head: Any = _unwrap(model.model.embed_tokens if model.lm_head is None else model.lm_head)[1]
     shard = shard_of(head.weight)
-    assert shard is not None, "the plan shards embedding and lm_head along the vocabulary"
+    assert shard is not None, "the plan must shard embedding and lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(shard, shard_sizes(shard.size, axis.size), axis)

@@ -1,7 +1,7 @@
-"""Embedding, lm_head and cross entropy, sharded along the vocabulary.
+"""Vocabulary-parallel embedding, lm_head and cross entropy.
 
-Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V, K rank of an
-adapter's update.
+Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V, K rank of a
+low-rank update.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class VocabParallelEmbedding(nn.Layer):
-    """Token embedding of which each rank holds some rows; every rank returns full vectors.
+    """Token embedding sharded by rows; every rank returns full vectors.
 
     Args:
-        weight: this rank's rows [U, D].
-        shard: the slice of rows.
-        axis: the tensor-parallel ranks.
+        weight: rows of this rank [U, D].
+        shard: slice of the vocabulary that these rows are.
+        axis: mesh axis of the tensor-parallel ranks.
     """
 
     def __init__(self, weight: paddle.Tensor, shard: Shard, axis: ProcessAxis) -> None:
@@ -40,13 +40,13 @@ class VocabParallelEmbedding(nn.Layer):
         self.weight, self._shard, self._axis = weight, shard, axis
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to vectors [..., D]."""
+        """Look up ids [...] and return vectors [..., D]."""
         return self.lookup(self.weight, input_ids)
 
     def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map ids [...] to rows [..., K] of a table, of which this rank holds the same rows [U, K] as of the weight.
+        """Look up ids [...] in a table sharded like the weight, [U, K] per rank, and return rows [..., K].
 
-        Local rows are looked up, zeros stand for the others, and the ranks' results are all-reduced.
+        Ids outside the shard give zeros, and an all-reduce adds the results of all ranks.
         """
         is_own = (input_ids >= self._shard.start) & (input_ids < self._shard.stop)
         own_ids = paddle.where(is_own, input_ids - self._shard.start, paddle.zeros_like(input_ids))
@@ -55,12 +55,12 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """Logits and loss of an lm_head whose rows are sharded; implements `models.causal_lm.ShardedLMHead`.
+    """Logits and loss of an lm_head sharded by rows; implements `models.causal_lm.ShardedLMHead`.
 
     Args:
-        shard: this rank's slice of rows.
-        sizes: number of rows of every rank.
-        axis: the tensor-parallel ranks.
+        shard: slice of rows that this rank holds.
+        sizes: number of rows of each rank.
+        axis: mesh axis of the tensor-parallel ranks.
     """
 
     def __init__(self, shard: Shard, sizes: list[int], axis: ProcessAxis) -> None:
@@ -83,11 +83,11 @@ class VocabParallelHead:
 
         Args:
             hidden_TD: hidden states.
-            weight_UD: this rank's rows of the lm_head.
-            labels_T: target ids of the full vocabulary; -100 is ignored.
-            chunk: positions per chunk, which bounds the memory of the logits; None: the backend's.
+            weight_UD: rows of the lm_head that this rank holds.
+            labels_T: target ids in the full vocabulary; -100 is ignored.
+            chunk: positions per chunk, which bounds the memory of the logits; None: the default of the backend.
             softcap: bound of the logits; None: no bound.
-            updates: pairs of u [T, K], equal on all ranks, and this rank's rows of B, [U, K].
+            updates: low-rank updates: pairs of u [T, K], equal on all ranks, and the rows of B of this rank, [U, K].
         """
         return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk, updates)
 
@@ -111,7 +111,7 @@ class VocabParallelHead:
     # -- VocabShards of ops/linear_cross_entropy/sharded_vocabulary.py: each chunk needs three all-reduces ------------
     @property
     def start(self) -> int:
-        """First token id of this rank's rows."""
+        """First token id of this rank's shard."""
         return self.shard.start
 
     @property
@@ -120,7 +120,7 @@ class VocabParallelHead:
         return max(self.sizes)
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logits of all ranks and their token ids; of equal logits the first one, like argmax."""
+        """Return the largest logit over all ranks and its token id, the first one if several are equal."""
         overall_R = largest_R.clone()
         dist.all_reduce(overall_R, op=dist.ReduceOp.MAX, group=self.axis.group)
         none_R = paddle.full_like(first_R, sum(self.sizes))

@@ -1,19 +1,19 @@
-"""ZeRO (arXiv:1910.02054): sharding ranks, which have different micro-batches, divide state among themselves.
+"""ZeRO (arXiv:1910.02054): state is sharded over ranks that process different micro-batches.
 
     stage   held only by a parameter's owner                communication
-    1       optimizer state; it updates the parameter       broadcast of updated values, once a step
+    1       optimizer state; it updates the parameter       broadcast of updated values once per step
     2       and the gradient                                reduce to the owner, layer by layer in the backward pass
     3       and the value, between a layer's computations   broadcast before each layer, freed after it
 
-Each parameter is assigned to one owner as a whole tensor. It is not sliced, so any optimizer works as on one process.
-An adapter has few parameters. All ranks keep their gradients and values, because methods that choose ranks read them;
-stage 3 then shards only the frozen base. Experts that expert parallelism divides have no owner: every rank that holds
-them updates them.
+Each parameter is assigned to one owner as a whole tensor, not sliced, so that any optimizer works as on one process.
+Adapters have few parameters. All ranks keep their gradients and values, because methods that adapt the rank (AdaLoRA)
+read them; stage 3 then shards only the frozen base. Experts sharded by expert parallelism have no owner: every rank
+that holds them updates them.
 
-Order in stage 3: a decoder layer's parameters are gathered before its forward pass and released after it. They are
-gathered again before its backward pass, and released when its gradients are reduced, after the layer below has finished
-its backward pass. Parameters outside the layers (embedding, last norm, lm_head; a tied pair is one parameter) stay
-gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
+In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
+gathered again before its backward pass, and released once its gradients are reduced, after the backward pass of the
+layer below. Parameters outside the layers (embedding, last norm, lm_head; tied weights are one parameter) stay gathered
+during the micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Reduce = Callable[[list[paddle.Tensor]], None]
 
 
 class ParameterGatherer:
-    """Manager of the hooks on a model that reduce gradients to their owners, and gather and release values.
+    """Hooks on a model that reduce gradients to their owners, and gather and release parameter values.
 
     Args:
-        model: a `CausalLM` or `PeftModel`.
-        parameters: the parameters to handle; `Placement.owner` is the index of their owner.
-        axis: the sharding ranks.
-        reduce: function that sums the gradients of the given parameters at their owners.
-        gathers_values: whether only owners hold the values (stage 3); otherwise every rank always holds them.
+        model: `CausalLM` or `PeftModel`.
+        parameters: parameters to handle; `Placement.owner` is the rank of the owner.
+        axis: mesh axis of the sharding ranks.
+        reduce: function that sums the gradients of parameters on their owners.
+        gathers_values: whether only owners hold values permanently (stage 3).
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ParameterGatherer:
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
         self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, gathers_values)
         self._in_backward, self._keeps_gathered = False, False
-        self._left = set(range(len(self._layers)))  # layers whose backward pass is not finished
+        self._left = set(range(len(self._layers)))  # layers whose backward pass has not finished
         decoder.embed_tokens.register_forward_pre_hook(self._gather_others)
         decoder.layers[0].register_forward_pre_hook(self._gather_others)
         decoder.norm.register_forward_post_hook(self._watch_for_backward)
@@ -77,7 +77,7 @@ class ParameterGatherer:
     def after_micro_batch(self) -> None:
         """Reduce the remaining gradients to their owners, and release all values.
 
-        A rank that ran no backward pass issues the same collectives here as the others, in the same order.
+        A rank that ran no backward pass issues the same collectives here as the other ranks, in the same order.
         """
         self._finish_above(-1)
         self._reduce(self._others.parameters)
@@ -102,7 +102,7 @@ class ParameterGatherer:
         self._others.gather()
 
     def _watch_for_backward(self, layer: nn.Layer, inputs: tuple[Any, ...], output: paddle.Tensor) -> None:
-        """Register a hook that notes the start of the backward pass."""
+        """Register a hook that detects the start of the backward pass."""
 
         def begin(gradient: paddle.Tensor) -> None:
             self._in_backward = True
@@ -111,10 +111,10 @@ class ParameterGatherer:
             output.register_hook(begin)
 
     def _before_layer(self, index: int) -> Callable[..., None]:
-        """Return a hook that gathers a layer's values, and finishes the layers above when its backward pass ends."""
+        """Return a hook that gathers the values of a layer, and finishes the layers above after its backward pass."""
 
         def is_done(gradient: paddle.Tensor) -> None:
-            # Finish only the layers above: gradients of this layer, such as a bias's, may come after its input's.
+            # Finish only the layers above: some gradients of this layer (bias) may come after its input gradient.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -125,7 +125,7 @@ class ParameterGatherer:
         return hook
 
     def _after_layer(self, index: int) -> Callable[..., None]:
-        """Return a hook that releases a layer's values, and gathers them again when its backward pass begins."""
+        """Return a forward hook that releases the values of a layer, and gathers them again for its backward pass."""
 
         def begin(gradient: paddle.Tensor) -> None:
             self._layers[index].gather()
@@ -135,7 +135,7 @@ class ParameterGatherer:
                 return
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 output.register_hook(begin)
-            if not self._in_backward:  # recomputation: the backward pass of the layer follows at once
+            if not self._in_backward:  # recomputation: the backward pass of the layer follows immediately
                 self._layers[index].release()
 
         return hook
@@ -149,7 +149,7 @@ class ParameterGatherer:
 
 
 class _Unit:
-    """Group of parameters: gradients are reduced together, values are gathered and released together."""
+    """Parameters whose gradients are reduced together, and whose values are gathered and released together."""
 
     def __init__(self, parameters: list[paddle.Tensor], axis: ProcessAxis, gathers_values: bool) -> None:
         self.parameters, self._axis, self._is_gathered = parameters, axis, True
@@ -159,7 +159,7 @@ class _Unit:
 
     @paddle.no_grad()
     def gather(self) -> None:
-        """Receive every value from its owner; a no-op if the values are gathered already."""
+        """Broadcast every value from its owner; does nothing if the values are already gathered."""
         if self._is_gathered:
             return
         for parameter in self._gathered_values:
@@ -181,7 +181,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return, for each layer, the members of `parameters` that no other layer uses."""
+    """Return for each layer those of `parameters` that no other layer uses."""
     ids = {id(parameter) for parameter in parameters}
     by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     num_users = Counter(id(parameter) for own in by_layer for parameter in own)
@@ -189,11 +189,11 @@ def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> lis
 
 
 class Sharding:
-    """ZeRO over the sharding ranks; `Placement` holds each parameter's owner.
+    """ZeRO over the sharding ranks; `Placement` records the owner of each parameter.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, equal on all sharding ranks.
-        mesh: the run's mesh.
+        model: `CausalLM` or `PeftModel`, equal on all sharding ranks.
+        mesh: device mesh of the run.
         stage: 1, 2 or 3.
 
     Raises:
@@ -203,7 +203,7 @@ class Sharding:
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
-        # Ranks that divide the experts hold different ones: nothing to assign, reduce or gather.
+        # Expert ranks hold different experts: nothing to assign, reduce or gather.
         shared = [p for p in model.parameters() if not is_expert_parallel(p)]
         # A layer that AdaLoRA pruned to rank 0 has empty parameters: nothing to assign.
         trained = [p for p in shared if not p.stop_gradient and is_on_stage(p) and p.size]
@@ -221,7 +221,7 @@ class Sharding:
 
     @property
     def forward_is_collective(self) -> bool:
-        """True if a forward pass is a collective operation, which all ranks must run (stage 3)."""
+        """True if a forward pass contains collectives, so that all ranks must run it (stage 3)."""
         return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
@@ -230,7 +230,7 @@ class Sharding:
             self._gatherer.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """Sum every gradient over all replicas, after the last micro-batch of an optimizer step."""
+        """Sum all gradients over all replicas after the last micro-batch of an optimizer step."""
         sum_gradients([p for p in parameters if id(p) not in self._reduced_to_owner], self._replicas.group)
         if self._data.size > 1:
             own = [p for p in parameters if id(p) in self._reduced_to_owner and self.is_owner(p)]
@@ -242,7 +242,7 @@ class Sharding:
 
     @paddle.no_grad()
     def broadcast_updated(self) -> None:
-        """Broadcast updated values from their owners, after the optimizer step."""
+        """Broadcast updated values from their owners after the optimizer step."""
         for owner, members in self._by_owner(self._broadcast):
             for bucket in buckets(members):
                 flat = paddle.concat([parameter.detach().reshape([-1]) for parameter in bucket])
@@ -252,11 +252,11 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which every process holds all values, as generation requires."""
+        """Return a context in which every process holds all values, for generation."""
         return nullcontext() if self._gatherer is None else self._gatherer.gathered()
 
     def _assign_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
-        """Assign the trained parameters to owners.
+        """Assign the trainable parameters to owners.
 
         Raises:
             ValueError: a rank would own nothing, and `stays_with_all` is False.
@@ -265,10 +265,10 @@ class Sharding:
         for parameter in trained:
             set_placement(parameter, is_updated_here=self.is_owner(parameter))
         owners = {_owner(parameter) for parameter in trained}
-        if not stays_with_all and len(owners) < self.axis.size:  # computed alike on all ranks, so all raise
+        if not stays_with_all and len(owners) < self.axis.size:  # computed the same on all ranks, so all raise
             raise ValueError(
                 f"sharding_parallel_degree {self.axis.size}: too large for {len(trained)} trainable parameters, "
-                f"of which every process needs one; choose at most {len(owners)}"
+                f"because every process must own one; choose at most {len(owners)}"
             )
         if trained and self.axis.index not in owners:
             # An optimizer needs at least one parameter: this rank and the owner both update the smallest one.
@@ -276,7 +276,7 @@ class Sharding:
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
-        """Sum gradients at their owners, in place, and free them on the other ranks."""
+        """Sum gradients on their owners, in place, and free them on the other ranks."""
         reduced = [parameter for parameter in parameters if id(parameter) in self._reduced_to_owner]
         if not reduced:
             return
@@ -302,8 +302,8 @@ class Sharding:
 def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
     """Assign owners by size.
 
-    All tensor ranks choose alike, although the first one also holds biases of row-parallel layers: those are assigned
-    after all other parameters.
+    All tensor ranks make the same choice. Only the first rank holds the biases of row-parallel layers, so they are
+    assigned after all other parameters.
     """
     first_rank_only = [p for p in parameters if p.is_distributed and shard_of(p) is None]
     on_all_ranks = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
@@ -315,12 +315,12 @@ def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
 
 def _owner(parameter: paddle.Tensor) -> int:
     owner = placement_of(parameter).owner
-    assert owner is not None, "owners are assigned before they are read"
+    assert owner is not None, "owners must be assigned before they are read"
     return owner
 
 
 def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return an owner for each size; sizes are assigned from the largest to the rank with the smallest total."""
+    """Return an owner for each size: largest sizes first, each to the rank with the smallest total."""
     owners, totals = [0] * len(sizes), [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owners[index] = totals.index(min(totals))
@@ -329,7 +329,7 @@ def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def build_sharding(model: Any, mesh: Mesh, name: str) -> Sharding | None:
-    """Return the sharding that `config.parallel.sharding` names; None without one, or with a single rank."""
+    """Return ZeRO as configured by `config.parallel.sharding`; None if it is off or there is a single rank."""
     if mesh.sharding.size == 1:
         return None
     stages = {"stage1": 1, "stage2": 2, "stage3": 3}

@@ -273,5 +273,7 @@ def test_expert_shards_with_an_adapter_that_experts_share_are_refused():
     experts = model.model.layers[1].mlp.experts
     experts.down_proj = AdapterLayer(experts.down_proj)
     experts.down_proj.scale = paddle.create_parameter([3], "float32")
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp\.experts\.down_proj\.scale has no slice for each"):
+    with pytest.raises(
+        ValueError, match=r"model\.layers\.1\.mlp\.experts\.down_proj\.scale does not have one slice per"
+    ):
         ExpertShards(model, ProcessAxis(0, 2))

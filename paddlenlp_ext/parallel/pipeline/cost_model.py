@@ -1,13 +1,13 @@
 """FLOPs per token of a decoder layer and of the lm_head, forward and backward, in multiplications.
 
-    part                         forward   backward                        recompute
+    component                    forward   backward                        recompute
     frozen matrix                1         1 (input gradient)              + 1
     trainable matrix             1         2 (input and weight gradient)   + 1
-    attention, per seen key      2         5 (scores are recomputed)       + 2
-    lm_head                      as a matrix, for target tokens only
+    attention, per visible key   2         5 (scores are recomputed)       + 2
+    lm_head                      like a matrix, for target tokens only
 
-Costs are counted, not timed: every start must split the model in the same way, or a resumed run would not reproduce an
-uninterrupted one bit for bit.
+Costs are counted, not timed: every start must split the model in the same way, so that a resumed run reproduces an
+uninterrupted run bitwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SAMPLED_ROWS = 512
 
 
 class Row(Protocol):
-    """Tokenized row; only its `loss_mask` is read, which marks the target tokens, bool [L]."""
+    """Tokenized row, of which only `loss_mask` is read, which marks the target tokens, bool [L]."""
 
     @property
     def loss_mask(self) -> Any:
@@ -44,8 +44,8 @@ class FlopEstimate:
     Attributes:
         target_fraction: fraction of tokens that are target tokens.
         keys: mean number of keys that a token attends to.
-        trains_matrices: whether layers and lm_head train; False under an adapter.
-        recompute: activations that the backward pass recomputes; None for none.
+        trains_matrices: whether decoder layers and lm_head are trained; False for adapters.
+        recompute: activations that the backward pass recomputes, or None.
     """
 
     target_fraction: float = 1.0
@@ -57,9 +57,9 @@ class FlopEstimate:
     def from_rows(
         cls, rows: Rows | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
-        """Estimate from a sample of at most 512 rows, each of them one document.
+        """Estimate the properties from a sample of at most 512 rows, each of which is one document.
 
-        Without rows, every token counts as a target token, and the cost of attention is ignored.
+        Without rows, every token counts as a target token and the cost of attention is ignored.
         """
         step = -(-len(rows) // _MAX_SAMPLED_ROWS) if rows else 1
         masks = [rows[index].loss_mask[1:] for index in range(0, len(rows), step)] if rows else []

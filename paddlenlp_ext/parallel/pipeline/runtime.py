@@ -1,18 +1,17 @@
-"""Pipeline parallelism: each process holds some layers; micro-batches pass from stage to stage and back.
+"""Pipeline runtime: each process holds some layers; micro-batches pass from stage to stage and back.
 
-All stages of a pipeline read the same batches, so only the hidden states [B, S, D] and their gradients are sent. Under
-sequence parallelism each tensor rank sends its part [B, P, D] to the same tensor rank of the next stage. If the routers
-of a model with experts have an auxiliary loss, the stages also send the sums of their routers
-(nn/load_balancing_loss.py).
+All stages of a pipeline read the same batches, so that only hidden states [B, S, D] and their gradients are sent. With
+sequence parallelism, each tensor rank sends its slice [B, P, D] to the same tensor rank of the next stage. If MoE
+routers have an auxiliary loss, the stages also send the accumulated router statistics (nn/load_balancing_loss.py).
 
-The model's own forward pass runs unchanged on every stage. The decoder calls its `stage` at three points:
+The forward pass of the model runs unchanged on every stage. The decoder calls its `stage` at three points:
 
     Decoder.embed                  zeros in the shape of the embeddings, except on the first stage
     Decoder.forward_embeddings     the current chunk of layers, applied to the received hidden states
     CausalLM.logits                the last stage's logits, broadcast to all stages (generation and evaluation)
 
-Fleet's own `PipelineLayer` is not used. It needs a model written as a list of layers, renames them, and passes only
-tensors between stages, so the document lengths of a packed batch would have to be sent as tensors.
+Fleet's `PipelineLayer` is not used. It requires models as a list of layers, renames them, and passes only tensors
+between stages, so that the document lengths of a packed batch would have to be sent as tensors.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
 Message = tuple[paddle.Tensor, ...]
-"""Hidden states or their gradient and, with an auxiliary loss, `RoutedPass.sums` or its `slopes`; or nothing."""
+"""Hidden states or their gradient, with an auxiliary loss also `RoutedPass.sums` or `slopes`; may be empty."""
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
-"""Run micro-batch n through the model; returns the loss if the flag says that the pass ends at the lm_head."""
+"""Function that runs micro-batch n; it returns the loss if the flag says that the pass ends at the lm_head."""
 
 
 class _Saved(NamedTuple):
-    """Values of a chunk's forward pass for its backward pass."""
+    """Values of the forward pass of a chunk that its backward pass needs."""
 
     received: paddle.Tensor | None
     output: paddle.Tensor
@@ -47,16 +46,16 @@ class _Saved(NamedTuple):
 
 
 class Pipeline:
-    """One process's stage of a pipeline; implements `models.decoder.PipelineStage`.
+    """Pipeline stage that this process runs; implements `models.decoder.PipelineStage`.
 
     Args:
-        model: the model; its decoder's `stage` is this object.
+        model: model whose decoder calls this object as its `stage`.
         plan: assignment of layers to processes.
-        axis: the pipeline's processes.
+        axis: mesh axis of the pipeline.
 
     Attributes:
-        sequence: split of the positions over the tensor ranks; None without sequence parallelism, and before the
-            layers are sharded.
+        sequence: split of the sequence over the tensor ranks; None without sequence parallelism, or before the layers
+            are sharded.
     """
 
     def __init__(self, model: CausalLM, plan: StagePlan, axis: ProcessAxis) -> None:
@@ -72,14 +71,14 @@ class Pipeline:
 
     # -- micro-batches of an optimizer step ---------------------------------------------------------------------------
     def run(self, shapes: Sequence[Sequence[int]], forward: Forward, training: bool) -> None:
-        """Run the forward passes of micro-batches and, in training, the backward passes; gradients accumulate.
+        """Run forward passes, and backward passes in training, of all micro-batches; gradients accumulate.
 
         Args:
             shapes: full shape of the hidden states of each micro-batch.
             forward: see `Forward`.
             training: whether to run backward passes.
         """
-        messages: dict[Pass, Message] = {}  # to send, by producer; received, by consumer
+        messages: dict[Pass, Message] = {}  # outgoing messages by producer; incoming messages by consumer
         saved: dict[tuple[int, int], _Saved] = {}
         for entry in self._schedule(len(shapes), training):
             if isinstance(entry, Transfer):
@@ -96,14 +95,14 @@ class Pipeline:
                 if output is not None and not self._is_last(entry.chunk):
                     messages[entry] = (output.detach(), *(() if routed is None else (routed.sums(),)))
                 if training:
-                    assert output is not None, "a chunk with a backward pass has an output"
+                    assert output is not None, "a chunk with a backward pass must have an output"
                     saved[entry.chunk, entry.micro] = _Saved(received[0] if received else None, output, routed)
 
     def _schedule(self, num_micro: int, training: bool) -> tuple[Entry, ...]:
         return build_schedule(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
 
     def _forward(self, entry: Pass, received: Message, forward: Forward, training: bool) -> paddle.Tensor | None:
-        """Return the chunk's output: hidden states, or the loss from the last chunk."""
+        """Run the forward pass of a chunk; return hidden states, or the loss from the last chunk."""
         if received:
             received[0].stop_gradient = not training
         is_last = self._is_last(entry.chunk)
@@ -115,11 +114,11 @@ class Pipeline:
             self._chunk, self._input, self._output = None, (), None
 
     def _backward(self, saved: _Saved, received: Message) -> Message:
-        """Run the backward pass of a chunk; return the message to the chunk before it, empty for the first one."""
+        """Run the backward pass of a chunk; return the message to the previous chunk, empty for the first chunk."""
         gradient, *slopes = received or (None,)
         if saved.routed is not None and slopes:
             saved.routed.slopes = slopes[0]
-        if not saved.output.stop_gradient:  # below the first adapter nothing trains
+        if not saved.output.stop_gradient:  # nothing is trainable below the first adapter
             gradients = [None if gradient is None else gradient.astype(saved.output.dtype)]
             paddle.autograd.backward([saved.output], gradients)
         if saved.received is None:
@@ -131,7 +130,7 @@ class Pipeline:
         return saved.received.grad, saved.routed.slopes
 
     def _transfer(self, entry: Transfer, messages: dict[Pass, Message], shape: Sequence[int], training: bool) -> None:
-        """Send or receive one message; `shape` is the full shape of the micro-batch's hidden states."""
+        """Send or receive one message; `shape` is the full shape of the hidden states of the micro-batch."""
         is_sender, ranks = entry.source == self.axis.index, self.axis.ranks
         group = self.axis.pairs[entry.target if is_sender else entry.source]
         if is_sender:
@@ -158,11 +157,11 @@ class Pipeline:
     # -- called by the decoder (models.decoder.PipelineStage) ---------------------------------------------------------
     @property
     def is_first(self) -> bool:
-        """True if this stage holds the embedding."""
+        """True on the stage that holds the embedding."""
         return self.axis.index == 0
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the current chunk in place of all layers; outside `run`, run one forward pass of all stages."""
+        """Run the current chunk instead of all layers; outside `run`, run one forward pass through all stages."""
         if self._chunk is None:
             return self._run_inference(x_BSD, inputs)
         hidden, *sums = self._input or (x_BSD,)
@@ -172,9 +171,9 @@ class Pipeline:
         return output if self._is_last(self._chunk) else x_BSD  # unused, in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the chunk's layers, and the norm after the last layer; keep the output for `run`.
+        """Run the layers of the chunk, and the last norm in the last chunk; store the output for `run`.
 
-        Only training passes, which have gradients, have the auxiliary loss of the routers.
+        The auxiliary loss of the routers is computed only in training passes.
         """
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
@@ -186,8 +185,8 @@ class Pipeline:
         return self._balance.attach_loss(hidden_BSD)
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run one forward pass of all stages outside `run`; the last stage returns the result."""
-        assert not paddle.is_grad_enabled(), "only `run` runs backward passes"
+        """Run one forward pass through all stages outside `run`; the last stage returns the hidden states."""
+        assert not paddle.is_grad_enabled(), "backward passes are possible only in `run`"
         messages: dict[Pass, Message] = {}
         result = x_BSD
         if self.sequence is not None:
@@ -202,8 +201,8 @@ class Pipeline:
         return result
 
     def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
-        """Return the last stage's logits [..., V] on every stage, in float32."""
-        assert not paddle.is_grad_enabled(), "the backward pass starts at the loss"
+        """Broadcast the logits [..., V] of the last stage to every stage, in float32."""
+        assert not paddle.is_grad_enabled(), "logits have no gradient: the backward pass starts at the loss"
         if self.axis.index == self.plan.last:
             logits = compute_logits(hidden).astype("float32")
         else:

@@ -1,14 +1,14 @@
-"""Schedule of a pipeline: the order in which processes run micro-batches through their chunks of layers, and send.
+"""Pipeline schedule: the order in which processes run micro-batches through their chunks of layers and send results.
 
-The schedule is one forward, one backward (1F1B; PipeDream, Narayanan et al. 2019). If layers are interleaved, a process
-has several chunks (arXiv:2104.04473). Example with four micro-batches and two processes; a backward pass takes twice as
-long as a forward pass:
+The schedule is 1F1B (one forward, one backward; PipeDream, Narayanan et al. 2019). In the interleaved schedule
+(arXiv:2104.04473) a process has several chunks. Example with four micro-batches and two processes, where a backward
+pass takes twice as long as a forward pass:
 
     process 0   F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
     process 1      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
-Every process computes the full schedule and runs its own entries in the common order. Sender and receiver reach their
-transfers in the same order, so blocking sends cannot deadlock.
+Every process computes the full schedule and runs its entries in the common order. Sender and receiver reach their
+transfers in the same order, so that blocking sends cannot deadlock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pass:
     """Forward or backward pass of one micro-batch through one chunk of layers.
 
     Attributes:
-        chunk: index over all processes, in the order of the layers; chunk c belongs to process c % degree.
+        chunk: index over all processes in layer order; chunk c belongs to process c % degree.
         micro: index of the micro-batch.
         backward: True for the backward pass.
     """
@@ -34,13 +34,13 @@ class Pass:
 
     @property
     def length(self) -> int:
-        """Duration in units of a forward pass."""
+        """Duration of the pass in units of a forward pass."""
         return 2 if self.backward else 1
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Message from a pass to the next chunk's process: hidden states, or their gradient in a backward pass."""
+    """Message from a pass to the process of the next chunk: hidden states, or their gradient in a backward pass."""
 
     producer: Pass
     consumer: Pass
@@ -56,10 +56,10 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
     """Return the passes and transfers of one process, in order.
 
     Args:
-        process: index in the pipeline.
+        process: index of the process in the pipeline.
         degree: number of processes, at least 2.
-        num_chunks: a multiple of `degree`.
-        num_micro: micro-batches of the optimizer step.
+        num_chunks: total number of chunks, a multiple of `degree`.
+        num_micro: number of micro-batches of the optimizer step.
         training: whether to include backward passes.
     """
     starts = _start_times(degree, num_chunks, num_micro, training)
@@ -72,7 +72,7 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
             continue
         consumer = Pass(next_chunk, producer.micro, producer.backward)
         source, target = producer.chunk % degree, next_chunk % degree
-        if process in (source, target):  # when the consumer starts, and before passes that start at that time
+        if process in (source, target):  # when the consumer starts, before passes that start at the same time
             order = (starts[consumer], 0, next_chunk, producer.micro)
             timed.append((order, Transfer(producer, consumer, source, target)))
     return tuple(entry for _, entry in sorted(timed, key=lambda pair: pair[0]))
@@ -81,8 +81,8 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
 def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -> dict[Pass, int]:
     """Return the start time of each pass.
 
-    Every process runs the pass that can start earliest, backward passes first; a limit bounds the micro-batches
-    in flight.
+    Every process runs the pass that can start earliest, backward passes first. The number of micro-batches in flight is
+    limited.
     """
     waiting = [_own_passes(process, degree, num_chunks, num_micro, training) for process in range(degree)]
     limits = [
@@ -92,7 +92,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
     free_at, in_flight = [0] * degree, [0] * degree
 
     def earliest_start(pass_: Pass, process: int) -> int | None:
-        """Return the earliest start; None while a dependency is not scheduled."""
+        """Return the earliest possible start of a pass; None while a dependency is not scheduled."""
         ends = [starts[other] + other.length if other in starts else None for other in _dependencies(pass_, num_chunks)]
         return None if None in ends else max(free_at[process], *ends, 0)  # type: ignore[type-var]
 
@@ -108,7 +108,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
             for process, queue in queues
             if (begin := earliest_start(queue[0], process)) is not None
         ]
-        if not possible:  # a micro-batch must enter before any can leave
+        if not possible:  # a micro-batch must enter before one can leave
             limits = [limit + 1 for limit in limits]
             continue
         begin, _, process, queue = min(possible, key=lambda item: item[:3])
@@ -121,7 +121,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
 def _own_passes(
     process: int, degree: int, num_chunks: int, num_micro: int, training: bool
 ) -> tuple[list[Pass], list[Pass]]:
-    """Return a process's forward and backward passes: `degree` micro-batches in one chunk, then in the next chunk."""
+    """Return the passes of a process in order: `degree` micro-batches in one chunk, then in the next chunk."""
     own: Sequence[int] = range(process, num_chunks, degree)
     groups = [range(first, min(first + degree, num_micro)) for first in range(0, num_micro, degree)]
     forwards = [Pass(chunk, micro, False) for group in groups for chunk in own for micro in group]
@@ -130,7 +130,7 @@ def _own_passes(
 
 
 def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
-    """Return the passes that must end before this one starts."""
+    """Return the passes that must end before a pass can start."""
     chunk, micro = pass_.chunk, pass_.micro
     if not pass_.backward:
         return [Pass(chunk - 1, micro, False)] if chunk else []
@@ -138,7 +138,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return the largest number of micro-batches whose activations a process holds; it is largest on process 0."""
+    """Return the maximum number of micro-batches whose activations a process holds, which process 0 reaches."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

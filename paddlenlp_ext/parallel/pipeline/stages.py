@@ -1,9 +1,9 @@
 """Assignment of layers to pipeline stages.
 
-Chunks are consecutive layers of balanced cost, the lm_head included. The first chunk has the embedding; the last chunk
-has the last norm and the lm_head. If lm_head and embedding are tied, both chunks hold the weight. A process knows the
-names and shapes of the parameters that other stages hold, without values. Decisions that depend on all parameters are
-therefore the same on every stage.
+Chunks are consecutive layers of balanced cost, including the lm_head. The first chunk has the embedding, and the last
+chunk has the last norm and the lm_head. If lm_head and embedding are tied, both chunks hold the weight. A process knows
+names and shapes of the parameters of other stages, without their values, so that decisions that depend on all
+parameters are the same on every stage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
-_IN_TIED_HEAD = (  # endings of the names of tensors of the embedding that a tied lm_head reads too
+_IN_TIED_HEAD = (  # name suffixes of embedding tensors that a tied lm_head reads too
     *("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices"),
     *(".lora_embedding_A", ".lora_embedding_B"),
 )
@@ -37,8 +37,8 @@ class StagePlan:
 
     Attributes:
         degree: number of processes.
-        bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1, and belongs to process c % degree.
-        loads: cost of each chunk in multiplications per token (cost_model.py); the last one includes the lm_head.
+        bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1 and belongs to process c % degree.
+        loads: cost of each chunk in multiplications per token (cost_model.py), in the last chunk with the lm_head.
         is_tied: whether lm_head and embedding share their weight.
     """
 
@@ -49,16 +49,16 @@ class StagePlan:
 
     @property
     def num_chunks(self) -> int:
-        """Number of chunks over all processes."""
+        """Total number of chunks of all processes."""
         return len(self.bounds) - 1
 
     @property
     def last(self) -> int:
-        """Index of the process that has the lm_head."""
+        """Index of the process that holds the lm_head."""
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the processes that hold a parameter; all, if it belongs to no layer, embedding, norm or head."""
+        """Return the processes that hold a parameter: all of them if it is in no layer, embedding, norm or lm_head."""
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -70,7 +70,7 @@ class StagePlan:
         return (self.last,) if is_last else tuple(range(self.degree))
 
     def table(self) -> str:
-        """Return a line per process: its layers, and its cost relative to an even split."""
+        """Return one line per process with its layers and its cost relative to an even split."""
         even = sum(self.loads) / self.degree
         lines = []
         for process in range(self.degree):
@@ -85,13 +85,13 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
     """Assign a decoder's layers to stages; no weights are needed.
 
     Args:
-        config: the `DecoderConfig`.
+        config: `DecoderConfig` of the model.
         degree: number of processes.
-        chunks_each: chunks of layers per process (`virtual_pp_degree`).
-        work: cost of a token; by default all weights train and all tokens are target tokens.
+        chunks_each: number of chunks per process (`virtual_pp_degree`).
+        work: cost of a token; by default all weights are trained and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks; the message names a value that works.
+        ValueError: there are fewer layers than chunks; the message suggests a valid degree.
     """
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
@@ -108,7 +108,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
 
 
 def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
-    """Set the stages of each tensor, and free the values of the tensors that process `own` does not hold."""
+    """Record the stages of each tensor, and free the values of tensors that process `own` does not hold."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         stages = plan.holders(name)
         set_placement(tensor, stages=stages, is_on_stage=own in stages)
@@ -119,25 +119,25 @@ def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
 
 
 def allocate_own_parameters(model: nn.Layer) -> None:
-    """Allocate this stage's parameters of a model that was built without values."""
+    """Allocate the parameters of this stage in a model that was built without values."""
     for parameter in model.parameters():
         if is_on_stage(parameter) and not has_storage(parameter):
             parameter.initialize()
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this process counts a tensor in sums over stages: it is the first stage that holds the tensor."""
+    """Return whether this stage counts a tensor in sums over stages, as the first stage that holds it."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
 
 @paddle.no_grad()
 def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
-    """Sum the gradients of each parameter that several stages hold over these stages, in place.
+    """Sum the gradients of parameters that several stages hold (tied weights) over these stages, in place.
 
     Args:
-        parameters: this stage's parameters, in the model's order.
-        axis: the pipeline's processes.
+        parameters: parameters of this stage, in the order of the model.
+        axis: mesh axis of the pipeline.
     """
     shared = [parameter for parameter in parameters if len(placement_of(parameter).stages) > 1]
     on_all_stages = [parameter for parameter in shared if len(placement_of(parameter).stages) == axis.size]
@@ -149,7 +149,7 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis)
 
 
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
-    """Sum the gradients of the first and the last stage on the first one, and send the sum back."""
+    """Sum the gradients of the first and last stage on the first stage, and send the sum back."""
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = zero_gradient(parameter)
@@ -168,7 +168,7 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Return the bounds that minimize the largest chunk's cost, then the sum of squares; no chunk is empty."""
+    """Return the bounds that minimize the largest chunk cost, then the sum of squares; no chunk is empty."""
     # number of layers assigned -> (largest cost, sum of squares, bounds)
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0, 0, (0,))}
     for chunk in range(num_chunks):
