@@ -95,18 +95,18 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array(self.whole(_UINT32), self.whole(10))
         if kind not in _SCALARS:
-            raise ValueError(f"unknown type of a value, {kind}")
+            raise ValueError(f"unknown value type {kind}")
         value = self.number(kind)
         return bool(value) if kind == _BOOL else value
 
     def _array(self, kind: int, count: int) -> list[Any]:
         self.num_items += count
         if count > self.size - self.at or self.num_items > _MAX_ITEMS:
-            raise ValueError(f"an array of {count} items, {self.num_items} with those before it")
+            raise ValueError(f"an array of {count} items, {self.num_items} items in all arrays so far")
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
-            raise ValueError(f"an array of items of type {kind}")
+            raise ValueError(f"unknown array item type {kind}")
         dtype = np.dtype(f"<{_SCALARS[kind]}")
         values = np.frombuffer(self.take(count * dtype.itemsize), dtype)
         return (values != 0).tolist() if kind == _BOOL else values.tolist()
@@ -114,12 +114,12 @@ class _Cursor:
 
 def _read(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     if cursor.take(4) != _MAGIC:
-        raise ValueError("other first bytes")
+        raise ValueError("it does not begin with GGUF")
     version = cursor.whole(_UINT32)
     if version % 65536 == 0:
         raise ValueError("a big-endian GGUF file is not supported; use a little-endian one")
     if version not in _VERSIONS:
-        raise ValueError(f"version {version} of the format")
+        raise ValueError(f"unknown format version {version}")
     num_tensors, num_keys = cursor.whole(10), cursor.whole(10)
     metadata: dict[str, Any] = {}
     alignment = _DEFAULT_ALIGNMENT

@@ -80,7 +80,7 @@ def array(kind: int, count: int) -> bytes:
     ("content", "message"),
     [
         (b"", "empty"),
-        (header(magic=b"GGML"), "other first bytes"),
+        (header(magic=b"GGML"), "it does not begin with GGUF"),
         (header(version=1), "version 1"),
         (header(version=3 << 24), "big-endian"),
         (header(keys=[struct.pack("<Q", 2**63)]), f"{2**63} bytes at 32 of a file"),
@@ -88,7 +88,7 @@ def array(kind: int, count: int) -> bytes:
         (header(keys=[array(8, 2**40)]), f"an array of {2**40} items"),
         (header(keys=[array(9, 1)]), "items of type 9"),
         (header(keys=[array(77, 1)]), "items of type 77"),
-        (header(keys=[text("k") + struct.pack("<I", 13)]), "unknown type of a value, 13"),
+        (header(keys=[text("k") + struct.pack("<I", 13)]), "unknown value type 13"),
         (header(keys=[text("k") + struct.pack("<IB", 0, 1)] * 2), "the key k occurs twice"),
         (header(keys=[text("general.alignment") + struct.pack("<II", 4, 0)]), "general.alignment is 0"),
         (header(tensors=[tensor("a", (2**32, 2**32))]), "tensor a ends at byte"),
@@ -116,5 +116,5 @@ def test_read_header_with_lengths_that_do_not_fit_the_file_raises_at_once(conten
 
 def test_read_header_bounds_the_items_of_all_arrays(tmp_path, monkeypatch):
     monkeypatch.setattr(header_module, "_MAX_ITEMS", 3)
-    with pytest.raises(ValueError, match="an array of 2 items, 5 with those before it"):
+    with pytest.raises(ValueError, match="an array of 2 items, 5 items in all arrays so far"):
         read_header(write(tmp_path / "a.gguf"))
