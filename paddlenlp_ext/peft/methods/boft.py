@@ -228,6 +228,6 @@ class BOFTLinear(LinearAdapter):
 
 
 def _transpose_groups(x: paddle.Tensor, rows: int, columns: int, width: int) -> paddle.Tensor:
-    """Transpose each [rows, columns] grid of runs of `width` features in x [..., in]."""
+    """Split x [..., in] into runs of `width` features, and transpose each [rows, columns] grid of runs."""
     parts = x.reshape([-1, rows, columns, width]).transpose([0, 2, 1, 3])
     return parts.reshape(x.shape)

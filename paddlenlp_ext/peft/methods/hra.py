@@ -3,8 +3,8 @@
     W' = W H_1 H_2 ... H_r        H_i = I - 2 u_i u_i^T / |u_i|^2        U = [u_1, ..., u_r] [in, r]
 
 arXiv:2405.17484. H is orthogonal, so it preserves the norms of the rows of W and the angles between them. The product
-of reflections is applied in compact WY form with 2 r in multiplications per token, as many as LoRA needs for a square
-W:
+of reflections is applied in compact WY form with 2 * r * in multiplications per token, as many as LoRA needs for a
+square W:
 
     y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
     T^-1 = I / 2 + the part of D U^T U D above its diagonal

@@ -66,7 +66,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def _variant(name: str) -> Any:
-    """Return the field of a variant's switch; True makes the constructor return the config of the variant."""
+    """Declare the switch of a variant; with True the constructor returns the variant's config."""
     return field(default=False, repr=False, compare=False, metadata={"variant": name})
 
 

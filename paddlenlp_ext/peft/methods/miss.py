@@ -178,7 +178,7 @@ class MiSSLinear(_MiSSLayer):
         self.miss_block = self.new_parameter(np.zeros(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the update costs in additions and r * out multiplications per token."""
+        """Map x [..., in] to [..., out]; the update takes r * out multiplications per token."""
         shards = fold_features(self.apply_dropout(x), self.rank, first_features(self)[1])
         return self.base(x) + paddle.matmul(shards, self._matrix())
 

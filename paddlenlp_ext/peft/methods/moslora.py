@@ -1,7 +1,7 @@
 """MoSLoRA: Mixture-of-Subspaces in Low-Rank Adaptation (Wu et al. 2024, arXiv:2406.11909), LoRA with a trained mixer.
 
     y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
-    A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with `rslora`
+    A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with rsLoRA
 
 LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r outer products. B M is one
 matrix, so a trained adapter can be saved as a plain LoRA, with `mixer_to_lora` or `save_as_lora`.

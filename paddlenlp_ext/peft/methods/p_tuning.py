@@ -53,10 +53,10 @@ _ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
 class PTuningAdapter(PromptAdapter):
-    """Adapter with input vectors before every document that a trained network computes."""
+    """Adapter that computes the input vectors before every document with a trained network."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the last hidden states of the tokens, [B, S, D]; arguments as in `PromptAdapter`."""
+        """Return the last hidden states of the tokens, [B, S, D]; takes the arguments of `PromptAdapter`."""
         decoder = self.base_model.model
         if self.base_model.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
             paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same seed on all ranks; see `Decoder`

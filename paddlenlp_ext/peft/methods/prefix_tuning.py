@@ -76,7 +76,7 @@ class PrefixAdapter(Adapter):
                 layer.encoder = (encoder,)
 
     def _layers_with_values(self) -> list[PrefixAttention]:
-        """Return the layers whose base has values: none in a dry run, and only this pipeline stage's otherwise."""
+        """Return the layers of this pipeline stage; none in a dry run, where the base has no values."""
         return [
             layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.o_proj)
         ]
@@ -99,7 +99,7 @@ class PrefixAdapter(Adapter):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states [B, S, D] for the base model's arguments; positions exclude the prefix."""
+        """Return the last hidden states [B, S, D] for the base model's arguments; positions do not count the prefix."""
         if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:

@@ -160,8 +160,8 @@ class PromptTuningConfig(PromptConfig):
     'random'
 
     Raises:
-        ValueError: an option is out of range, or `prompt_tuning_init` is "text" without a text, or a text is set
-            without it.
+        ValueError: an option is out of range, or only one of `prompt_tuning_init="text"` and
+            `prompt_tuning_init_text` is set.
     """
 
     starts_from_weights: ClassVar[bool] = True

@@ -10,7 +10,7 @@ minimizes the error of the layer's *output* (theorem 1), whereas LoftQ minimizes
 
 The paper trains A0 and B0. Here they stay frozen, and a new LoRA is trained, because training A0 and B0 at LoRA's
 learning rates gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite sign
-(`lora/subtracted_init.py`). Files have a plain LoRA of rank 2r over the quantized base.
+(`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the quantized base.
 
 The statistics come from the first batches of the run, which training uses again. The original weights are read a second
 time, one by one. Layers with the same input, such as q, k and v, share one R.
@@ -51,7 +51,7 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 INPUT_CHOICES = ("correlated", "independent")
-"""Use the full R, or only its diagonal."""
+"""Values of `inputs`: use the full R, or only its diagonal."""
 _MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to the largest; smaller eigenvalues are rounding errors of float32 sums
 _MAX_RELATIVE_ERROR = 0.5  # of the weight's norm; every quantized format has a smaller error
 

@@ -1,8 +1,8 @@
-"""Trainable tokens: train only the embedding rows of a few tokens, such as chat markers (token_rows.py).
+"""Trainable tokens: train only the embedding rows of a few tokens, such as chat markers.
 
-The method has the same name in Hugging Face PEFT. If lm_head is tied to the embedding, the rows are replaced there too.
-An untied lm_head is adapted only if `target_modules` names it, with separate rows. Merging writes the rows into the
-table.
+`peft/trainable_token_indices.py` has the layer. The method has the same name in Hugging Face PEFT. If lm_head is tied
+to the embedding, the rows are replaced there too. An untied lm_head is adapted only if `target_modules` names it, with
+separate rows. Merging writes the rows into the table.
 """
 
 from __future__ import annotations

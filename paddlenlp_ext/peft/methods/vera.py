@@ -9,7 +9,7 @@
 | d | [r] | d_initial | trained, one per layer |
 | b | [out] | 0 | trained, one per layer |
 
-`projection_prng_key` and the sizes determine A and B. For the same key they are bitwise equal to the matrices of
+`projection_prng_key` and the sizes determine A and B. For the same key, they are bitwise equal to the matrices of
 Hugging Face PEFT, so both libraries load adapters that were saved without A and B. PEFT draws them with
 `torch.Generator().manual_seed(key)`: the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
 Nishimura 1998), which NumPy has too. `Tensor.uniform_` of float32 uses the low 24 bits of each output.
@@ -74,7 +74,7 @@ class Projections:
 
 
 class TorchUniform:
-    """Generator of uniform float32 numbers that are bitwise equal to those of PyTorch on the CPU.
+    """Generator of uniform float32 numbers that are bitwise equal to PyTorch's on the CPU.
 
     Args:
         key: seed; only the low 32 bits are used.
