@@ -1,6 +1,6 @@
 // Entry points of the CPU library, and the structs that cross its boundary.
 //
-// Python parses argument types and struct layouts from this file (ops/cpu/api.py), so no signature is declared twice.
+// Python parses argument types and struct layouts from this file (ops/cpp/api_header.py); nothing is declared twice.
 // The parser supports `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per
 // declaration, and the types i64, float, double, bool and pointers.
 //
@@ -59,7 +59,7 @@ struct AttentionTensors {
 };
 
 // A weight [out, in] whose flattened values w[i] = level(code[i]) * scale[i / block] are stored as codes and scales
-// (ops/quantized/dequantize.py).
+// (ops/dequantize).
 struct QuantizedWeight {
     i64 out;
     i64 in;
@@ -140,7 +140,7 @@ struct DecodeRope {
     float amplitude;
 };
 
-// The parts of a model around its layers.
+// Weights of a model outside its decoder layers.
 struct DecodeModel {
     const void* embedding;  // [vocab, hidden]
     const DecodeRope* ropes;
@@ -152,7 +152,7 @@ struct DecodeModel {
     bool is_bf16;           // of `embedding`
 };
 
-// Table of an 8-bit format for values between -1 and 1 (ops/adamw_8bit.py). The code of the level nearest to x is
+// Table of an 8-bit format for values between -1 and 1 (ops/adamw). The code of the level nearest to x is
 // first[upper bits of x], or the next code if x is above the border between the two levels.
 struct DynamicLevels {
     const float* values;   // [256]
@@ -175,10 +175,10 @@ struct AdamStep {
 // and step are 32-bit numbers.
 struct DrawPosition {
     i64 seed;
-    i64 tensor;  // number of the tensor
+    i64 tensor;  // index of the tensor
     i64 step;
     i64 first;   // index of the first value in the full tensor
-    i64 width;   // values of a row
+    i64 width;   // values per row
     i64 stride;  // values from one row to the next in the full tensor
 };
 
@@ -193,13 +193,13 @@ const char* last_error();
 Status get_threads(i64* count);
 Status set_threads(i64 count);
 
-// Sets `result` to 1 if oneDNN has bfloat16 products for this processor (they need AVX-512), and to 0 otherwise.
+// Sets `result` to 1 if oneDNN has bfloat16 matmuls for this processor (they need AVX-512), and to 0 otherwise.
 Status has_bf16_products(i64* result);
 
 // Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are DLPack's.
 Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor);
 
-// Sets numbers [3] to the bytes that are mapped, the bytes in use, and the peak of the bytes in use.
+// Sets numbers [3] to the mapped bytes, the bytes in use, and the peak of the bytes in use.
 Status buffers_account(i64* numbers);
 
 // Returns all unused blocks to the kernel.
@@ -363,7 +363,7 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
 
 // -- decoding step ----------------------------------------------------------------------------------------------------
 
-// Several decoder layers.
+// Runs several decoder layers.
 // x [batch * length, hidden]: hidden states before the layers, and then after them. The keys and values of the new
 // positions are written to the caches.
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
