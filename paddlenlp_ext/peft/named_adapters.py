@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.merge.in_memory import MergedAdapter
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 
+@dataclass(eq=False)
 class NamedAdapters:
     """Adapters by name, of any methods; switching copies no tensor.
 
-    Args:
-        name: name of the first adapter.
-        adapter: the first adapter, which is in place in the base model.
-
     Attributes:
-        active_name: name of the active adapter.
+        active_name: name of the active adapter, which is in place in the base model.
     """
 
-    def __init__(self, name: str, adapter: Adapter) -> None:
-        self.active_name = name
-        self._adapters = {name: adapter}
-        self._merged: MergedAdapter | None = None
+    active_name: str
+    _adapters: dict[str, Adapter]
+    _merged: MergedAdapter | None = field(init=False, default=None)
 
     def __getitem__(self, name: str) -> Adapter:
         if name not in self._adapters:

@@ -78,13 +78,13 @@ class PeftModel(TrainableModel):
     def __init__(self, model: TrainableModel, adapter: Adapter, adapter_name: str = "default") -> None:
         super().__init__()
         self.base_model = model
-        self.adapters = NamedAdapters(adapter_name, adapter)
-        self._register_own_layers()
+        self.adapters = NamedAdapters(adapter_name, {adapter_name: adapter})
+        self._register_own_layers(adapter)
 
-    def _register_own_layers(self) -> None:
+    def _register_own_layers(self, adapter: Adapter) -> None:
         """Register the active adapter's layers outside the base model, so that their parameters are the model's."""
-        self.reads_prompts = self.peft_config.reads_prompts
-        for name, layer in self.adapter.own_layers.items():
+        self.reads_prompts = adapter.peft_config.reads_prompts
+        for name, layer in adapter.own_layers.items():
             self.add_sublayer(name, layer)
 
     @property
@@ -245,7 +245,7 @@ class PeftModel(TrainableModel):
         if self.adapter is not previous:
             for name in previous.own_layers:
                 delattr(self, name)
-            self._register_own_layers()
+            self._register_own_layers(self.adapter)
             self.train() if self.training else self.eval()
 
     def delete_adapter(self, adapter_name: str) -> None:
