@@ -50,8 +50,8 @@ from paddlenlp_ext.data.audit.audit_splits import AuditedSplit, audit_splits
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_splits
 from paddlenlp_ext.data.step_batch import StepBatch
-from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
-from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
+from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.training_rows import load_rows
 

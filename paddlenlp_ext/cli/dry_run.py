@@ -14,7 +14,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
-from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
+from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model

@@ -21,8 +21,8 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.mixture import MixedDataset
 from paddlenlp_ext.data.packing import PackingPlan, attention_cost
 from paddlenlp_ext.data.step_batch import StepBatch
-from paddlenlp_ext.data.streaming.shuffle_window import StreamOrder
-from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
+from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 
 _ROWS_HASHED = 100_000

@@ -10,8 +10,8 @@ from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, load_spli
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.streaming.source_cursor import Source
-from paddlenlp_ext.data.streaming.token_stream import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint

@@ -21,8 +21,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.quantization.checkpoint_tensors import tensors_to_store
 from paddlenlp_ext.quantization.config import QuantizationConfig
-from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, packed_bytes, quantize_layer, quantize_stack
-from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear, QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, packed_bytes, quantize_layer
+from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear, QuantizedGroupedLinear, quantize_stack
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer, QuantizedLinear
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.sharding_spec import is_on_stage

@@ -20,7 +20,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.codebooks import boundaries, dynamic_levels, levels
 from paddlenlp_ext.quantization.config import QuantizationConfig
 
@@ -74,28 +74,6 @@ def quantize_layer(
         return dataclasses.replace(quantize(prepared, options), is_residual=prepared is not weight)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def quantize_stack(
-    name: str, read: Callable[[int], paddle.Tensor], groups: int, parts: int, options: QuantizationConfig
-) -> QuantizedStack:
-    """Quantize a stacked weight [G, O, I], each matrix [O / P, I] of each group separately.
-
-    Only one group at a time is in memory in full precision.
-
-    Args:
-        name: name of the layer, for errors.
-        read: returns the weight of a group, float32 [O, I], by its index.
-        groups: number of groups G.
-        parts: number P of projections fused in a group's weight.
-        options: format, with a single algo.
-
-    Raises:
-        ValueError: as in `quantize`.
-    """
-    return stack_weights(
-        [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]
-    )
 
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:

@@ -1,9 +1,9 @@
-"""Grouped linear layer (the experts of an MoE layer) with frozen quantized weights."""
+"""Grouped linear layer (the experts of an MoE layer) with frozen quantized weights, and quantization of its weight."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import paddle
@@ -13,7 +13,9 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.ops.dequantize import dequantize_stack
 from paddlenlp_ext.ops.quantized_grouped_linear import quantized_grouped_linear
 from paddlenlp_ext.ops.quantized_linear import quantized_linear
-from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_weight import quantize_layer
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 
 
@@ -76,3 +78,25 @@ class QuantizedGroupedLinear(QuantizedLayer):
 
 AnyGroupedLinear = GroupedLinear | QuantizedGroupedLinear
 """Grouped linear layer, quantized or not."""
+
+
+def quantize_stack(
+    name: str, read: Callable[[int], paddle.Tensor], groups: int, parts: int, options: QuantizationConfig
+) -> QuantizedStack:
+    """Quantize a stacked weight [G, O, I], each matrix [O / P, I] of each group separately.
+
+    Only one group at a time is in memory in full precision.
+
+    Args:
+        name: name of the layer, for errors.
+        read: returns the weight of a group, float32 [O, I], by its index.
+        groups: number of groups G.
+        parts: number P of projections fused in a group's weight.
+        options: format, with a single algo.
+
+    Raises:
+        ValueError: as in `quantize`.
+    """
+    return stack_weights(
+        [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]
+    )

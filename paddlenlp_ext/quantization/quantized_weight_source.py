@@ -23,7 +23,8 @@ from paddlenlp_ext.quantization.checkpoint_tensors import (
     stored_shape,
 )
 from paddlenlp_ext.quantization.config import QuantizationConfig
-from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, quantize_layer, quantize_stack
+from paddlenlp_ext.quantization.quantize_weight import BeforeQuantizing, quantize_layer
+from paddlenlp_ext.quantization.quantized_grouped_linear import quantize_stack
 from paddlenlp_ext.quantization.shard_weight import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
 

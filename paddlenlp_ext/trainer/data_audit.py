@@ -18,7 +18,7 @@ from paddlenlp_ext.data.preference.pair_dataset import open_pairs
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardEncoder
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
-from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.trainer.run_data import RunData

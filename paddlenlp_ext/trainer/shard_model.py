@@ -6,7 +6,7 @@ A step that adds or replaces parameters is followed by `place_stage`, which drop
 from __future__ import annotations
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.streaming.token_stream import TokenStream
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource

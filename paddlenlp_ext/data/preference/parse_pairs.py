@@ -17,9 +17,9 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.checked_values import MISSING_KEY, WRONG_TYPE, FieldPath, dotted
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.errors import NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.formats import UNEQUAL_LISTS, UNKNOWN_FORMAT, parse_row
-from paddlenlp_ext.data.rows.known_fields import NOT_SUPPORTED, PROMPT, SRC_TGT, RowFormat, check_texts, unknown_in
+from paddlenlp_ext.data.rows.known_fields import PROMPT, SRC_TGT, RowFormat, check_texts, unknown_in
 
 SAME_ANSWERS = "same answers"
 RANKED = RowFormat("src, response, sort", (("src",), ("response",), ("sort",)), ("tgt", *SRC_TGT.optional))

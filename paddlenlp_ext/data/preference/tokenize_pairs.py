@@ -27,8 +27,7 @@ from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_promp
 from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, unknown_preference_fields
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.conversation import REFUSED
-from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.known_fields import NO_TARGET
+from paddlenlp_ext.data.rows.errors import NO_TARGET, InvalidRowError
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns

@@ -16,9 +16,8 @@ from paddlenlp_ext.data.preference.parse_pairs import FORMATS, Answer, parse_pre
 from paddlenlp_ext.data.preference.tokenize_pairs import PairRow, PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
-from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
+from paddlenlp_ext.data.rows.errors import MAX_LISTED, NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row
-from paddlenlp_ext.data.rows.known_fields import NOT_SUPPORTED
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 

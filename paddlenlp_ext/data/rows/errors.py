@@ -8,6 +8,8 @@ from paddlenlp_ext.data.rows.source_row import InvalidRow
 
 MAX_LISTED = 20
 """Maximum number of invalid rows that an error message lists; the others are only counted."""
+NOT_SUPPORTED = "not supported"
+NO_TARGET = "no target token"
 
 
 class InvalidRowError(ValueError):

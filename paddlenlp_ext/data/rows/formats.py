@@ -24,14 +24,12 @@ from paddlenlp_ext.data.rows.checked_values import (
     type_name,
 )
 from paddlenlp_ext.data.rows.conversation import ROLE_ORDER, SYSTEM, Conversation, Message
-from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import (
     ADVERTISE_GEN,
     ALPACA,
     KWARGS,
     MESSAGES,
-    NO_TARGET,
-    NOT_SUPPORTED,
     NOTHING,
     PROMPT,
     QUERY,
@@ -39,11 +37,9 @@ from paddlenlp_ext.data.rows.known_fields import (
     SRC_TGT,
     RowFormat,
     check_refusals,
-    check_row_weights,
     check_texts,
-    context_turns,
-    loss_weights,
 )
+from paddlenlp_ext.data.rows.loss_weights import check_row_weights, context_turns, loss_weights
 from paddlenlp_ext.data.rows.messages import read_messages, read_tools
 
 KNOWN_FORMATS = (

@@ -2,7 +2,7 @@
 
     RowFormat       fields that a format reads
     TEXTS           questions and answers; a row whose format does not read them is invalid, because they would be lost
-    LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context
+    LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context (loss_weights.py)
     REFUSALS        fields that make a row invalid: their feature is not supported, or they are in the wrong place
     METADATA        fields that are ignored
 
@@ -11,17 +11,13 @@ Other fields are ignored too, and named in the log.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.data.rows.checked_values import FieldPath
-from paddlenlp_ext.data.rows.errors import InvalidRowError
-
-NOT_SUPPORTED = "not supported"
-NO_TARGET = "no target token"
-
+from paddlenlp_ext.data.rows.errors import NOT_SUPPORTED, InvalidRowError
+from paddlenlp_ext.data.rows.loss_weights import LOSS_WEIGHTS
 
 TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
 """Fields with questions or answers; a row is invalid if its format does not read them."""
@@ -78,8 +74,6 @@ TEXT = RowFormat("plain text", (("src", "text"),), optional=())
 CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVERTISE_GEN)
 PART = ("type", "text", "value")
 """Fields of a content part, an item in the list `content` of a message."""
-LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
-"""Fields of an answer or a row that decide whether its tokens count in the loss."""
 EMPTY = (None, "", [], {})
 """Values that count as an absent field."""
 NOTHING = (*EMPTY, "[]", False)
@@ -186,17 +180,6 @@ def check_refusals(
             raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))
 
 
-def check_row_weights(row: dict[str, Any]) -> None:
-    """Check that all loss weights of a row are 1.
-
-    Raises:
-        InvalidRowError: a weight is not 1.
-    """
-    for name, is_target in loss_weights(row).items():
-        if not is_target:
-            raise InvalidRowError(NO_TARGET, f"{name} excludes every answer from the loss; remove the row", (name,))
-
-
 def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
     """Check that a row has questions and answers only in fields that its format reads.
 
@@ -207,62 +190,6 @@ def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
         if name not in row_format.fields and row.get(name) not in NOTHING:
             message = f"{name} is not read in a row of the format {row_format.name}; remove it"
             raise InvalidRowError(NOT_SUPPORTED, message, (name,))
-
-
-def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool]:
-    """Return the loss weights of a row or message by field: True for 1, False for 0.
-
-    Raises:
-        InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
-    """
-    weights: dict[str, bool] = {}
-    for name in LOSS_WEIGHTS:
-        value = fields.get(name)
-        if value is None:
-            continue
-        if value not in (0, 1):
-            message = f"{name} is {json.dumps(value)[:40]}, neither 1 (target) nor 0 (context); change or remove it"
-            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
-        weights[name] = bool(value)
-        if len(set(weights.values())) > 1:
-            message = f"{' and '.join(weights)} contradict each other; keep one"
-            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
-    return weights
-
-
-def context_turns(labels: Any, count: int) -> frozenset[int]:
-    """Return the indices of turns that do not count in the loss, from the loss weights in `label` of a src/tgt row.
-
-    Args:
-        labels: value of `label`.
-        count: number of turns.
-
-    Raises:
-        InvalidRowError: the number of weights is not the number of turns, or a weight is neither 0 nor 1.
-    """
-    if not isinstance(labels, list) or not labels:
-        return frozenset()
-    if len(labels) != count:
-        message = f"label has {len(labels)} items for {count} turns; write 1 (target) or 0 (context) for each"
-        raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
-    for index, label in enumerate(labels):
-        if label not in (0, 1):
-            message = f"label[{index}] is {json.dumps(label)[:40]}, neither 1 (target) nor 0 (context); change it"
-            raise InvalidRowError(NOT_SUPPORTED, message, ("label", index))
-    return frozenset(index for index, label in enumerate(labels) if not label)
-
-
-def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
-    """Check that a content part has no loss weights.
-
-    Raises:
-        InvalidRowError: the content part has a loss weight.
-    """
-    for name in LOSS_WEIGHTS:
-        if part.get(name) is not None:
-            raise InvalidRowError(
-                NOT_SUPPORTED, f"{name} of a content part is not supported; set it on the message", (*path, name)
-            )
 
 
 def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:

@@ -19,20 +19,18 @@ from paddlenlp_ext.data.rows.checked_values import (
     type_name,
 )
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, ROLE_ORDER, SYSTEM, TOOL, USER, Message, ToolCall
-from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.errors import NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import (
     CALLS,
-    NOT_SUPPORTED,
     NOTHING,
     REASONING,
     SHAREGPT,
     TOOLS,
     FieldPath,
     RowFormat,
-    check_no_weights,
     check_refusals,
-    loss_weights,
 )
+from paddlenlp_ext.data.rows.loss_weights import check_no_weights, loss_weights
 
 OPENAI_ROLES = {
     "system": SYSTEM,

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.known_fields import NO_TARGET
+from paddlenlp_ext.data.rows.errors import NO_TARGET, InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn

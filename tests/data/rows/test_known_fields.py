@@ -19,7 +19,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.prediction_prompts import parse_prompt
 from paddlenlp_ext.data.rows import known_fields as row_fields
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.rows.errors import DataError, InvalidRowError
+from paddlenlp_ext.data.rows.errors import NO_TARGET, DataError, InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row, parse_text
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.tokenization.statistics import DataStats
@@ -121,7 +121,7 @@ def outcome_of_json(place: str, field: str, text: str) -> str:
     try:
         after = parse(row)
     except InvalidRowError as error:
-        at_field = error.path[: len(path) + 1] == (*path, field) or error.reason == row_fields.NO_TARGET
+        at_field = error.path[: len(path) + 1] == (*path, field) or error.reason == NO_TARGET
         assert field in READ or at_field, f"{place} {field} {value!r}: {error.path}"
         return "invalid"
     is_same_length = isinstance(before, Conversation) and len(before.answers) == len(after.answers)

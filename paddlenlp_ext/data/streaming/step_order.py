@@ -12,7 +12,7 @@ from typing import Any
 
 from paddlenlp_ext.data.packing import Pack, PackingPlan, attention_cost
 from paddlenlp_ext.data.step_batch import StepBatch
-from paddlenlp_ext.data.streaming.token_stream import TokenStream, Window
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream, Window
 from paddlenlp_ext.utils.seeds import seed_of
 
 

@@ -13,8 +13,8 @@ from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.readers import json_lines
 from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_settings
-from paddlenlp_ext.data.streaming import shuffle_window as stream_order
-from paddlenlp_ext.data.streaming import token_stream as stream_module
+from paddlenlp_ext.data.streaming import shuffle_buffer as stream_module
+from paddlenlp_ext.data.streaming import step_order as stream_order
 from paddlenlp_ext.data.training_rows import load_rows
 from tests.common.training import make_config
 
