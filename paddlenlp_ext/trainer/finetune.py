@@ -1,4 +1,4 @@
-"""Run training from data to evaluation, for the programs of `llm/` and for their functions in Python."""
+"""Run training from data to evaluation, for the programs of `llm/` and their Python functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: An
 
     Args:
         config: keys of a run with their values, or the path of a JSON file.
-        overrides: keys that replace those of `config`.
+        overrides: keys and values that replace keys of `config`.
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
@@ -93,7 +93,7 @@ reward = train_reward_model
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
-    """Return the checked configuration of a run, which `Trainer` takes; the arguments are those of `finetune`.
+    """Return the checked configuration of a run, for `Trainer`; arguments are the same as for `finetune`.
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.

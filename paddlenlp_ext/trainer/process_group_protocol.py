@@ -120,7 +120,7 @@ class SingleProcess:
         return value
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return a list of the one value."""
+        """Return `[value]`."""
         return [value]
 
     def union(self, names: set[str]) -> set[str]:

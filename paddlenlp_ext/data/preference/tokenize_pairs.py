@@ -56,7 +56,7 @@ class PairRow(TokenizedRow):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Stored numbers of a reward model's pair: its margin."""
+        """Stored margin of a pair for a reward model."""
         return (self.pair.margin,) if self.pair.scores_last_tokens else ()
 
 

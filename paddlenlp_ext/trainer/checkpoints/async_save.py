@@ -54,7 +54,7 @@ class CheckpointSaver:
         """Write a checkpoint; it is complete after this call, or with `use_async_save` after `wait`.
 
         Raises:
-            StorageError: this checkpoint or the one before it cannot be written; earlier ones are unchanged.
+            StorageError: this checkpoint or the previous one cannot be written; earlier checkpoints are unchanged.
         """
         train = self.config.train
         assert train.output_dir is not None, "check_output_dir requires output_dir"

@@ -119,7 +119,7 @@ def check_output_dir(config: RunConfig) -> None:
         inputs = {"model_name_or_path": config.model.model_name_or_path, "the adapter's path": adapter and adapter.path}
         _check_inputs_are_preserved(output_dir, inputs)
         return
-    # With "auto" there is no checkpoint here: a run that ended before its first one starts again.
+    # With "auto" and no checkpoint, a run that ended before its first checkpoint starts again.
     if list_checkpoints(output_dir) or ((output_dir / STATE_FILE).is_file() and train.resume_from_checkpoint != AUTO):
         raise ValueError(
             f"output_dir {output_dir} already has a run; to continue it set resume_from_checkpoint: true, to start "

@@ -94,7 +94,7 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
             return folder
         damaged.append(f"{folder}: {'; '.join(problems[:_MAX_PROBLEMS])}{'; ...' * (len(problems) > _MAX_PROBLEMS)}")
         if not is_named:
-            logger.warning("damaged checkpoint %s. Trying the one before it", damaged[-1])
+            logger.warning("damaged checkpoint %s. Trying the previous one", damaged[-1])
     if is_named and damaged:
         raise ValueError(
             f"damaged checkpoint {damaged[0]}. Resume from another one; resume_from_checkpoint: true takes the newest "

@@ -54,15 +54,15 @@ large ones and keep their neighbours from merging. Measured on two shapes (docs/
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of each part at the peak of a step.
+    """Peak memory of a step in bytes, by purpose.
 
     Attributes:
         process: the program itself.
         weights: frozen and trained parameters, quantized weights in their packed form.
         optimizer: moments, and fp32 copies of weights in half precision.
         activations: tensors saved for the backward pass of one micro-batch.
-        working: the larger of two temporary parts: the logits of a chunk of target positions, or the backward pass of
-            one layer.
+        working: temporary tensors: the logits of a chunk of target positions or the backward pass of one layer,
+            whichever is larger.
         gradients: gradients of trained parameters that do not fit into memory freed by activations.
         allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
@@ -77,7 +77,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        """Sum of all parts in bytes."""
+        """Sum over all purposes in bytes."""
         return sum(getattr(self, part.name) for part in fields(self))
 
 
@@ -104,7 +104,7 @@ class _MemoryUse:
 
     @staticmethod
     def of_pieces(sizes: Iterable[float], blocks: float = 0.0) -> _MemoryUse:
-        """Return the use of results of Paddle's own ops with these sizes, and of blocks."""
+        """Return the memory of results of Paddle's ops with these sizes, and of blocks."""
         sizes = list(sizes)
         mapped = sum(size for size in sizes if size >= _LARGEST_HEAP_PIECE)
         return _MemoryUse(blocks, sum(sizes) - mapped, mapped)
@@ -196,7 +196,7 @@ def estimate_memory(
 
 
 def _free_bytes(needed: _MemoryUse, numerics: Numerics, has_adapters: bool) -> float:
-    """Return the freed memory that allocators retain."""
+    """Return the bytes of freed memory that allocators retain."""
     if numerics.on_gpu:
         return 0.0
     if numerics.native:
@@ -267,26 +267,26 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token of a layer's most expensive backward op, that of the gate.
+    """Return the elements per token of the most expensive backward op of a layer, the gate's.
 
-    They are the gradients of its product, of gate and up, and of the hidden states before and after.
+    It holds the gradients of the gate's output, of gate and up, and of the hidden states before and after.
     """
     shapes = [shape for shape in config.experts or () if shape is not None]
-    rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # of the tokens' choices, sorted by expert
+    rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # tokens sorted by expert
     return 3 * config.active_size / tensor + (2 + rows) * config.hidden_size
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the number of elements of lm_head if it trains here, else 0; the forward pass computes its gradient."""
+    """Return the size of lm_head if it trains on this process, else 0; the forward pass computes its gradient."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 
 
 def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_tied: bool = True) -> _MemoryUse:
-    """Return the bytes of all gradients; a tied embedding has two, one for each use, until they are added.
+    """Return the memory of all gradients; a tied embedding has two gradients, one for each use, until they are added.
 
-    C++ ops allocate the gradients of linears and lm_head. Paddle allocates those of the embedding, and the small ones
-    of adapters. The gradient of an embedding in half precision is computed in fp32 first.
+    C++ ops allocate the gradients of linear layers and lm_head. Paddle allocates the gradients of the embedding and of
+    small adapters. The gradient of a half-precision embedding is computed in fp32 first.
     """
     trained = (updated_parameters if share.shards_gradients else trainable_parameters)(model)
     sizes = {name: stored.gradient_bytes(parameter) for name, parameter in trained.items()}
@@ -299,7 +299,7 @@ def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_ti
 
 
 def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse:
-    """Return the memory in which gradients are summed over the replicas: a bucket, and the sum by parameters."""
+    """Return the memory for summing gradients over replicas: a bucket, and the sum split into parameters."""
     if share.replicas == 1:
         return _MemoryUse()
     sizes = [stored.gradient_bytes(parameter) for parameter in trainable_parameters(model).values()]
@@ -310,7 +310,7 @@ def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse
 def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -> _MemoryUse:
     """Return the temporary memory of the largest parameter's update, without its gradient.
 
-    The optimizers with small state widen a gradient in half precision, and the parameter if it has no fp32 copy.
+    Optimizers with small state convert a half-precision gradient to fp32, and the parameter if it has no fp32 copy.
     """
     updates = []
     for name, parameter in updated_parameters(model).items():
@@ -325,9 +325,9 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
 
 
 def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:
-    """Return the bytes of the weights here, and under autocast of copies of linear weights in the format of products.
+    """Return the bytes of this process's weights, and under autocast of the cast copies of linear weights.
 
-    Gathered weights (ZeRO-3) are those outside the layers, and those of two layers (parallel/zero.py).
+    ZeRO-3 gathers the weights outside the decoder layers, and the weights of two layers (parallel/zero.py).
     """
     total = sum(stored.num_bytes(parameter) for parameter in model.parameters() if is_materialized(parameter))
     total += _gathered_bytes(model, stored)
@@ -341,7 +341,7 @@ def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: Pack
 
 
 def _gathered_bytes(model: Any, stored: _Storage) -> float:
-    """Return the bytes of other processes' weights that are gathered at one time."""
+    """Return the maximum bytes of other processes' weights that are gathered at the same time."""
     by_layer: dict[str, float] = defaultdict(float)
     for name, parameter in model.named_parameters():
         if placement_of(parameter).is_gathered_copy:

@@ -1,12 +1,12 @@
-"""Part of a model, and of a training step, that the process with the most memory of a layout holds.
+"""Share of the model and of a training step on the process that needs the most memory in a parallel layout.
 
     tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
     expert parallelism      some experts of every layer
     pipeline                the layers of a stage, for all micro-batches in flight (1F1B)
-    sharding (ZeRO)         stage 1: optimizer state of the own parameters; 2: their gradients; 3: their values, and
-                            those of the layers that are gathered
+    sharding (ZeRO)         stage 1: optimizer state of the process's parameters; 2: also their gradients; 3: also their
+                            values, and the values of gathered layers
 
-The shapes come from the code that splits the model in a run; nothing is sent.
+The shapes come from the code that shards the model in a run, without any communication.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProcessShare:
         tensor: tensor-parallel degree.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
         replicas: replicas whose gradients are summed.
-        shards_gradients: whether a process holds only the gradients of its own parameters (ZeRO-2, ZeRO-3).
+        shards_gradients: whether a process holds only its shard of the gradients (ZeRO-2, ZeRO-3).
     """
 
     layers: tuple[int, ...]
@@ -53,14 +53,14 @@ def process_shares(
 ) -> Iterator[ProcessShare]:
     """Split a model without values, and yield the share of one process of each pipeline stage.
 
-    The placement of the model's parameters is that of the process while its share is in use.
+    Until the next share is requested, the model's parameters have the placement of that process.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
         degrees: processes along each axis.
         parallel: the run's `config.parallel`.
         num_micro: micro-batches of a replica in an optimizer step.
-        work: cost of a token, by which a pipeline assigns its layers.
+        work: cost of a token, from which a pipeline assigns its layers.
 
     Raises:
         ValueError: the model's shapes do not allow the split.

@@ -81,8 +81,8 @@ class PreferenceObjective(Objective):
 
     def _logps_of_rows(self, rows: Any, collate_rows: Callable[..., PreferenceBatch]) -> np.ndarray:
         precision = self.config.precision
-        facts = (precision.compute_dtype, precision.fp16_opt_level, precision.device)
-        key = fingerprint(self.model, facts, self.process_group)
+        settings = (precision.compute_dtype, precision.fp16_opt_level, precision.device)
+        key = fingerprint(self.model, settings, self.process_group)
         return reference_logps(
             rows,
             collate_rows,

@@ -37,13 +37,13 @@ logger = get_logger(__name__)
 _PREFIX = "reference/"
 
 
-def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: ProcessGroup) -> str:
+def fingerprint(model: TrainableModel, settings: Iterable[str], process_group: ProcessGroup) -> str:
     """Return a hash of everything that determines the reference model's log-probabilities of given tokens.
 
     Args:
         model: the model before training. The hash covers its config, which determines positions, and the values of all
             parameters and buffers, on all processes.
-        facts: further settings, such as the compute dtype.
+        settings: further settings, such as the compute dtype.
         process_group: processes of the run.
     """
     digest = hashlib.blake2b(digest_size=16)
@@ -52,7 +52,7 @@ def fingerprint(model: TrainableModel, facts: Iterable[str], process_group: Proc
             digest.update(f"{name} {tensor.shape} {tensor.dtype}".encode())
             digest.update(tensor.detach().numpy().tobytes())
     config = json.dumps(model.config.source, sort_keys=True)
-    parts = [*sorted(process_group.union({digest.hexdigest()})), config, *facts]
+    parts = [*sorted(process_group.union({digest.hexdigest()})), config, *settings]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -148,7 +148,7 @@ def test_checkpoint_damage_without_manifest_checks_the_steps(run, caplog_package
     assert choose_checkpoint(run, True) == folder
     assert "an earlier version wrote it" in caplog_package[0]
     shutil.copy(older / "trainer_state.json", folder)
-    assert checkpoint_damage(folder) == ["training_state.json is of step 4, trainer_state.json of step 2"]
+    assert checkpoint_damage(folder) == ["training_state.json is from step 4, trainer_state.json from step 2"]
     (folder / "training_state.safetensors").write_bytes(b"")
     assert "training_state.safetensors: damaged" in checkpoint_damage(folder)[0]
 
