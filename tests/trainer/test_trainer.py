@@ -169,8 +169,9 @@ def test_trainer_calls_the_models_hooks(tmp_path):
     def after_step(step, total_steps, learning_rate):
         calls.append((step, total_steps, learning_rate, target.grad is not None))
 
-    model.before_training, model.after_step = before_training, after_step
-    model.auxiliary_loss = lambda: 3.0 + 0.0 * target.sum()
+    hooks = model.hooks
+    hooks.before_training, hooks.after_step = before_training, after_step
+    hooks.auxiliary_loss = lambda: 3.0 + 0.0 * target.sum()
     plain = make_trainer(tmp_path / "plain", max_steps=1)
     plain.train()
     hooked = make_trainer(tmp_path / "hooked", model, max_steps=2)
