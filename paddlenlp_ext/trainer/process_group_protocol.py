@@ -120,7 +120,7 @@ class SingleProcess:
         return value
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return `[value]`."""
+        """Return a list with the value of this process."""
         return [value]
 
     def union(self, names: set[str]) -> set[str]:
