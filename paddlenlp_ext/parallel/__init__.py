@@ -11,7 +11,7 @@ shards.
     stage 1   [ t0 | t1 ]        [ t0 | t1 ]         [ t0 | t1 ]        [ t0 | t1 ]      last layers
 
     tensor ranks   slices of the same layers, same micro-batch: all-reduce in every layer
-    stages         consecutive layers, same micro-batch: hidden states and their gradients are passed on
+    stages         consecutive layers, same micro-batch: each stage passes hidden states on, and gradients back
     sharding       different micro-batches: gradients are summed, and each rank owns a share of the state (ZeRO)
     replicas       different micro-batches: gradients are summed
     experts        consecutive replicas and sharding ranks, each with some experts: tokens are sent to their experts
@@ -35,5 +35,5 @@ shards.
 | `merge_paddlenlp_shards` | merges models that PaddleNLP saved as one file per rank |
 
 The `Placement` of a tensor (sharding_spec.py) records the process's shard, the pipeline stages that hold the tensor,
-and its owner under ZeRO. Code that reads and writes files follows it, so that all layouts share the same files.
+and its owner under ZeRO. Code that reads and writes files uses it, so that files do not depend on the layout.
 """

@@ -6,10 +6,10 @@
     copy_to_group        identity      all-reduce
     reduce_from_group    all-reduce    identity
 
-`exchange_rows`, an all-to-all of rows, has the transposed all-to-all as its backward pass.
+The backward pass of `exchange_rows`, an all-to-all of rows, is the transposed all-to-all.
 
-All ranks of a group must call them in the same order, in the forward and in the backward pass. Gradients and parameter
-values are sent in buckets of 64 MiB.
+All ranks of a group must call these functions in the same order, in the forward and in the backward pass. Gradients and
+parameter values are sent in buckets of 64 MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.sharding_spec import placement_of
 
 BUCKET_BYTES = 64 << 20
-"""Maximum size of a bucket, whose tensors are sent as one."""
+"""Maximum size of a bucket in bytes; the tensors of a bucket are concatenated and sent together."""
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
@@ -89,8 +89,8 @@ def exchange_rows(x_ND: paddle.Tensor, sent: list[int], received: list[int], gro
 
     Args:
         x_ND: rows, sorted by destination rank.
-        sent: number of rows for each rank.
-        received: number of rows from each rank.
+        sent: number of rows to send to each rank.
+        received: number of rows to receive from each rank.
         group: communication group of the ranks.
     """
     return _ExchangeRows.apply(x_ND, sent, received, group)
@@ -102,8 +102,8 @@ def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int
 
     Args:
         x: rows, sorted by destination rank.
-        sent: number of rows for each rank; None: the same number for all, in both directions.
-        received: number of rows from each rank; None if `sent` is None.
+        sent: number of rows to send to each rank; None: send and receive the same number for every rank.
+        received: number of rows to receive from each rank; None if `sent` is None.
         group: communication group of the ranks.
     """
     result = paddle.empty([x.shape[0] if received is None else sum(received), *x.shape[1:]], x.dtype)

@@ -11,9 +11,9 @@ r"""Expert parallelism: replicas with different micro-batches hold different exp
 Token rows are sent to the rank that holds their expert, and the weighted outputs are sent back. Row counts are
 exchanged first, so that any load is possible and no row is dropped. The backward pass sends gradients the opposite way.
 
-Forward hooks on the experts issue the collectives, so that adapters in the experts see the received rows. With tensor
+Forward hooks on the experts issue the collectives, so adapters in the experts process the received rows. With tensor
 parallelism, experts are first sharded over the tensor ranks, then over the expert ranks with the same tensor index. The
-gradient of an expert covers all tokens of its expert group, so it is summed only over the other expert groups. All
+gradient of an expert already includes all tokens of its expert group, so it is summed only across expert groups. All
 other layers, including routers and shared experts, are replicated.
 
 Shapes: T tokens, K chosen experts, D hidden, N rows of local tokens, M received rows, P expert ranks, E experts per
@@ -52,12 +52,12 @@ class ExpertShards:
     """Shard the experts of a model over the expert ranks and install the hooks that exchange token rows.
 
     Args:
-        model: `CausalLM` or `PeftModel`, equal on all expert ranks, and already sharded over the tensor ranks.
+        model: `CausalLM` or `PeftModel`, identical on all expert ranks, and already sharded over the tensor ranks.
         axis: mesh axis of the expert-parallel ranks.
 
     Raises:
-        ValueError: the model has no experts, the degree does not divide their number, or a tensor has no slice per
-        expert.
+        ValueError: the model has no experts, the degree does not divide the number of experts, or a tensor of the
+        experts does not have one slice per expert.
     """
 
     def __init__(self, model: TrainableModel, axis: ProcessAxis) -> None:
@@ -86,7 +86,7 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
     """Check that `degree` divides the number of experts of each tensor-parallel rank; no weights are needed.
 
     Raises:
-        ValueError: the model has no experts, or `degree` does not divide their number.
+        ValueError: the model has no experts, or `degree` does not divide the number of experts.
     """
     numbers = {shape.num_experts for shape in config.experts or () if shape is not None}
     if degree > 1 and not numbers:
@@ -108,7 +108,7 @@ def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
     if others:
         raise ValueError(
             f"{name}.{others[0]} does not have one slice per expert, so expert_parallel_degree {degree} cannot "
-            "divide it; leave out what added it to the experts, or set the degree to 1"
+            "divide it; leave out the adapter that added it, or set the degree to 1"
         )
 
 
@@ -131,7 +131,7 @@ class ExpertExchange:
     """Hooks that exchange token rows around the experts of one layer.
 
     Args:
-        experts: expert layer, of which this process holds a slice.
+        experts: expert layer; this process holds a slice of its experts.
         axis: mesh axis of the expert-parallel ranks.
     """
 
@@ -149,7 +149,7 @@ class ExpertExchange:
         experts.register_forward_post_hook(self._combine)
 
     def _dispatch(self, layer: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> tuple[paddle.Tensor, ...]:
-        """Send token rows to the ranks of their experts; return the rows received for the experts of this rank."""
+        """Send token rows to the ranks that hold their experts; return the rows received for this rank's experts."""
         if self._is_gathered:
             return inputs
         x_TD, weights_TK, experts_TK = inputs
@@ -177,7 +177,7 @@ class ExpertExchange:
         return sum_rows(exchange_rows(output_MD, received, sent, self._axis.group), rows)
 
     def gather(self) -> None:
-        """Gather all experts of the group."""
+        """Gather the experts of all expert-parallel ranks."""
         self._set_gathered(True, self._first_of_group, self._num_local * self._axis.size)
         for layer, name, own in self._own:
             if is_on_stage(own):

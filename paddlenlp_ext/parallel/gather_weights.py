@@ -39,13 +39,13 @@ class _TensorSource:
 
 
 def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
-    """Call `write` on the main process with all unsharded tensors; return on every process when it is done.
+    """Call `write` on the main process with all unsharded tensors; return on every process when `write` has finished.
 
     Args:
         mesh: device mesh of the run.
-        tensors: tensors of this process, by the names that a single process would use; tensors that only other
+        tensors: tensors of this process, by their names in the unsharded model; tensors that only other
             processes hold may be missing.
-        write: function of the tensors by name; they are lazy, and each is gathered when it is read.
+        write: function that takes the unsharded tensors by name; each tensor is gathered when `write` reads it.
     """
     gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
@@ -68,7 +68,7 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
-    """Return the source of each tensor: the first process that holds it, or its first shard."""
+    """Return the source of each tensor: the first process that holds the tensor, or its first shard."""
     local = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
         local = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
@@ -82,7 +82,7 @@ def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSour
 
 
 def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
-    """Return the full tensor as a NumPy array on the main process; all processes take part, so that none times out."""
+    """Gather a tensor to the main process as a NumPy array; all processes take part, so that none times out."""
     _broadcast_number(mesh, number)
     if source.holder == _MAIN:
         shard = shard_of(own)
@@ -100,7 +100,7 @@ def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
 
 
 def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) -> paddle.Tensor:
-    """Broadcast a tensor from its holder to all processes; a send between two would desynchronize gloo."""
+    """Broadcast a tensor from its holder to all processes; a send between two processes would desynchronize gloo."""
     if full is None:
         values = paddle.empty(list(source.shape), getattr(paddle, source.dtype))
     else:

@@ -36,7 +36,7 @@ from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
-"""Arrivals by the id() of their group; the group is kept alive so that its id is not reused."""
+"""Group and `Arrivals` by the id() of the group; the reference keeps the group alive, so its id is not reused."""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -57,7 +57,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
         store.set(key, address)  # only once the server listens, because early clients back off for seconds
     else:
         own = _store_at(store.get(key).decode())
-    group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have come this far
+    group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have called it
     _arrivals[id(group)] = group, connect_arrivals(own, rank, size, _host())
     return group
 
@@ -65,7 +65,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
 def _store_at(address: str, serves: bool = False) -> Any:
     """Connect to the key-value store at `address`, or start it.
 
-    The server waits only for its own process; gloo waits for the other processes.
+    The server does not wait for clients, because gloo waits for the other processes.
     """
     host, _, port = address.rpartition(":")
     return tcp_store(host, int(port), serves, 1)
@@ -79,7 +79,7 @@ def _free_address() -> str:
 
 
 def _host() -> str:
-    """Return the name of this machine by which the launcher reaches it."""
+    """Return the host name under which the launcher reaches this machine."""
     return os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
 
 
@@ -123,12 +123,12 @@ class _Done:
 
 
 def install_gloo_collectives() -> None:
-    """Add the missing collectives to Paddle's class of gloo groups, and set the device id that pipelines read.
+    """Add the missing collectives to Paddle's gloo group class, and set the device id that pipelines read.
 
     Each group created afterwards uses a separate key-value store.
     """
     group_class = gloo_group_class()
-    if group_class.create is create_group:  # a second mesh of the process
+    if group_class.create is create_group:  # installed by an earlier mesh of this process
         return
     group_class.create = create_group
     for name in _COLLECTIVES:
@@ -150,7 +150,7 @@ def install_gloo_collectives() -> None:
 
 
 def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> Callable[..., Any]:
-    """Return a method that waits for the other processes, and then runs an operation."""
+    """Return a method that waits for the other processes before it runs `operation`."""
 
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
         _, arrivals = _arrivals.get(id(group), (None, None))
@@ -194,7 +194,7 @@ def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, terms: paddle.Tensor, op: Any) -> _Done:
-    """Reduce-scatter: set `out` to the slice of this rank, along the first axis, of the all-reduced `terms`."""
+    """Reduce-scatter: all-reduce `terms`, and set `out` to this rank's slice along the first axis."""
     total = terms.detach().clone()
     group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
@@ -207,7 +207,7 @@ def _reduce_scatter(group: Any, out: paddle.Tensor, parts: list[paddle.Tensor], 
 
 
 def _all_to_all(group: Any, received: list[paddle.Tensor], sent: list[paddle.Tensor]) -> _Done:
-    """All-to-all: send tensor i of `sent` to rank i, with an all-gather, because Paddle's gloo has no all-to-all."""
+    """All-to-all: send tensor i of `sent` to rank i, by an all-gather because Paddle's gloo has no all-to-all."""
     sizes = [part.size for part in sent]
     flat = paddle.concat([part.detach().reshape([-1]) for part in sent])
     gathered = paddle.empty([group.size() * flat.size], flat.dtype)
@@ -229,7 +229,7 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
 def _all_to_all_single(
     group: Any, received: paddle.Tensor, sent: paddle.Tensor, received_sizes: list[int], sent_sizes: list[int]
 ) -> _Done:
-    """All-to-all of `sent_sizes[i]` rows to rank i (default: equally many), with an all-gather of all rows."""
+    """All-to-all: send `sent_sizes[i]` rows (default: an equal share) to rank i, by an all-gather of all rows."""
     num_ranks, shape = group.size(), sent.shape[1:]
     own_sizes = sent_sizes or [sent.shape[0] // num_ranks] * num_ranks
     gathered_sizes = paddle.empty([num_ranks * num_ranks], "int64")

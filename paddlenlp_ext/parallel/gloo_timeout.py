@@ -40,17 +40,17 @@ _groups: weakref.WeakSet[Arrivals] = weakref.WeakSet()
 
 
 class WaitingLog:
-    """Log the wait for a slow process after 30 seconds, and whenever its duration has doubled."""
+    """Warn about a slow process after 30 seconds of waiting, and again whenever the waiting time has doubled."""
 
     def __init__(self) -> None:
         self._started, self._next_message = time.monotonic(), _FIRST_MESSAGE_SECONDS
 
     def update(self, whom: str) -> None:
-        """Log a message if one is due."""
+        """Log a warning if the next one is due."""
         seconds = time.monotonic() - self._started
         if seconds >= self._next_message:
             self._next_message *= 2.0
-            get_logger(__name__).warning("still waiting for %s after %.0f s, as it is alive", whom, seconds)
+            get_logger(__name__).warning("still waiting for %s after %.0f s; its connection is open", whom, seconds)
 
 
 class Arrivals:
@@ -90,7 +90,7 @@ class Arrivals:
             peer.close()
 
     def _exchange(self, own: bytes, theirs: bytes, others: Sequence[int]) -> None:
-        """Send `own` to some processes, and wait until each has sent `theirs` equally often, or a process is lost."""
+        """Send `own` to `others`, and wait until each of them has sent the matching `theirs`, or a process is lost."""
         for other in others:
             self._begun[other, own] += 1
             try:

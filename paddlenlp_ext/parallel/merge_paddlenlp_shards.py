@@ -2,7 +2,7 @@
 
 Such a folder contains `model_state.tp00_pp00.pdparams` etc., where `tp` counts tensor ranks and `pp` pipeline stages.
 
-    names          start with the family (`llama.layers.0...`)
+    names          start with the model family (`llama.layers.0...`)
     linear weight  stored as [in, out]
     shards         every tensor rank stores its slice of each sharded parameter; if the degree does not divide the
                    vocabulary, every rank stores embedding and lm_head in full
@@ -56,7 +56,7 @@ def merge_saved_shards(
     Args:
         folder: folder that PaddleNLP wrote, with its config.json.
         tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 or 1: not split along this axis.
-        output: folder for the merged model; None: `folder` itself, whose other files are kept.
+        output: folder for the merged model; None: `folder` itself, whose other files stay.
         overwrite: whether to replace a model at `output`.
 
     Raises:
@@ -99,7 +99,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     """Return the files by tensor rank, then by stage.
 
     Raises:
-        ValueError: both degrees are at most 1, or files are missing; the message names those that exist.
+        ValueError: both degrees are at most 1, or files are missing; the message names the existing files.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
         raise ValueError("nothing to merge: --tp and --pp are both at most 1; pass the degrees of the original run")

@@ -94,7 +94,7 @@ class Mesh:
         return self.world.index == 0
 
     def holders(self, shard: Shard | None) -> frozenset[int]:
-        """Return the global ranks that together hold a tensor of which this process holds `shard` (None: all of it)."""
+        """Return the global ranks that together hold a full tensor; `shard` is this rank's shard (None: all of it)."""
         if shard is None or not shard.by_experts:
             return frozenset(self.tensor.ranks)
         # Ranks are linear in the coordinates, so offsets along two axes add up.

@@ -164,7 +164,7 @@ class DistributedProcesses:
 
 
 def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
-    """Split the parameters into those that every replica holds, and the experts sharded over replicas."""
+    """Split the parameters into replicated parameters, and experts sharded over the replicas."""
     every = list(parameters)
     return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 

@@ -34,7 +34,7 @@ class SequenceShards:
 
     Attributes:
         length: number of positions S, set by `split`. Later pipeline stages receive hidden states that are already
-            split; there, the caller sets it before the forward and the backward pass, which recomputation needs.
+            split; there, the caller sets it before the forward pass, and before the backward pass for recomputation.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
@@ -46,12 +46,12 @@ class SequenceShards:
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's slice [B, P, D] of [B, S, D], which is equal on all ranks; the backward pass gathers."""
+        """Return this rank's slice [B, P, D] of a replicated [B, S, D]; the backward pass gathers the gradients."""
         self.length = full_BSD.shape[1]
         return _Scatter.apply(full_BSD, self.axis, _local_part)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather slices to [B, S, D] for layers that compute the same on every rank; the backward pass splits."""
+        """Gather slices to [B, S, D] for layers that compute the same on all ranks; the backward pass splits."""
         return _Gather.apply(part_BPD, self.length, self.axis, _local_part)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
@@ -71,7 +71,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
         sequence: split of the sequence.
 
     Raises:
-        ValueError: an adapter selects positions of the full sequence, of which a rank holds only a slice.
+        ValueError: an adapter selects positions of the full sequence, but a rank holds only a slice.
     """
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
@@ -82,7 +82,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     for layer in decoder.layers:
         partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
-        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # next to attention or MLP
+        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter parallel to attention or MLP
             partial += adapter.own_parameters()
     for parameter in partial:  # a rank computes their gradients only over its positions
         set_placement(parameter, needs_tp_reduce=True)
@@ -120,7 +120,7 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
 
 
 class _Gather(PyLayer):
-    """All-gather slices; the backward pass returns this rank's slice of the gradient, with `to_part`."""
+    """All-gather slices; the backward pass returns this rank's slice of the gradient, computed by `to_part`."""
 
     @staticmethod
     def forward(ctx, part, length, axis, to_part):
@@ -133,7 +133,7 @@ class _Gather(PyLayer):
 
 
 class _Scatter(PyLayer):
-    """Return this rank's slice, with `to_part`; the backward pass all-gathers the gradient."""
+    """Return this rank's slice, computed by `to_part`; the backward pass all-gathers the gradient."""
 
     @staticmethod
     def forward(ctx, full, axis, to_part):

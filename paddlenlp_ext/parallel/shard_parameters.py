@@ -50,12 +50,12 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
 
 
 def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
-    """Replace a tensor that is stacked by expert by this expert rank's slice.
+    """Replace a tensor that stacks all experts by the slice of this rank's experts.
 
     Args:
         layer: the layer that owns the tensor.
         name: name of the tensor in the layer; its first axis counts the experts.
-        axis: mesh axis of the expert-parallel ranks, whose number divides the experts.
+        axis: mesh axis of the expert-parallel ranks; its size divides the number of experts.
     """
     held = own_tensors(layer)[name]
     number = held.shape[0]
@@ -102,7 +102,7 @@ def shard_sizes(size: int, parts: int) -> list[int]:
 
 
 def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
-    """Remove a parameter from all ranks but the first, because it must be added only once after an all-reduce."""
+    """Remove a parameter from all ranks but the first, because the all-reduced output must contain it only once."""
     if axis.index == 0:
         getattr(layer, name).is_distributed = True  # the gradient norm counts the parameter once, like a shard
     else:

@@ -70,7 +70,7 @@ _NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
 
 
 def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
-    """Shard a model and its adapters in place; before the call all ranks hold the same model.
+    """Shard a model and its adapters in place; all ranks must hold the same model before the call.
 
     Args:
         model: `CausalLM` or `PeftModel`.
@@ -156,7 +156,7 @@ def check_sizes(config: Any, degree: int) -> None:
     """Check that the degree divides the head and feature counts; no weights are needed.
 
     Raises:
-        ValueError: it does not; the message suggests the largest smaller degree that does.
+        ValueError: the degree does not divide a count; the message suggests the largest smaller valid degree.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -323,8 +323,8 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 def _replicate(outermost: nn.Layer, axis: ProcessAxis, shared: _SharedInput) -> None:
     """Mark the parameters of a replicated layer, whose gradients are partial sums on each rank.
 
-    The input of a linear layer goes through copy_to_group. A norm reads the output of local heads or of a replicated
-    linear layer, which does not need it.
+    The input of a linear layer goes through copy_to_group. A norm does not need copy_to_group, because it reads
+    the output of local heads or of a replicated linear layer.
     """
     for parameter in outermost.parameters():
         set_placement(parameter, needs_tp_reduce=True)
@@ -379,12 +379,12 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Embedding):
         replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
-    for adapter in adapters:  # it reads and returns full vectors, so that its gradients are not partial sums
+    for adapter in adapters:  # adapters map full vectors to full vectors, so their gradients are not partial sums
         _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 
 
 def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
-    """Set the logits and the loss of the sharded lm_head, which may be the embedding."""
+    """Make the model compute logits and loss with the sharded lm_head, which may be tied to the embedding."""
     head: Any = _unwrap(model.model.embed_tokens if model.lm_head is None else model.lm_head)[1]
     shard = shard_of(head.weight)
     assert shard is not None, "the plan must shard embedding and lm_head along the vocabulary"

@@ -31,7 +31,7 @@ class VocabParallelEmbedding(nn.Layer):
 
     Args:
         weight: rows of this rank [U, D].
-        shard: slice of the vocabulary that these rows are.
+        shard: slice of the vocabulary that `weight` covers.
         axis: mesh axis of the tensor-parallel ranks.
     """
 
@@ -86,7 +86,7 @@ class VocabParallelHead:
             weight_UD: rows of the lm_head that this rank holds.
             labels_T: target ids in the full vocabulary; -100 is ignored.
             chunk: positions per chunk, which bounds the memory of the logits; None: the default of the backend.
-            softcap: bound of the logits; None: no bound.
+            softcap: soft cap of the logits; None: no cap.
             updates: low-rank updates: pairs of u [T, K], equal on all ranks, and the rows of B of this rank, [U, K].
         """
         return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk, updates)

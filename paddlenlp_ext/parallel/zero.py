@@ -5,7 +5,7 @@
     2       and the gradient                                reduce to the owner, layer by layer in the backward pass
     3       and the value, between a layer's computations   broadcast before each layer, freed after it
 
-Each parameter is assigned to one owner as a whole tensor, not sliced, so that any optimizer works as on one process.
+Each parameter is assigned to one owner as a whole tensor, not sliced, so any optimizer updates it as on one process.
 Adapters have few parameters. All ranks keep their gradients and values, because methods that adapt the rank (AdaLoRA)
 read them; stage 3 then shards only the frozen base. Experts sharded by expert parallelism have no owner: every rank
 that holds them updates them.
@@ -181,7 +181,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return for each layer those of `parameters` that no other layer uses."""
+    """Return one list per layer: the members of `parameters` that only this layer uses."""
     ids = {id(parameter) for parameter in parameters}
     by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     num_users = Counter(id(parameter) for own in by_layer for parameter in own)
@@ -265,7 +265,7 @@ class Sharding:
         for parameter in trained:
             set_placement(parameter, is_updated_here=self.is_owner(parameter))
         owners = {_owner(parameter) for parameter in trained}
-        if not stays_with_all and len(owners) < self.axis.size:  # computed the same on all ranks, so all raise
+        if not stays_with_all and len(owners) < self.axis.size:  # the owners are equal on all ranks, so all raise
             raise ValueError(
                 f"sharding_parallel_degree {self.axis.size}: too large for {len(trained)} trainable parameters, "
                 f"because every process must own one; choose at most {len(owners)}"

@@ -1,4 +1,4 @@
-"""FLOPs per token of a decoder layer and of the lm_head, forward and backward, in multiplications.
+"""Estimate the FLOPs per token of a decoder layer and of the lm_head, counted in multiplications.
 
     component                    forward   backward                        recompute
     frozen matrix                1         1 (input gradient)              + 1
@@ -6,7 +6,7 @@
     attention, per visible key   2         5 (scores are recomputed)       + 2
     lm_head                      like a matrix, for target tokens only
 
-Costs are counted, not timed: every start must split the model in the same way, so that a resumed run reproduces an
+Costs are computed, not measured: every launch must split the model in the same way, so that a resumed run reproduces an
 uninterrupted run bitwise.
 """
 
@@ -21,7 +21,7 @@ _MAX_SAMPLED_ROWS = 512
 
 
 class Row(Protocol):
-    """Tokenized row, of which only `loss_mask` is read, which marks the target tokens, bool [L]."""
+    """Tokenized row; only its `loss_mask` is read, bool [L], which marks the target tokens."""
 
     @property
     def loss_mask(self) -> Any:
@@ -57,7 +57,7 @@ class FlopEstimate:
     def from_rows(
         cls, rows: Rows | None, trains_matrices: bool = True, recompute: RecomputePlan | None = None
     ) -> FlopEstimate:
-        """Estimate the properties from a sample of at most 512 rows, each of which is one document.
+        """Estimate the properties from a sample of at most 512 rows; each row counts as one document.
 
         Without rows, every token counts as a target token and the cost of attention is ignored.
         """

@@ -10,7 +10,7 @@ The forward pass of the model runs unchanged on every stage. The decoder calls i
     Decoder.forward_embeddings     the current chunk of layers, applied to the received hidden states
     CausalLM.logits                the last stage's logits, broadcast to all stages (generation and evaluation)
 
-Fleet's `PipelineLayer` is not used. It requires models as a list of layers, renames them, and passes only tensors
+Fleet's `PipelineLayer` is not used. It requires a list of layers, renames their parameters, and passes only tensors
 between stages, so that the document lengths of a packed batch would have to be sent as tensors.
 """
 
@@ -31,14 +31,14 @@ from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
 Message = tuple[paddle.Tensor, ...]
-"""Hidden states or their gradient, with an auxiliary loss also `RoutedPass.sums` or `slopes`; may be empty."""
+"""Hidden states or their gradient; with an auxiliary loss, also `RoutedPass.sums` or `slopes`. May be empty."""
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
-"""Function that runs micro-batch n; it returns the loss if the flag says that the pass ends at the lm_head."""
+"""Function that runs micro-batch n; the flag says whether the pass ends at the lm_head and returns the loss."""
 
 
 class _Saved(NamedTuple):
-    """Values of the forward pass of a chunk that its backward pass needs."""
+    """Values saved by the forward pass of a chunk for its backward pass."""
 
     received: paddle.Tensor | None
     output: paddle.Tensor
@@ -71,7 +71,7 @@ class Pipeline:
 
     # -- micro-batches of an optimizer step ---------------------------------------------------------------------------
     def run(self, shapes: Sequence[Sequence[int]], forward: Forward, training: bool) -> None:
-        """Run forward passes, and backward passes in training, of all micro-batches; gradients accumulate.
+        """Run the forward passes of all micro-batches and, in training, their backward passes; accumulate gradients.
 
         Args:
             shapes: full shape of the hidden states of each micro-batch.
@@ -168,7 +168,7 @@ class Pipeline:
         if self._balance is not None and sums:
             self._balance.current.earlier_sums = sums[0]
         output = self._run_chunk(self._chunk, hidden, inputs)
-        return output if self._is_last(self._chunk) else x_BSD  # unused, in the shape of the result
+        return output if self._is_last(self._chunk) else x_BSD  # an unused tensor in the shape of the result
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Run the layers of the chunk, and the last norm in the last chunk; store the output for `run`.

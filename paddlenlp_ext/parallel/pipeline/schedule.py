@@ -138,7 +138,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return the maximum number of micro-batches whose activations a process holds, which process 0 reaches."""
+    """Return the maximum number of micro-batches in flight, whose activations a process holds."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

@@ -38,7 +38,7 @@ class StagePlan:
     Attributes:
         degree: number of processes.
         bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1 and belongs to process c % degree.
-        loads: cost of each chunk in multiplications per token (cost_model.py), in the last chunk with the lm_head.
+        loads: cost of each chunk in multiplications per token (cost_model.py); the last chunk includes the lm_head.
         is_tied: whether lm_head and embedding share their weight.
     """
 
@@ -58,7 +58,7 @@ class StagePlan:
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the processes that hold a parameter: all of them if it is in no layer, embedding, norm or lm_head."""
+        """Return the processes that hold a parameter: all if it is outside layers, embedding, last norm and lm_head."""
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -126,7 +126,7 @@ def allocate_own_parameters(model: nn.Layer) -> None:
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this stage counts a tensor in sums over stages, as the first stage that holds it."""
+    """Return whether this stage is the first that holds a tensor, and therefore counts it in sums over stages."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
