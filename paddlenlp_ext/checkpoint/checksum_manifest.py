@@ -29,7 +29,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 def write_manifest(folder: Path, step: int) -> None:
     """Hash all files of a folder and write the manifest.
 
-    Just after a save, the files are still in the page cache.
+    Right after a save, the files are still in the page cache, so hashing rarely reads the disk.
 
     Args:
         folder: folder of the checkpoint; all other files are already written.

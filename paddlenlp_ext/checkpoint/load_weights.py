@@ -29,7 +29,7 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
         ignored: names of stored tensors to skip, which other processes read.
 
     Raises:
-        ValueError: tensors are missing, unexpected or misshapen. The message has their numbers and the first names;
+        ValueError: tensors are missing, unexpected or of the wrong shape. The message counts them and lists the first;
             nothing is loaded.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
@@ -56,7 +56,7 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource,
     """Check that the stored tensors have the expected names and shapes.
 
     Raises:
-        ValueError: tensors are missing, unexpected or misshapen.
+        ValueError: tensors are missing, unexpected or of the wrong shape.
     """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]

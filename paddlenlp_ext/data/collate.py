@@ -53,7 +53,7 @@ class PackedBatch:
         row_indices: dataset rows of the batch, in order.
         num_tokens: number of positions without padding.
         document_parents: for each document of a batch row, the index of the document that it continues and attends to,
-            or None. None instead of the tuples: no document of the batch continues another document.
+            or None. The attribute itself is None if no document of the batch continues another.
         padding: number of padding positions at the end of each batch row.
     """
 

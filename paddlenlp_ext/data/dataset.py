@@ -123,7 +123,7 @@ def load_dataset(
     Args:
         dataset_name_or_path: a folder with `train.json` and `dev.json`, a data file, a built-in name, a hub id, rows as
             a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
-        split: "train" or "dev"; it only names the split if the dataset is a file or rows in memory.
+        split: "train" or "dev"; only a label if the dataset is a file or rows in memory.
         tokenizer: a Hugging Face tokenizer, such as `AutoTokenizer` returns.
         template: chat template, if already loaded; None loads the configured one.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.

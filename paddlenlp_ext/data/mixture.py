@@ -1,7 +1,8 @@
 """Mix several datasets by weights (`train_dataset_prob`).
 
 The k-th row of a source with weight w gets the time (k + 1/2) / w, and rows are read in the order of these times. After
-any number of rows, the share of each source is exact to within one row. A source that ends starts over in a new order.
+any number of rows, the share of each source is exact to within one row. A source whose rows are used up starts over in
+a new order.
 """
 
 from __future__ import annotations
@@ -133,6 +134,6 @@ class MixedDataset:
         tokens = [rows * float(part.lengths.mean()) for rows, part in zip(drawn, self._parts, strict=True)]
         for part, name, weight, rows, num_tokens in zip(self._parts, names, self.weights, drawn, tokens, strict=True):
             get_logger().info(
-                "mix: %s: %.2f%% of the rows, %.2f%% of the tokens, %.2f times its %d rows in an epoch",
+                "mix: %s: %.2f%% of the rows, %.2f%% of the tokens, %.2f passes over its %d rows per epoch",
                 *(name, 100 * weight, 100 * num_tokens / sum(tokens), rows / len(part), len(part)),
             )

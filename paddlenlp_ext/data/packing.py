@@ -104,7 +104,7 @@ class PackingPlan:
         return [order[pack].tolist() for pack in self._packed_positions(self.lengths[order], epoch)]
 
     def _packed_positions(self, lengths: np.ndarray, epoch: int) -> list[Pack]:
-        """Return the packs of an epoch as positions in its row order; `lengths` has the row lengths in this order."""
+        """Return the packs of an epoch as indices into its row order; `lengths` has the row lengths in this order."""
         positions = np.arange(len(lengths))
         if self.packing == "none":
             return [[position] for position in positions.tolist()]

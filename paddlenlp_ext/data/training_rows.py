@@ -34,7 +34,7 @@ def load_rows(
     |---|---|
     | training rows with `lazy` | `TokenStream`, also of a mixture |
     | training rows with `train_dataset_prob` | `MixedDataset` of one `TokenizedDataset` for each dataset |
-    | others | `TokenizedDataset`; several datasets are read one after the other |
+    | all others | `TokenizedDataset`; several datasets are read one after the other |
 
     Args:
         config: `config.data` of a run.

@@ -3,7 +3,7 @@
 Each step extends all beams by one token and keeps the best continuations. The score of a continuation is the sum of its
 log-probabilities. The score of an ended continuation is divided by its length, end token included, to the power of
 `length_penalty`. A row ends at its limit, or when `num_beams` continuations have ended and the best running one, scored
-in the same way at its present length, is not better than any of them.
+in the same way at its current length, is not better than any of them.
 
 Shapes: B rows, N beams per row, V vocab.
 """

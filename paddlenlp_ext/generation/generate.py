@@ -59,7 +59,7 @@ def generate(
         temperature: divisor of the logits; lower is more deterministic.
         top_k: number of most likely tokens to sample from; 0: all tokens.
         top_p: total probability of the most likely tokens to sample from (nucleus sampling).
-        repetition_penalty: values above 1 make tokens of the row less likely, with every strategy.
+        repetition_penalty: values above 1 make tokens that the row already has less likely, with every strategy.
         num_beams: number of beams of beam search, which returns the best continuation.
         length_penalty: exponent of the length by which beam search divides the score of an ended continuation.
         min_new_tokens: minimum number of new tokens per row.

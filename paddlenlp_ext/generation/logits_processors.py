@@ -107,7 +107,7 @@ class LogitAdjustments:
     Attributes:
         frequency_penalty: subtracted from a token's logit once for each time that the token was generated.
         presence_penalty: subtracted once from the logit of every token that was generated.
-        logit_bias: token id -> number added to its logit.
+        logit_bias: token id -> value added to its logit.
     """
 
     frequency_penalty: float = 0.0

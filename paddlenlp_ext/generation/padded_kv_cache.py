@@ -11,7 +11,8 @@ P = 2, rows of 3 and 1 tokens, and two decoding steps:
     row 1         p p     . . b   b b   0 0 ...    key_starts 2
                           |<-length->|
 
-A query attends to the prefix and to its row from `key_starts` to itself, or to the newest of these in a sliding window.
+A query attends to the prefix and to its row from `key_starts` to itself, or only to the newest of these positions with
+a sliding window.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
 E head dimension of values.

@@ -22,7 +22,7 @@ class Streamer(Protocol):
         ...
 
     def end(self) -> None:
-        """End the text."""
+        """Signal the end of the text."""
         ...
 
 
@@ -37,7 +37,7 @@ def generate_for(
     streamer: Streamer | None = None,
     **options: Any,
 ) -> list[list[int]] | paddle.Tensor:
-    """Continue prompts. Lists give lists of new tokens; a padded batch gives a batch that includes the prompts.
+    """Continue prompts: return lists of new tokens for lists, and prompts with new tokens for a padded batch.
 
     Args:
         model: the language model; its `eos_token_ids` end a row unless `eos_token_id` is given.
@@ -89,7 +89,7 @@ def generate_for(
 def _generate(
     model: GenerationModel, prompts: Sequence[Sequence[int]], streamer: Streamer | None, options: dict[str, Any]
 ) -> list[list[int]]:
-    """Continue prompts of any length; put prompt and new tokens into the streamer.
+    """Continue prompts of any length; send prompt and new tokens to the streamer.
 
     Raises:
         ValueError: see `generate`; or a streamer for several prompts or for beam search.
@@ -99,7 +99,7 @@ def _generate(
     if len(prompts) != 1:
         raise ValueError(f"generate: a streamer needs a single prompt, not {len(prompts)}")
     if options.get("decode_strategy") == "beam_search":
-        raise ValueError("generate: beam search has no tokens before its end; remove streamer, or use another strategy")
+        raise ValueError("generate: beam search cannot stream; remove streamer, or use another strategy")
     on_token = options.pop("on_token", None)
 
     def put(row: int, token: int) -> None:

@@ -10,7 +10,7 @@
     Llama3ScalingRotaryEmbedding         llama3                               trained x factor
     AttentionWithLinearBias              alibi (in this package only)         trained x factor
 
-The keys are those of transformers, so other programs compute the same rotary embedding. nn/rope.py has the formulas.
+The saved keys follow transformers, so other programs compute the same rotary embedding. nn/rope.py has the formulas.
 """
 
 from __future__ import annotations

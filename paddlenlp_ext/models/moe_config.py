@@ -19,7 +19,7 @@ EXPERT_FILES = {
 """Stacked expert tensor of the decoder -> names of single experts' tensors in the files of most families."""
 
 EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
-"""File layout of families whose only difference from the decoder's tensors is `EXPERT_FILES`."""
+"""File layout of families whose files differ from the decoder's parameters only in `EXPERT_FILES`."""
 
 
 def expert_differences(
@@ -38,7 +38,7 @@ def expert_differences(
         config: the model's config.
         plan: tensor plan of the same decoder without experts.
         shape: sizes and router of an expert layer.
-        is_sparse: function from a layer index to whether the layer has experts; other layers are dense.
+        is_sparse: function that returns True for the index of a layer with experts; other layers are dense.
         file_layout: layout of the family's files.
 
     Raises:

@@ -21,7 +21,7 @@ _DEQUANTIZED = (FLOAT8_METHOD, MXFP4_METHOD)
 """Methods whose weights are dequantized while reading (checkpoint/quantized_formats)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
-"""Block sizes that bitsandbytes supports, 32 to 4096; groups of quantized scales have at least 64."""
+"""Block sizes that bitsandbytes supports, 32 to 4096; with double quantization, a group has at least 64 scales."""
 
 
 def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the quantization described by config.json; None if the model is in full precision after reading.
+    """Return the quantization described by config.json; None if the weights are read in full precision.
 
     Raises:
         ValueError: the quantization method is not supported.

@@ -177,7 +177,7 @@ async def _on_disconnect(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "the server has a defect; see its log", "internal_error"))
+    return error_response(ApiError(500, "internal server error; see the log of the server", "internal_error"))
 
 
 def make_app(models: ModelSet, engine: EngineThread, limits: Limits, api_key: str | None = None) -> ASGIApp:

@@ -15,15 +15,15 @@ _LAST_STEP_S = 30.0
 
 
 class QueueFullError(Exception):
-    """The queue has no room for the requests."""
+    """Error about a queue that cannot hold the requests."""
 
 
 class EngineStoppedError(Exception):
-    """The engine is stopping and accepts no more requests."""
+    """Error about an engine that is stopping and accepts no more requests."""
 
 
 class EngineFailedError(Exception):
-    """A forward pass failed, which ends all requests of its batch."""
+    """Error about a failed forward pass, which ends all requests of its batch."""
 
 
 class EngineThread:
@@ -54,7 +54,7 @@ class EngineThread:
         """Put all requests into the queue, or none of them.
 
         Raises:
-            QueueFullError: the queue has no room for all requests.
+            QueueFullError: the queue cannot hold all requests.
             EngineStoppedError: the thread does not run.
         """
         with self._changed:

@@ -91,7 +91,7 @@ class RunningRequest:
                 raise ApiError(503, f"the answer took more than {self._timeout:g} seconds", "timeout") from None
             if delta.error is not None:
                 if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged its failure
-                    logger.error("an answer ends with an error", exc_info=delta.error)
+                    logger.error("generation failed", exc_info=delta.error)
                 raise ApiError(500, str(delta.error), "model_error")
             num_running -= delta.finish_reason is not None
             yield delta

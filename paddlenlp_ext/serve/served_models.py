@@ -100,7 +100,7 @@ class ModelSet:
         """Return the model that a request names.
 
         Raises:
-            ApiError: there is no such model (404).
+            ApiError: no served model has this name (404).
         """
         if name not in self.by_name:
             known = f"{did_you_mean(name, self.by_name)} Known: {', '.join(self.by_name)}"
@@ -138,8 +138,8 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     serves_base = not any(_prepares_base(files, options) for files in stored.values())
     if not serves_base and len(stored) > 1:
         raise ValueError(
-            f"--lora_path {', '.join(folders)}: an adapter changes the base before it is quantized, so that the others "
-            "do not fit; serve it alone"
+            f"--lora_path {', '.join(folders)}: an adapter changes the base before it is quantized, so the base does "
+            "not match the other adapters; serve it alone"
         )
     base_name = arguments.base_name if arguments.base_name not in folders else base
     names = {**({base_name: None} if serves_base else {}), **folders}
@@ -167,7 +167,7 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
             first = own
         elif own[1:] != first[1:]:
             raise ValueError(
-                f"--lora_path {name}: this adapter was trained over another form of the base than {first[0]} "
+                f"--lora_path {name}: this adapter was trained over another configuration of the base than {first[0]} "
                 f"(settings {own[1]} and {first[1]}, quantization {own[2]} and {first[2]}); serve them separately"
             )
 

@@ -104,7 +104,7 @@ def test_from_dict_null_window_layers_are_refused_only_with_windows(model):
     ("head_dim", "alpha", "message"),
     [
         (2, 5.0, r"alpha .* needs a head_dim above 2"),
-        (4, 1e-3, r"alpha 0.001 .* changes rope_theta 10000.0 to 0.01; it must stay above 1"),
+        (4, 1e-3, r"alpha 0.001 .* changes rope_theta 10000.0 to 0.01; rope_theta must stay above 1"),
     ],
 )
 def test_from_dict_hunyuan_with_impossible_alpha_raises(head_dim, alpha, message):

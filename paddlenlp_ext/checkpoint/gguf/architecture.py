@@ -90,12 +90,12 @@ class Architecture:
             index of an expert, which is the first axis of the stored tensor. A name with a suffix such as `.weight`
             is about a single tensor.
         keys: key of config.json -> metadata key, in addition to the keys that all families have.
-        constants: keys of config.json that have no metadata, with the values of the published models.
+        constants: config.json keys that GGUF metadata does not store, with the values that the published models use.
         settings: function that derives keys of config.json from several metadata values or from tensors.
         has_experts: whether the family is a mixture of experts, whose files have an `expert_count` of at least 1.
-        reads: function that tells the family's files from those of other families with the same `name`.
+        reads: function that recognizes the family's files if several families have the same `name`.
         permutes: whether the rows of queries and keys are permuted.
-        norm_offset: number that was added to the weights of norms.
+        norm_offset: offset that stored norm weights include.
         norm_epsilon: name of the norms' epsilon in the metadata and in config.json.
         has_window: whether the family has sliding-window attention.
         is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).

@@ -6,7 +6,7 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.utils.registry import Registry
 
-# The name of the package of the families is only imported on demand: the families are a higher layer.
+# The package of the families is imported by name on demand, because it belongs to a higher layer.
 ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models.families")
 
 

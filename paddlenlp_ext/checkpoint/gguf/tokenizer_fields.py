@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.gguf.pre_tokenizers import adds_bos_by_default
 _PREFIX = "tokenizer.ggml."
 _MAX_TOKEN_LENGTH = 1024
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-"""Argument of transformers' tokenizers -> part of the key of the token's id."""
+"""Argument of transformers' tokenizers -> component of the metadata key with the token's id."""
 
 
 class TokenType(IntEnum):

@@ -37,7 +37,7 @@ _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor to write to a GGUF file.
+    """Tensor that will be written to a GGUF file.
 
     Attributes:
         shape: shape, rows first.

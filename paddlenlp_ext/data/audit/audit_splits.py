@@ -29,7 +29,7 @@ TRAIN = "train"
 """Name of the split of training rows."""
 ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
-"""A language is rare if it has at most 2 % of 50 or more rows, and 90 % of the rows have the same language."""
+"""In a split of at least 50 rows, 90 % of them in one language, a language of at most 2 % of the rows is rare."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def audit_splits(splits: Sequence[AuditedSplit], title: str, num_processes: int 
 
     Args:
         splits: the splits, training rows first.
-        title: names of the datasets in the report.
+        title: names of the datasets, shown in the report.
         num_processes: number of processes; None: one for each available processor.
 
     Raises:
@@ -149,7 +149,7 @@ def _add_unknown_fields(rows: AuditedRows) -> None:
 
 
 def check_account(report: SplitReport, expected: dict[str, int]) -> None:
-    """Add a finding for each count of rows or tokens that differs from the training data.
+    """Add a finding for each count of rows or tokens that differs between the audit and training.
 
     Args:
         report: report of the split.

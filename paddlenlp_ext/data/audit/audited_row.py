@@ -94,8 +94,8 @@ class AuditedRow:
 
     Attributes:
         source: the row; None if it could not be read.
-        parts: texts of the row; empty if it is invalid.
-        examples: examples of the row as tokens; empty if it was dropped.
+        parts: texts of the row; empty if the row is invalid.
+        examples: tokenized examples of the row; empty if the row was dropped.
         dropped: reason for dropping the row, or None.
     """
 
@@ -111,7 +111,7 @@ class AuditedRow:
 
     @property
     def dialogue(self) -> list[TextPart]:
-        """Texts without system prompts, which many rows share."""
+        """Texts of the row without system prompts, because many rows have the same system prompt."""
         return [part for part in self.parts if part.role != SYSTEM]
 
     @property
@@ -172,7 +172,7 @@ CheckFunction = Callable[[AuditedRow, TokenizerInfo], Iterator[Hit]]
 
 @dataclass(frozen=True)
 class Check:
-    """Check of a row: kind of finding, and the function that yields findings."""
+    """Check that runs on every row: kind of its findings, and the function that yields them."""
 
     kind: Kind
     find: CheckFunction = field(repr=False)
@@ -211,5 +211,5 @@ def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
 
 
 def questions(row: AuditedRow) -> list[TextPart]:
-    """Return the messages of the user."""
+    """Return the texts of the user messages in a row."""
     return [part for part in row.parts if part.role == USER]

@@ -92,7 +92,7 @@ class AuditedBlock:
 
 
 class BlockAuditor:
-    """Function that audits a block of rows, which are encoded as for training.
+    """Callable that encodes a block of rows as training does, and audits the rows.
 
     Args:
         encoder: encoder of the rows.

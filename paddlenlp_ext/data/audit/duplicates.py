@@ -53,7 +53,7 @@ _TRIPLE = _RANDOM.integers(1, 1 << 63, 3, np.uint64) | np.uint64(1)
 _CHUNK = 1 << 12
 _MAX_EQUAL_PROMPTS = 10
 _MOST_ALIKE = np.float32(0.995)
-"""Greatest similarity of rows whose words are not all equal."""
+"""Maximum similarity reported for rows whose words are not all equal."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class _Matches:
         self.similarity = np.zeros(len(records), np.float32)
 
     def match(self, key: str | int, rows: np.ndarray) -> None:
-        """Match each row to the first and the previous row with an equal key: a hash, or the index of a band."""
+        """Match each row to the first and the previous row with the same value of `key`: a hash, or a band by index."""
         if isinstance(key, str):
             keys = self.records[key][rows]
         else:

@@ -45,8 +45,8 @@ _MIN_HITS = 2
 def language_of(text: str) -> str:
     """Return the probable language of a text, or `UNKNOWN`.
 
-    Only the first 600 characters count. Languages in the same non-Latin script are not distinguished, and text with
-    kana is Japanese.
+    Only the first 600 characters are examined. Languages in the same non-Latin script are not distinguished, and text
+    with kana is Japanese.
     """
     sample = text[:_SAMPLE]
     if not sample.isascii():

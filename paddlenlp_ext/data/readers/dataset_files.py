@@ -58,7 +58,7 @@ def open_dataset(config: DataConfig, split: str, is_stream: bool = False) -> lis
 
 
 def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
-    """Return the names of the datasets of a configuration, or the names of the readers without such names."""
+    """Return the dataset names of a configuration, or the names of the readers if it names no dataset."""
     written = config.dataset_name_or_path
     return ", ".join([reader.name for reader in readers] if written is None else dataset_names(written))
 
@@ -68,7 +68,7 @@ def open_splits(
 ) -> list[Reader]:
     """Return the readers of a split of several datasets; a dataset without a dev split is left out.
 
-    The arguments are those of `open_split`.
+    The arguments are passed on to `open_split`.
 
     Raises:
         ValueError: as for `open_split`; or no dataset has a dev split.

@@ -33,7 +33,7 @@ def is_saved_dataset(folder: Path) -> bool:
 class HubReader(Reader):
     """Reader of a split of a hub data set; a cursor is the number of rows before it.
 
-    The line of a location is the row number. A null column is not a field of its row.
+    The line of a location is the row number. A column that is null in a row is left out of the row.
 
     Args:
         name: hub id, or a folder that `DatasetDict.save_to_disk` wrote.

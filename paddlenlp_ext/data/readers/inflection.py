@@ -124,7 +124,7 @@ class InflectionReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """True, because earlier versions searched the compressed lexicon for keys; so their caches stay valid."""
+        """True, as in earlier versions, which scanned the compressed lexicon for keys: their caches stay valid."""
         return True
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

@@ -157,7 +157,7 @@ class _ArrayText:
         self.at = offset
 
     def _grow(self) -> bool:
-        """Drop the text before the position and append at least as much as remains; return False at the file's end.
+        """Drop the text before the position and at least double the rest; return False at the end of the file.
 
         Raises:
             JsonError: the next bytes are not UTF-8, or an element is too long.

@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 class ParquetReader(FileReader):
     """Reader of a Parquet file; a cursor is the number of rows before it, and the line of a location is the row number.
 
-    A null column is not a field of its row.
+    A column that is null in a row is left out of the row.
     """
 
     may_be_compressed = False

@@ -110,7 +110,7 @@ class Conversation:
         return replace(self, messages=(Message(SYSTEM, text), *self.messages))
 
     def until(self, index: int) -> Conversation:
-        """Return the conversation without the message at `index` and those after it."""
+        """Return the conversation up to the message at `index`, which is left out."""
         return Conversation(self.messages[:index], self.tools, self.template_kwargs)
 
     def without_oldest_turn(self) -> Conversation | None:

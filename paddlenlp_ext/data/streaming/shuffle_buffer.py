@@ -4,9 +4,9 @@
     source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       mixture: which source is next
                                                   rows of a window are shuffled and packed together
 
-A window holds `shuffle_buffer_size` rows, or fewer long rows. The files and the cursor at its start determine a window;
-checkpoints save the cursor, so a resumed run reads the same windows. An epoch and its last window end when every source
-has been read to its end once more.
+A window holds `shuffle_buffer_size` rows, or fewer if they are long. The files and the cursor at its start determine a
+window; checkpoints save the cursor, so a resumed run reads the same windows. An epoch and its last window end when
+every source has been read to its end once more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Window:
         start: cursor at the start of the window, as JSON values.
         epoch, number: epoch of the rows, and index of the window in the epoch.
         first_row: index of the first row in its epoch.
-        begin, end: fractions of the epoch that are read before and after the window.
+        begin, end: fraction of the epoch that has been read before and after the window.
         is_last: whether the window is the last of its epoch.
     """
 

@@ -1,4 +1,4 @@
-"""Read the rows of a source of a stream repeatedly, starting at any position."""
+"""Read the rows of one source of a stream, in repeated passes that can start at any position."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class ChatTemplate(ABC):
     def render(self, conversation: Conversation) -> list[Example]:
         """Return the examples of a conversation as text, in the order of their last answers.
 
-        There are several if the template rewrites earlier answers once later messages follow. Each target answer is a
-        target in exactly one example.
+        A conversation has several examples if the template rewrites earlier answers once later messages follow. Each
+        target answer is a target in exactly one example.
 
         Raises:
             InvalidRowError: the template rejects the conversation or leaves a part out, or an answer cannot be located.

@@ -13,8 +13,9 @@ transformers renders the template. It receives a name in place of the template; 
 that transformers compiled for the name with the charging code of the template. transformers must not compile the
 template itself, because the compiler evaluates constant expressions.
 
-Limits of the operating system would need a child process for each process. It renders as fast as this sandbox, but
-takes 1.2 s to import transformers, or needs a copy of the environment in which transformers renders templates.
+Limits of the operating system would need a child process for each process that renders. A child renders as fast as this
+sandbox, but takes 1.2 s to import transformers, or needs a copy of the environment in which transformers renders
+templates.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_SECONDS = 3.0
-"""Processor time of one rendering, or of all renderings that probe a template."""
+"""Maximum processor time in seconds for one rendering, or for all renderings that probe a template."""
 MAX_CHARS = 1 << 28
 """Maximum number of characters that a rendering may create, including dropped values."""
 _CHARS_PER_TEXT = 64
@@ -346,7 +347,7 @@ def _charge_filter(budget: _Budget, name: str, args: tuple[Any, ...], kwargs: Ma
     if name == "format":
         _charge_format(budget, str(value), "%", options)
     elif name == "sum" and not all(isinstance(option, str | int | float | None) for option in options):
-        raise TemplateLimitError("it adds lists in a filter")
+        raise TemplateLimitError("it concatenates lists with the filter sum")
     elif name == "join":
         value = list(value)
         budget.spend(len(value) * max(map(_size, options), default=0))

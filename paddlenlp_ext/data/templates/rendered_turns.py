@@ -27,7 +27,7 @@ class RenderedTurn:
     """Text of a turn: prompt, lead and answer; the prompt is `head + content + tail`.
 
     Attributes:
-        head: template text before the last message of the prompt; in the first turn with the system prompt.
+        head: template text before the last message of the prompt; in the first turn, it includes the system prompt.
         content: last message of the prompt, which truncation may shorten; None if the template rewrote it, so that
             `head` holds the full prompt.
         tail: template text after this message.

@@ -43,7 +43,7 @@ def cache_key(
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
-        reads_more: whether earlier versions dropped rows that are valid now, such as two questions in a row.
+        reads_more: whether earlier versions dropped rows that are valid now, such as consecutive questions.
     """
     keys = [_PlainKeys() for _ in readers]
     parts: dict[str, Any] = {

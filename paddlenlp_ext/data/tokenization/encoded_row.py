@@ -18,8 +18,8 @@ class Document:
         input_ids: int [T].
         labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
         first_position: position id of the first token; the following ids are consecutive.
-        parent: index in the row of the document that this document continues; attention sees its tokens as if they came
-            before. None: attention stays within the document.
+        parent: index in the row of the document that this document continues; attention treats the tokens of
+            the parent as preceding tokens. None: attention stays within the document.
         answer: index in the row of the answer that the labels belong to; -1: none.
     """
 
@@ -103,5 +103,5 @@ class TokenizedRow:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Floating-point numbers that are stored about the example."""
+        """Floating-point values stored with the example, such as the margin of a preference pair."""
         return ()

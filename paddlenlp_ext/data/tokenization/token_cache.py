@@ -67,7 +67,7 @@ def _build(folder: Path, build: Callable[[Path], DataStats]) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compare the files of a split with their checksums; caches of earlier versions have none and must be readable.
+    """Compare the files of a split with their checksums; a cache of an earlier version, without sums, is read instead.
 
     Returns:
         A description of the first missing or changed file, or None.

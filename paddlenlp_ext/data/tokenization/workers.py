@@ -60,7 +60,7 @@ class BlockEncoder(Generic[BlockResultT]):
     `close` ends the workers.
 
     Args:
-        encoder: function of a block, such as a `RowEncoder`.
+        encoder: function that encodes a block, such as a `RowEncoder`.
         num_processes: number of workers.
         in_background: encode while the caller does other work; then even a single worker is a process.
     """

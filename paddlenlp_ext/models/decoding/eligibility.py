@@ -175,7 +175,7 @@ def fused_norms_reason(layers: Iterable[Any]) -> str | None:
 
 
 def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
-    """Return attention and feed-forward of a layer with the norms before them; [] if the layer has none to fuse."""
+    """Return attention and feed-forward of a layer with the norms before them; [] if the layer has no norm to fuse."""
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()

@@ -1,7 +1,7 @@
 """Decoding step on a GPU: one launch for each norm and the quantized linear layers that read it (ops/norm_linear).
 
 The launch includes the residual addition before the norm. eligibility.py says which norms are fused. Norms before dense
-weights are not: decoding waits for Python, which takes longer to launch the Triton kernel than to call a norm and
+weights are not fused: decoding waits for Python, which takes longer to launch the Triton kernel than to call a norm and
 Paddle's matrix products (docs/gpu.md).
 
 Shapes: B batch, S new positions, D hidden.

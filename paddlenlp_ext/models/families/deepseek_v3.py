@@ -15,7 +15,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the differences from the common decoder of a model with the attention and the router of DeepSeek V3.
+    """Return how a model with DeepSeek V3's attention and router differs from the common decoder.
 
     Raises:
         ValueError: the config names another kind of router.

@@ -33,7 +33,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if base <= 1:
         raise ValueError(
             f"alpha {settings['alpha']} in the rope settings of config.json changes rope_theta {theta} to {base:.3g}; "
-            "it must stay above 1"
+            "rope_theta must stay above 1"
         )
     return {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
 

@@ -27,7 +27,7 @@ _COLUMNS = 128
 
 @dataclass(frozen=True)
 class InverseFactor:
-    """Order of the columns, and the factor U for this order; layers with the same inputs share it.
+    """Order of the columns, and the factor U for this order; layers with the same inputs share one instance.
 
     Attributes:
         order: input index of each column, int [I].

@@ -141,7 +141,7 @@ def _scale_expert(
 ) -> InputStatistics:
     """Scale an expert's down_proj, and divide its up_proj by the scales; return the statistics of the scaled inputs.
 
-    Not for clamped gates, because they are not linear in the output of up_proj.
+    Experts with a clamped gate cannot be scaled, because their output is not linear in the output of up_proj.
     """
     down = matrices["down_proj"]
     inner = down.shape[1]
