@@ -3,7 +3,7 @@
 | `eval_dataset_path` | metrics |
 |---|---|
 | `{"math": "a.jsonl", "code": "b.jsonl"}` | eval_math_loss, eval_code_loss, ... |
-| `"math.jsonl,code.jsonl"`, or a list | the same: file names are the names |
+| `"math.jsonl,code.jsonl"`, or a list | the same; dev sets are named after their files |
 | `"math.jsonl"` | eval_loss, ... |
 """
 
@@ -29,7 +29,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
     """Return the dev sets of a run: name -> path. The name of the only dev set is "".
 
     Raises:
-        ValueError: two dev sets have one name, or a name or path is missing or invalid.
+        ValueError: two dev sets have the same name, or a name or path is missing or invalid.
     """
     written = data.eval_dataset_path
     if written is None:

@@ -53,7 +53,7 @@ class ConfigError(ValueError):
     Args:
         problems: at least one problem.
         files: the files in the order they were read.
-        subject: what the title calls the configuration, such as "the arguments".
+        subject: name of the configuration in the title of the message, such as "the arguments".
     """
 
     def __init__(

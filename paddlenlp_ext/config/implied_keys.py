@@ -17,7 +17,7 @@ from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.utils.distributed_env import world_size
 
 Values = Callable[[str], Any]
-"""Function from a key to its value, or its default if it was not set."""
+"""Function that returns the value of a key, or its default if the key is not set."""
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # The docstring of a dataclass without one is its signature, which is useless as help text.
+    # Python sets the missing docstring of a dataclass to its signature, which is useless as help text.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

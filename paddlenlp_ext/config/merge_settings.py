@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.suggest import nearest
 
 _MIN_SIMILARITY = 0.75
-"""Minimum similarity of an unknown key to a suggestion; one typo in a key of four letters has this similarity."""
+"""Minimum similarity of an unknown key to a suggestion; a key of four letters with one typo has this similarity."""
 _MOST_SHOWN = 6
 """Maximum number of keys in the message about an ambiguous abbreviation."""
 

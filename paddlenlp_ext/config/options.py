@@ -108,7 +108,7 @@ def option(
         minimum, maximum: inclusive bounds of a number, or of each number in a list.
         above, below: exclusive bounds of a number, or of each number in a list.
         choices: allowed strings, or allowed elements of a list.
-        flags: allowed words of a string of space-separated words.
+        flags: allowed words in a string that lists words separated by spaces.
         aliases: other names of the key.
         winning_aliases: other names that take precedence over the key in the same file (PaddleNLP's deprecated names).
         synonyms: other name of a choice -> the choice.

@@ -6,7 +6,7 @@ paddlenlp_keys.json has the keys that PaddleNLP 2.7 to 3.0 declares, in groups. 
     type       bool, int, float, str or any; null: a section declares the key
     neutral    values that change nothing; the first is the default
     outcome    effect of any other value: "not yet" and "not here" are errors, "no effect" is a note
-    reason     half a sentence: what is missing, what to use instead, or why the run is the same
+    reason     half a sentence: what is missing, what to use instead, or why the results are the same
     needs      key that switches the feature on
 
 A key that an adapter method declares is skipped, so a new method needs no edit of the table. When a feature lands,

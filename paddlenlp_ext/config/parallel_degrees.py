@@ -18,7 +18,7 @@ class Degrees:
         sharding: replicas that shard the optimizer state (ZeRO), and also gradients and weights in stages 2 and 3.
         pipeline: pipeline stages.
         tensor: tensor-parallel ranks.
-        expert: data and sharding ranks that the experts of a layer are distributed over.
+        expert: data and sharding ranks over which the experts of a layer are distributed.
     """
 
     data: int = 1
@@ -37,13 +37,13 @@ class Degrees:
 def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """Return the degrees of all axes.
 
-    -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 stands for
+    -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 means
     all remaining processes. Processes that remain after sharding are data-parallel. Experts are distributed over data
     and sharding ranks, so the expert degree is not a factor of the product.
 
     Raises:
         ValueError: the product of the degrees does not divide `processes`, or the expert degree does not divide the
-            number of data and sharding ranks. The message has the nearest valid degrees.
+            number of data and sharding ranks. The message suggests the nearest valid degrees.
     """
     tensor, pipeline = max(1, options.tensor_parallel_degree), max(1, options.pipeline_parallel_degree)
     requested_sharding = options.sharding_parallel_degree if options.sharding else 1

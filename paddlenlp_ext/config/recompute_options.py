@@ -11,7 +11,7 @@ REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_col
 def parse_refined(text: str) -> dict[str, int]:
     """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of layers that save its output; -1: all layers.
 
-    The layers that save it are the first layers of the model.
+    The output is saved in the first layers of the model.
 
     Raises:
         ValueError: a region is unknown or repeated, or the number of layers is not an integer of at least -1.

@@ -38,7 +38,7 @@ class ModelArguments(LoadArguments):
     """Arguments of programs that load a model and encode prompts for it."""
 
     chat_template: str | None = option(
-        None, help="Jinja or JSON file, or none; unset: the one of the training run, else the tokenizer's own"
+        None, help="Jinja or JSON file, or none; unset: the training run's template, else the tokenizer's"
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'

@@ -22,7 +22,7 @@ logger = get_logger("paddlenlp_ext.predict")
 def choose_template(
     arguments: ModelArguments, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
 ) -> ChatTemplate:
-    """Load the requested chat template, else the one of the training run, else the tokenizer's own.
+    """Load the requested chat template, else the training run's template, else the tokenizer's.
 
     `chat_template_kwargs` of the training run apply only to the template of the training run. A requested template gets
     the values of the command line.
@@ -33,7 +33,7 @@ def choose_template(
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: the template file of the training run no longer exists, or the template lacks a variable.
+        ValueError: the template file of the training run no longer exists, or the template is invalid.
     """
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)

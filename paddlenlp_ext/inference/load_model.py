@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 logger = get_logger("paddlenlp_ext.predict")
 ConfigCheck = Callable[[Mapping[str, Any]], None]
-"""Check of the content of config.json, made before the weights are read."""
+"""Function that checks the content of config.json before the weights are read."""
 
 
 def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the adapter folder or None.
 
-    `model_name_or_path` may be an adapter folder. Its adapter_config.json names the base, else the run_config.json next
-    to it.
+    `model_name_or_path` may be an adapter folder. The base is then named by its adapter_config.json, else by the
+    run_config.json in the same folder.
 
     Raises:
-        ValueError: the adapter names no base, the base cannot be found, or there are two adapters.
+        ValueError: the adapter names no base, the base cannot be found, or two adapters are given.
     """
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
@@ -74,7 +74,7 @@ def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFil
 
 
 def load_tokenizer(base: str, adapter: str | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the training run saved next to its adapter, else the one of the base model."""
+    """Return the tokenizer that the training run saved with the adapter, else the base model's tokenizer."""
     has_own = adapter is not None and (Path(adapter).expanduser() / "tokenizer_config.json").is_file()
     return AutoTokenizer.from_pretrained(adapter if adapter is not None and has_own else base)
 
@@ -169,7 +169,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
 
 
 def can_merge(model: Any) -> bool:
-    """Return whether a model has an adapter to merge; merging would expand a quantized base to its full size."""
+    """Return whether a model has an adapter that can be merged; merging would dequantize a quantized base."""
     return isinstance(model, PeftModel) and model.peft_config.mergeable and model.quantization is None
 
 
@@ -182,7 +182,7 @@ def quantize(model: Any, quant_type: str | None) -> None:
     if quant_type not in ("weight_only_int8", "weight_only_int4"):
         return
     if isinstance(model, PeftModel):
-        raise ValueError(f"--quant_type {quant_type}: the adapter is not merged into the weights; leave it out")
+        raise ValueError(f"--quant_type {quant_type}: this adapter cannot be merged into the base; drop --quant_type")
     quantize_linears(model, QuantizationConfig(algo=quant_type))
 
 

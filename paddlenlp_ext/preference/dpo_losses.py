@@ -35,7 +35,7 @@ import paddle.nn.functional as F
 from paddlenlp_ext.config.sections.preference import WITHOUT_REFERENCE, PreferenceConfig
 
 LEAST_DOUBT = 1e-6
-"""Minimum of -log p in the odds p / (1 - p), which are infinite for p = 1."""
+"""Lower bound of -log p in the odds p / (1 - p), which would be infinite for p = 1."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def pair_loss(
         chosen_lengths_N, rejected_lengths_N: int64 [N], number of tokens of each answer.
 
     Raises:
-        ValueError: the loss does not compare pairs.
+        ValueError: `options.loss_type` is not a loss of pairs.
     """
     if options.loss_type not in PAIR_LOSSES:
         raise ValueError(f"loss_type {options.loss_type} does not compare pairs; use {', '.join(PAIR_LOSSES)}")
@@ -194,7 +194,7 @@ def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def dpop(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of DPO-Positive (arXiv:2402.13228), which penalizes a less likely chosen answer."""
+    """Return the loss of DPO-Positive (arXiv:2402.13228), with a penalty if a chosen answer becomes less likely."""
     penalties_N = F.relu(-pairs.chosen_ratios)
     return -F.log_sigmoid(options.beta * (pairs.margins - options.dpop_lambda * penalties_N))
 
@@ -215,5 +215,5 @@ def nca_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def apo_zero(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of APO-zero (arXiv:2408.06266, eq. 7): raise chosen answers and lower rejected answers."""
+    """Return the loss of APO-zero (arXiv:2408.06266, eq. 7), which raises chosen and lowers rejected rewards."""
     return 1 - F.sigmoid(options.beta * pairs.chosen_ratios) + F.sigmoid(options.beta * pairs.rejected_ratios)

@@ -38,7 +38,7 @@ def kto_loss(
 
     Args:
         logps_A: float32 [A], sum of the log-probabilities of each answer's tokens.
-        reference_A: the same sums under the reference model, as for `pair_loss`.
+        reference_A: the same sums under the reference model; None without a reference model.
         is_desirable_A: bool [A].
         baseline: the result of `kto_baseline`.
         options: `config.preference` of a run.

@@ -24,7 +24,7 @@ def _zeros() -> np.ndarray:
 
 @dataclass(frozen=True)
 class PreferenceMetrics:
-    """Sums and counts of the metrics of answers.
+    """Sums and counts of preference metrics.
 
     | metric | mean over |
     |---|---|
@@ -92,7 +92,7 @@ class PreferenceMetrics:
         return cls(sums, counts)
 
     def means(self) -> dict[str, float]:
-        """Return each metric with at least one value by its name, and `rewards/margins`."""
+        """Return the mean of each metric that has values, by name, and `rewards/margins`."""
         means = {
             name: float(total / count)
             for name, total, count in zip(SUMMED, self.sums, self.counts, strict=True)

@@ -54,7 +54,7 @@ def reward_sums(rewards_A: Any) -> np.ndarray:
 
 
 def reward_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Return the metrics under TRL's names from the added results of `reward_sums`.
+    """Return the metrics under TRL's names from the sum of the results of `reward_sums`.
 
     | metric | mean over |
     |---|---|

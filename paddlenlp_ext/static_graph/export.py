@@ -47,8 +47,8 @@ def export_model(
         prefix: name of the program's files, without suffix.
 
     Raises:
-        ValueError: a file of the tokenizer or config has the same name as a file of the program, or the program
-            computes other logits than the model.
+        ValueError: a file of the tokenizer or config has the same name as a file of the program, or the logits
+            of the program differ from the model's logits.
     """
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})

@@ -9,10 +9,11 @@
 
 B, S and P are dynamic sizes. With a single program, the weights are in memory only once. The caller appends the new
 keys and values: an output with the whole cache would be copied in every step, and `paddle.inference` reuses the memory
-of outputs. A layer with latent attention caches latents and rotated keys, as one head each, and absorbs the matrices of
-keys and values in both phases.
+of outputs. A layer with latent attention caches latents and rotated keys, as one head each, and absorbs the key and
+value projections in both phases.
 
-The layers of the model are traced. Ops run as their references (ops/dispatch.py), which are Paddle's operators.
+The layers of the model are traced. Ops run their reference implementations (ops/dispatch.py), which use only Paddle's
+operators.
 
 Shapes: B batch, S new positions, P slots of the cache, C = P + S, K key-value heads, H and E channels of keys and
 values, V vocabulary.
@@ -71,7 +72,7 @@ class GraphCache(KeyValueCache):
         return paddle.shape(self._cached[0])[2]
 
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the positions of the `count` new tokens, int64 [B, S]; padding has 0."""
+        """Return the positions of the `count` new tokens, int64 [B, S]; padding gets position 0."""
         return self._position_ids_BS
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:

@@ -20,7 +20,7 @@ class DataConfig(OptionGroup):
         "separated by commas, are read one after the other",
     )
     train_dataset_prob: str | None = option(
-        None, help="weights of the datasets in dataset_name_or_path, as 0.7,0.3: rows are mixed by them in training"
+        None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
     )
     task_name: str | None = option(None, help="configuration of a hub data set")
     dataset_num_proc: int | None = option(
@@ -59,7 +59,9 @@ class DataConfig(OptionGroup):
     zero_padding: bool = option(
         False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
     )
-    greedy_zero_padding: bool = option(False, help="with zero_padding: choose the rows of a pack so that they fill it")
+    greedy_zero_padding: bool = option(
+        False, help="with zero_padding: choose rows that fill each pack, not consecutive rows"
+    )
     pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
     lazy: bool = option(False, help="read and tokenize rows during training, as a stream in constant memory")
@@ -71,7 +73,7 @@ class DataConfig(OptionGroup):
     )
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
     use_pose_convert: bool = option(
-        False, help="PoSE: train with skips in the positions of each row, up to the model's context"
+        False, help="PoSE: skip position ids within each row, up to the model's context length"
     )
     data_cache_dir: str | None = option(
         None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
@@ -90,5 +92,5 @@ class DataConfig(OptionGroup):
         return self.lazy
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the dataset keys and values that a run needs; `train` and `evaluate` say what it does."""
+        """Return the dataset keys that a run needs, with their values; the flags say whether it trains or evaluates."""
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

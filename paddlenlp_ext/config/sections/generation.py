@@ -26,6 +26,6 @@ class GenerationConfig(OptionGroup):
     )
     top_k: int = option(1, minimum=0, help="sample from this many most likely tokens; 1: greedy, 0: all")
     top_p: float = option(
-        1.0, above=0, maximum=1, help="sample from the fewest most likely tokens whose probabilities sum to this"
+        1.0, above=0, maximum=1, help="nucleus sampling: sample from the top tokens up to this total probability"
     )
     temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")

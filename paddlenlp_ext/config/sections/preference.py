@@ -39,12 +39,12 @@ class PreferenceConfig(OptionGroup):
         0.1, above=0, help="weight of the KL divergence from the reference model, and scale of rewards"
     )
     label_smoothing: float = option(
-        0.0, minimum=0, below=0.5, help="probability that the answers of a pair are swapped (sigmoid, simpo, robust)"
+        0.0, minimum=0, below=0.5, help="assumed probability that a pair is mislabeled (sigmoid, simpo, robust)"
     )
-    simpo_gamma: float = option(0.5, minimum=0, help="simpo: margin between the rewards of a pair")
+    simpo_gamma: float = option(0.5, minimum=0, help="simpo: target margin between the rewards of a pair")
     dpop_lambda: float = option(50.0, minimum=0, help="dpop: weight of the penalty for a less likely chosen answer")
-    desirable_weight: float = option(1.0, minimum=0, help="kto: weight of answers that are rated as good")
-    undesirable_weight: float = option(1.0, minimum=0, help="kto: weight of answers that are rated as bad")
+    desirable_weight: float = option(1.0, minimum=0, help="kto: weight of the loss on desirable answers")
+    undesirable_weight: float = option(1.0, minimum=0, help="kto: weight of the loss on undesirable answers")
     pref_loss_ratio: float = option(1.0, minimum=0, help="weight of the preference loss (orpo: lambda of the paper)")
     sft_loss_ratio: float = option(
         0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 means 1"

@@ -48,17 +48,17 @@ class TrainConfig(OptionGroup):
     use_async_save: bool = option(
         False, help="flush and verify a checkpoint in the background, while training continues (docs/checkpoints.md)"
     )
-    load_best_model_at_end: bool = option(False, help="load the weights of the best evaluation after training")
+    load_best_model_at_end: bool = option(False, help="at the end, load the checkpoint with the best evaluation")
     metric_for_best_model: str | None = option(
         None,
-        help=f"metric that selects the best evaluation; unset: loss; one of {', '.join(METRICS)}, or a metric of "
+        help=f"metric that selects the best checkpoint; unset: loss; one of {', '.join(METRICS)}, or a metric of "
         "compute_metrics; with several dev sets: <name>_<metric>, otherwise the metric of the first dev set",
     )
     greater_is_better: bool | None = option(
         None, help="whether a greater metric is better; unset: true except for loss and perplexity"
     )
     early_stopping: bool | None = option(
-        None, help="stop when evaluations no longer improve the metric; unset: if early_stopping_patience is set"
+        None, help="stop early when the metric no longer improves; unset: on if early_stopping_patience is set"
     )
     early_stopping_patience: int | None = option(
         None, minimum=1, help="stop after this many evaluations in a row without improvement; unset: 4"
@@ -95,7 +95,7 @@ class TrainConfig(OptionGroup):
 
     @property
     def patience(self) -> int | None:
-        """Return after how many evaluations in a row without improvement the run stops; None: never."""
+        """Return the number of consecutive evaluations without improvement that stops the run; None: no limit."""
         if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):
             return None
         return self.early_stopping_patience or 4

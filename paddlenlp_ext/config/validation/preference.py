@@ -67,7 +67,7 @@ def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig,
     if data.autoregressive:
         report.error(f"autoregressive is for plain text, and {reason}; leave it out", "autoregressive")
     if data.use_pose_convert:
-        report.error(f"use_pose_convert is for rows of one answer, and {reason}; leave it out", "use_pose_convert")
+        report.error(f"use_pose_convert is for rows with one answer, and {reason}; leave it out", "use_pose_convert")
     if generation.eval_with_do_generation:
         report.error(f"eval_with_do_generation: {reason}; leave it out", "eval_with_do_generation")
 

@@ -9,7 +9,7 @@ previous row, and the first prompt gets the last answer:
     rows         (x1, y1)  (x2, y2)  (x3, y3)
     mismatched   (x1, y3)  (x2, y1)  (x3, y2)
 
-The mismatched rows form a further batch, for a forward pass without gradients. They depend on the batch only, and
+The mismatched rows form a second batch, for a forward pass without gradients. They depend only on the batch, and
 contain the same answers. With pairs, each prompt gets both answers of the previous pair.
 
 Shapes: B batch, S positions of a batch row, A answers of a batch.
@@ -35,8 +35,8 @@ class PreferenceBatch(PackedBatch):
     """Arrays of one micro-batch of preference data.
 
     Attributes:
-        answer_index: int64 [B, S], number of the answer whose token the position predicts; -1: no target.
-        is_desirable: bool [A], True for a chosen answer or one that is rated as good.
+        answer_index: int64 [B, S], index of the answer whose token the position predicts; -1: no target.
+        is_desirable: bool [A], True for a chosen answer, or an answer that is rated as good.
         reference_logps: float32 [A], log-probabilities of the answers under the reference model; None: unknown.
         mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
         baseline: KTO's estimate of the KL divergence, computed from the mismatched answers.
@@ -75,7 +75,7 @@ def collate_pairs(
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
         reference_logps: float32 [rows of the dataset, answers of a row], log-probabilities of the answers under the
             reference model, in the order of the answers; None: unknown.
-        with_mismatched: add the batch of mismatched prompts and answers.
+        with_mismatched: whether to add the batch of mismatched prompts and answers.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -103,7 +103,7 @@ def collate_pairs(
 
 
 def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBatch) -> np.ndarray:
-    """Return `PreferenceBatch.answer_index` for the rows of each batch row."""
+    """Return `PreferenceBatch.answer_index` of the batch that collates `batch_rows`."""
     index = np.full(batch.labels.shape, -1, dtype=np.int64)
     first = 0
     for batch_index, rows in enumerate(batch_rows):
@@ -156,7 +156,7 @@ def build_preference_collate(
         pad_token_id: token at padding positions.
         vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
         reference_logps: float32 [rows, 2], log-probabilities of the answers under the reference model; None: unknown.
-        with_mismatched: add batches of mismatched prompts and answers, for KTO.
+        with_mismatched: whether to add batches of mismatched prompts and answers, for KTO.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 

@@ -44,7 +44,7 @@ def collate_reward_pairs(
         packs: the micro-batch; each pack is a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
         unscored_token_id: token that is never scored; the token before it is scored instead. It is `pad_token_id` of
-            config.json, which transformers takes for padding at every position, even if it is also the end token.
+            config.json, which transformers treats as padding at every position, even if it is also the end token.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.

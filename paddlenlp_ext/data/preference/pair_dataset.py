@@ -90,8 +90,8 @@ def load_preference_dataset(
     """Tokenize a split of preference data, or memory-map its tokens from the cache.
 
     Args:
-        config: `config.data` of a run; `train_dataset_path` names the training rows if it is set, and
-            `dataset_name_or_path` names the other rows.
+        config: `config.data` of a run; training rows come from `train_dataset_path` if it is set, and all other rows
+            come from `dataset_name_or_path`.
         preference: `config.preference` of the run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
@@ -138,9 +138,9 @@ def load_pairs(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> PairDataset:
-    """Tokenize a split with an encoder of this class, or memory-map its tokens from the cache.
+    """Tokenize a split with an encoder of `encoder_class`, or memory-map its tokens from the cache.
 
-    Arguments and errors are the same as for `load_preference_dataset`, without the check of the loss.
+    Arguments and errors are the same as for `load_preference_dataset`, but the loss is not checked.
     """
     template = template or load_configured_template(config, tokenizer)
     readers, encoder = open_pairs(encoder_class, config, share_prompt, split, template, rows)

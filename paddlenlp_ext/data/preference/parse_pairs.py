@@ -44,7 +44,7 @@ class Answer:
 
     Attributes:
         conversation: the prompt and this answer, whose assistant messages are the only targets.
-        is_desirable: True for a chosen answer, or one that is rated as good.
+        is_desirable: True for a chosen answer, or an answer that is rated as good.
     """
 
     conversation: Conversation
@@ -61,7 +61,7 @@ def parse_preference(value: Any) -> tuple[Answer, ...]:
     """Return the answers of a row: a pair with the chosen answer first, or one rated answer.
 
     Raises:
-        InvalidRowError: the row matches no format or two formats, or a part is missing, empty or of the wrong type.
+        InvalidRowError: the row matches no format or two formats, or a field is missing, empty or of the wrong type.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, "the row is not an object; write a JSON object")
@@ -77,9 +77,9 @@ def parse_preference(value: Any) -> tuple[Answer, ...]:
 
 
 def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[str]:
-    """Yield each field of a row that is neither read nor metadata, messages' fields as `chosen[].name`.
+    """Yield the path of each field that is neither read nor metadata, such as `chosen[].name` in a message.
 
-    `read` are further fields of a row that are read.
+    `read` names further fields of the row that are read.
     """
     if isinstance(row, dict):
         for row_format in FORMATS:
@@ -98,7 +98,7 @@ def _no_format(row: dict[str, Any]) -> InvalidRowError:
 
 
 def _parse(row: dict[str, Any], rename: Rename) -> Conversation:
-    """Return the conversation of a row of fine-tuning; errors and messages have paths of the original row."""
+    """Return the conversation of a fine-tuning row; paths in errors and messages refer to the preference row."""
     try:
         conversation = parse_row(row)
         for message in conversation.messages:
@@ -166,7 +166,7 @@ def _split_pair(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Rename, b
         if not isinstance(row[name], list | str):
             raise InvalidRowError(WRONG_TYPE, f"{name} is neither a text nor a list of messages", (name,))
     if isinstance(answers[0], list) != isinstance(answers[1], list):
-        message = "chosen and rejected are a text and a list of messages; write both as one of them"
+        message = "one of chosen and rejected is a text, the other a list of messages; write both in the same form"
         raise InvalidRowError(WRONG_TYPE, message, ("rejected",))
     _check_different(answers, ("rejected",))
     prompt, length = _prompt_of(row)
@@ -177,7 +177,7 @@ def _split_pair(row: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Rename, b
 
 
 def _prompt_of(row: dict[str, Any]) -> tuple[Any, int]:
-    """Return the prompt of a pair, and the number of leading messages of both answers that are the prompt."""
+    """Return the prompt of a pair, and the number of leading messages of both answers that repeat it."""
     prompt, chosen, rejected = row.get("prompt"), row["chosen"], row["rejected"]
     if not isinstance(chosen, list):
         if prompt is None:
@@ -188,11 +188,13 @@ def _prompt_of(row: dict[str, Any]) -> tuple[Any, int]:
     begins_with_answer = bool(chosen) and isinstance(chosen[0], dict) and chosen[0].get("role") == "assistant"
     if prompt is None or (isinstance(prompt, str) and not begins_with_answer):
         if not length:
-            message = "chosen and rejected begin with different messages; add prompt, or begin both with its messages"
+            message = (
+                "chosen and rejected begin with different messages; add prompt, or start both with the same messages"
+            )
             raise InvalidRowError(MISSING_KEY, message, ("rejected",))
         contents = [message.get("content") for message in chosen[:length] if isinstance(message, dict)]
         if prompt is not None and prompt not in contents:
-            message = "prompt is a text, and none of the messages that chosen and rejected share; remove one of them"
+            message = "prompt is not among the messages that chosen and rejected share; remove prompt or these messages"
             raise InvalidRowError(NOT_SUPPORTED, message, ("prompt",))
         return chosen[:length], length
     return ([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), 0

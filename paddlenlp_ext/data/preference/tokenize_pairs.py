@@ -1,7 +1,7 @@
 """Tokenize preference data in chunks of rows, and truncate long rows.
 
-Each answer is tokenized like a fine-tuning row. The prompt is everything that all answers of a row have in common
-before the first target token.
+Each answer is tokenized like a fine-tuning row. The prompt is the longest prefix that all
+tokenized answers of a row share before the first target token.
 
 `src_length` (`max_prompt_len`) limits the prompt. `max_length` (`max_seq_len`) limits the prompt and all answers
 together. `truncation` selects what happens to a longer row:
@@ -87,7 +87,7 @@ class PreferenceEncoder(RowEncoder):
     share_prompt: bool = True
     num_answers: ClassVar[int] = 3
     rows_key: ClassVar[str] = "preference"
-    """Kind of rows, a part of the cache key."""
+    """Kind of the rows, which is part of the cache key."""
     scores_last_tokens: ClassVar[bool] = False
     """`TokenizedPair.scores_last_tokens` of the rows."""
 
@@ -229,7 +229,7 @@ def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn
     examples = template.render(answer.conversation)
     if len(examples) > 1:
         problem = "the chat template renders earlier turns of an answer differently when later turns follow"
-        raise InvalidRowError(REFUSED, f"{problem}, so they cannot be compared together; move them to the prompt")
+        raise InvalidRowError(REFUSED, f"{problem}, so answers cannot be compared; move the turns to the prompt")
     return examples[0].turns
 
 
@@ -248,7 +248,7 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
     """Return at most `room` tokens of the prompt, without its oldest turns or the end of its last user message."""
     prompt = Prompt(answers[0].prompt, None)
     complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
-    # A template may write text between the prompt of generation and the first target token.
+    # A template may write text between the generation prompt and the first target token.
     after = encoded.prompt[len(complete) :]
     if encoded.prompt[: len(complete)] != complete:
         message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and ends before the last answer"
@@ -256,8 +256,8 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
     try:
         shorter, _ = encode_truncated_prompt(template, prompt, max(room - len(after), 0))
     except ValueError as error:
-        fixed = "the text of the template and the system prompt"
-        raise InvalidRowError(NO_ROOM, f"{fixed} exceed {room} tokens of a prompt; raise max_prompt_len") from error
+        fixed = "the template's text and the system prompt"
+        raise InvalidRowError(NO_ROOM, f"{fixed} exceed {room} tokens for the prompt; raise max_prompt_len") from error
     return shorter + after
 
 

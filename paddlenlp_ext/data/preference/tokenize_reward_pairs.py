@@ -1,8 +1,8 @@
 """Tokenize pairs for a reward model, and rows that it scores.
 
-The last token of each answer is scored (tokenized_pair.py). An answer ends as in the text of the chat template: what
-the template writes after its end token, such as a line break, belongs to it. A row may have a number `margin`, by which
-the rewards of its answers should differ at least.
+The last token of each answer is scored (tokenized_pair.py). An answer includes the text that the chat
+template writes after its end token, such as a line break. A row may have a number `margin`, the minimum difference
+between the rewards of its answers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class RewardEncoder(PreferenceEncoder):
         if margin is None:
             return 0.0
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) < math.inf:
-            message = f"{MARGIN} is not a number; write the least difference between the rewards, or remove it"
+            message = f"{MARGIN} is not a number; write the minimum difference between the rewards, or remove it"
             raise InvalidRowError(WRONG_TYPE, message, (MARGIN,))
         return float(margin)
 
@@ -93,7 +93,7 @@ class ScoringEncoder(RewardEncoder):
         """Return the tokenized rows, which have one answer or two.
 
         Raises:
-            ValueError: rows are invalid; the message lists the first few and their number.
+            ValueError: rows are invalid; the message counts them and lists the first few.
         """
         encoded = list(self.encode_rows(rows))
         if problems := [row for row in encoded if isinstance(row, InvalidRow)]:

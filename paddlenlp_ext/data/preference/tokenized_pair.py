@@ -40,10 +40,10 @@ class TokenizedPair(EncodedRow):
         tokens: int32 [L], the prompt, then the tokens of every answer.
         loss_mask: bool [L], true for target tokens, which are tokens of answers.
         answer_starts: index of the first token of each answer; at least 1.
-        is_desirable: for each answer, True if it is chosen or rated as good. A pair is (True, False).
+        is_desirable: for each answer, True if the answer is chosen or rated as good. A pair is (True, False).
         share_prompt: compute the prompt of a pair once; False: once for each answer.
         scores_last_tokens: whether the last token of each answer takes a position, at which a reward model scores it.
-        margin: least difference between the rewards of a pair, for a reward model.
+        margin: minimum difference between the rewards of a pair, for a reward model.
     """
 
     answer_starts: tuple[int, ...]
@@ -86,7 +86,7 @@ class TokenizedPair(EncodedRow):
         return [("prompt", self.prompt, np.zeros(len(self.prompt), bool)), *answers]
 
     def _answer_document(self, prompt: np.ndarray, number: int) -> Document:
-        """Return the document of an answer after `prompt`, the end of the row's prompt, which has at least one token.
+        """Return the document of an answer after `prompt`, the last tokens of the row's prompt (at least one).
 
         The last token of the answer predicts nothing, so it has no label, and no position unless it is scored.
         """
@@ -110,7 +110,7 @@ class TokenizedPair(EncodedRow):
 
 
 def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_prompt: bool) -> int:
-    """Return the positions of a row in a batch, without positions for the last tokens of answers.
+    """Return the number of positions of a row in a batch, without the last tokens of answers.
 
     Args:
         prompt_length: tokens of the prompt.

@@ -198,7 +198,7 @@ def test_preference_keys_include_those_of_fine_tuning():
 
 def test_preference_rules_apply_to_a_configuration_made_in_python():
     check_trainer_config(RunConfig(preference=PreferenceConfig(), data=PREFERENCE_SECTIONS["data"]()))
-    for key, words in {"autoregressive": "is for plain text", "use_pose_convert": "is for rows of one answer"}.items():
+    for key, words in {"autoregressive": "is for plain text", "use_pose_convert": "is for rows with one"}.items():
         data = PREFERENCE_SECTIONS["data"](**{key: True})
         with pytest.raises(ConfigError, match=f"{key} {words}"):
             check_trainer_config(RunConfig(preference=PreferenceConfig(), data=data))
