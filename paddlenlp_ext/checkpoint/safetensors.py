@@ -218,7 +218,7 @@ def write_safetensors(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one file atomically: it gets its name when it is complete.
+    """Write one file atomically: it gets its final name when it is complete.
 
     Args:
         path: the file to write.

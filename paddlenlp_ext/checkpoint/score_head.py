@@ -10,7 +10,7 @@ from paddlenlp_ext.sharding_spec import Shard
 
 SCORE_WEIGHT = "score.weight"
 TASK_KEYS = ("architectures", "id2label", "label2id")
-"""Keys of config.json that differ between a classifier and its language model."""
+"""Keys of config.json that differ between a classifier and the language model it is built from."""
 _LM_HEAD = "lm_head.weight"
 
 

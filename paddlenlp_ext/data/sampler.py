@@ -138,7 +138,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
 
 def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
-    """Return the settings and rows that determine the data order, by descriptive name; checkpoints save them."""
+    """Return the settings and dataset properties that determine the data order; checkpoints save them by name."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,

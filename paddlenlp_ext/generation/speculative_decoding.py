@@ -7,7 +7,7 @@ If the newest tokens of a row occurred earlier in the row, the tokens that follo
 
 The pass computes the logits after each draft token. The next tokens are chosen from these logits in order, up to the
 first token that differs from the draft. The row therefore gets the same tokens as in ordinary decoding, greedy or
-sampled. Accepted drafts save time, because a pass over several tokens reads the weights once.
+sampled. Accepted drafts save time, because one pass over several tokens reads the weights only once.
 
 Shapes: S newest tokens, V vocab.
 """

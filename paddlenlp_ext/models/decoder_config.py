@@ -54,7 +54,7 @@ class DecoderConfig:
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
         fused_layers: fused projection in files -> single projections and their sizes
             (file_layouts/fused_projections.py).
-        file_layout: differences between the tensors in files and in memory.
+        file_layout: names and shapes of the tensors in files, where they differ from the parameters.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
         name_or_path: name of the model for messages and saved adapters; None for a model that was not loaded.

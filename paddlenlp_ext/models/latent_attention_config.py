@@ -50,7 +50,7 @@ def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping
 
 
 def latent_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences of latent attention in every layer from the common decoder."""
+    """Return how a decoder with latent attention in every layer differs from the common decoder."""
     unrotated, rotated = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
     rank = None if config.value("q_lora_rank") is None else config.size("q_lora_rank")
     bias = bool(config.value("attention_bias"))

@@ -61,7 +61,7 @@ class ServedModel:
         """Return the ids of prompts, which are strings or token ids.
 
         Raises:
-            ApiError: a prompt is empty, or has ids outside of the vocabulary.
+            ApiError: a prompt is empty, or has ids outside the vocabulary.
         """
         encoded = []
         for prompt in prompts:

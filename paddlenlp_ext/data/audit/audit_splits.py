@@ -39,7 +39,7 @@ class AuditedSplit:
     Attributes:
         name: `TRAIN`, or "dev" with the name of the dev set.
         readers: readers of its files.
-        encoder: encoder of its rows, with the files of the readers.
+        encoder: encoder of its rows; its `files` are the files of the readers.
         max_rows: number of rows to read in total, divided evenly over the files in whole blocks; None: all rows.
     """
 

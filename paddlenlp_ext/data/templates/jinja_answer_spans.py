@@ -36,7 +36,7 @@ class Renderings:
         renderer: renderer of the template.
         kwargs: variables of the template.
         options: options of the run for the loss mask.
-        probe: texts that the template writes around contents with these variables.
+        probe: texts that the template, with these variables, writes around contents.
         special: pattern of special tokens.
     """
 

@@ -25,8 +25,8 @@ class _Label:
         text: the label.
         what: name of the content in error messages.
         path: path of the content in the row.
-        answer: index of the message whose text must contain the label when it is the last message; None: the text of
-            the full conversation must contain it.
+        answer: index of an answer; the text of the conversation up to this answer must contain the label. None: the
+            text of the full conversation must contain the label.
     """
 
     text: str

@@ -98,7 +98,7 @@ class TokenizedRow:
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """Values that the store saves about the answers of the example."""
+        """Integers stored about the answers of the example."""
         return self.answer_start, self.last_turn
 
     @property
