@@ -18,19 +18,19 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_l
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
 
-    Every model implements the first group of methods; the other methods have defaults.
+    Every subclass implements the first group of methods; the other methods have defaults.
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
-        vocab_parallel: sharded lm_head; None if it is not sharded.
-        quantization: quantization of the linear layers; None for weights in floating point.
+        vocab_parallel: computes losses with a vocabulary-parallel lm_head; None if lm_head is not sharded.
+        quantization: quantization of the linear layers; None for floating-point weights.
         remote_parameters: names of parameters that only other processes hold.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if it is tied to the embedding.
         reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
-        task_type: task of the model under its name in Hugging Face PEFT.
-        trained_modules: modules that every adapter of the model trains in full, such as the head of a classifier.
+        task_type: task of the model, named as in Hugging Face PEFT.
+        trained_modules: modules that every adapter of the model trains in full, such as a classification head.
     """
 
     config: Any
@@ -44,7 +44,7 @@ class TrainableModel(nn.Layer):
     trained_modules: tuple[str, ...] = ()
 
     def get_base_model(self) -> TrainableModel:
-        """Return the model without its adapter: the base of a `PeftModel`, and any other model itself."""
+        """Return the base model of a `PeftModel`; any other model returns itself."""
         return self
 
     # -- implemented by every model -----------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: Any) -> np.ndarray | None:
-        """Return the logits of new tokens if one call computes them (generation/prefill_and_decode.py), else None."""
+        """Return the logits of new tokens, or None if the model has no fused decoding step (prefill_and_decode.py)."""
         return None
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -69,7 +69,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return pairs u [..., K] and B [V, K]; an adapter of lm_head adds the products u B^T to the logits.
+        """Return pairs u [..., K] and B [V, K], whose products u B^T an adapter of lm_head adds to the logits.
 
         Args:
             hidden: input of lm_head, [..., D].
@@ -77,7 +77,7 @@ class TrainableModel(nn.Layer):
         return ()
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the next forward pass's random numbers; None continues Paddle's random state."""
+        """Set the random seed of dropout for the next forward pass; None continues Paddle's random state."""
         raise NotImplementedError
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
@@ -85,11 +85,11 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts of token ids."""
+        """Generate a continuation of each prompt of token ids."""
         raise NotImplementedError
 
     def tensors_to_save(self) -> dict[str, Any]:
-        """Return the tensors of a checkpoint by their names in files."""
+        """Return the tensors to save in a checkpoint, keyed by their names in files."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, tensors: Mapping[str, Any] | None = None) -> None:
@@ -106,21 +106,21 @@ class TrainableModel(nn.Layer):
 
     @property
     def load_balance(self) -> LoadBalance | None:
-        """Load of the experts; None for a model without experts."""
+        """Load-balancing state of the experts; None for a model without experts."""
         return getattr(self.model, "load_balance", None)
 
     # -- losses -------------------------------------------------------------------------------------------------------
     def cross_entropy(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> tuple[paddle.Tensor, int]:
         """Return the cross entropy summed over the labels other than -100, and the number of correct predictions.
 
-        The full logits never exist at one time (ops/linear_cross_entropy/__init__.py).
+        The loss is computed in chunks: the full logits are never in memory (ops/linear_cross_entropy/__init__.py).
         """
         run = linear_cross_entropy if self.vocab_parallel is None else self.vocab_parallel.cross_entropy
         options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
 
     def token_logprobs(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> paddle.Tensor:
-        """Return the log-probability of each label, fp32 [T]; 0 at labels of -100."""
+        """Return the log-probability of each label, float32 [T]; 0 where the label is -100."""
         run = token_logprobs if self.vocab_parallel is None else self.vocab_parallel.token_logprobs
         options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
@@ -128,20 +128,20 @@ class TrainableModel(nn.Layer):
     # -- training -----------------------------------------------------------------------------------------------------
     @property
     def hooks(self) -> TrainingHooks:
-        """Hooks of the training loop; those of an adapter method can change the loss and the weights."""
+        """Hooks of the training loop, with which an adapter method can change the loss and the weights."""
         return TrainingHooks()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """Return the factor of a parameter's learning rate."""
+        """Return the factor that multiplies a parameter's learning rate."""
         return 1.0
 
     def allows_weight_decay(self, parameter_name: str) -> bool:
-        """Return whether weight decay may act on a parameter."""
+        """Return whether weight decay applies to a parameter."""
         return True
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the result of a finished run, by default with `save_pretrained`.
+        """Write the final weights of a run, by default with `save_pretrained`.
 
-        A method whose final adapter is smaller than the trained one overrides this.
+        Adapter methods that save a smaller adapter than they trained override this.
         """
         self.save_pretrained(folder, tensors=tensors)

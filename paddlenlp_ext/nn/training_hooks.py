@@ -1,4 +1,4 @@
-"""Hooks with which an adapter method takes part in the training loop."""
+"""Hooks by which an adapter method takes part in the training loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import paddle
 
 
 class TrainingHooks:
-    """Hooks of the training loop that do nothing; an adapter method overrides the hooks it needs."""
+    """Training-loop hooks that do nothing; an adapter method overrides the hooks it needs."""
 
     def plan_steps(self, total_steps: int) -> None:
-        """Plan a schedule; called before the first step of every new or resumed run, and in a dry run.
+        """Plan the method's schedule; called before the first step of every new or resumed run, and in a dry run.
 
         Raises:
             ValueError: the method's schedule does not fit the number of steps.
@@ -39,8 +39,8 @@ class TrainingHooks:
         """
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that a resumed run needs in addition to weights and optimizer state."""
+        """Return the tensors that resuming a run needs in addition to the weights and the optimizer state."""
         return {}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load the result of `training_state`, after the weights."""
+        """Restore the tensors of `training_state`; called after the weights are loaded."""

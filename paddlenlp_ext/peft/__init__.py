@@ -1,4 +1,4 @@
-"""Adapter methods (PEFT); each is one module of `methods` with a config, a layer and, if needed, an `Adapter` class."""
+"""Adapter methods (PEFT), one module of `methods` each: a config, a layer and, if needed, an `Adapter` class."""
 
 from __future__ import annotations
 

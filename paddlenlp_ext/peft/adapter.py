@@ -27,16 +27,16 @@ from paddlenlp_ext.peft.trainable_token_indices import ROWS
 class Adapter(TrainingHooks):
     """One adapter of a base model; a `PeftModel` delegates to its active adapter.
 
-    A method that needs more than layers derives a class from this one in its own file (`PeftConfig.adapter_class`). It
-    overrides `hidden_states`, through which every forward pass goes, or hooks of training and saving. A class with
-    state is a dataclass with `__post_init__`.
+    A method that needs more than layers defines a subclass in its module (`PeftConfig.adapter_class`). The subclass
+    overrides `hidden_states`, which every forward pass calls, or hooks for training and saving. A subclass with state
+    is a dataclass with `__post_init__`.
 
     Attributes:
-        base_model: base model, in which the layers of the adapter are in place.
+        base_model: base model whose layers are wrapped by the adapter layers.
         peft_config: config of the method.
-        injected: layers of the adapter by name, in the model's order.
-        replaced: parameters of the base that the adapter replaces.
-        own_layers: layers outside the base model, such as a prefix encoder, by their names in files.
+        injected: name -> adapter layer, in the model's order.
+        replaced: base parameters that the adapter replaces.
+        own_layers: name in files -> adapter layer outside the base model, such as a prefix encoder.
         enabled: whether the adapter changes the forward pass.
     """
 
@@ -49,7 +49,7 @@ class Adapter(TrainingHooks):
 
     # -- forward pass -------------------------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; arguments are those of the base model."""
+        """Return the hidden states [B, S, D] after the final norm; takes the arguments of the base model."""
         return self.base_model.hidden_states(*args, **kwargs)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
@@ -77,19 +77,19 @@ class Adapter(TrainingHooks):
         detach_adapters(self.base_model)
 
     def attach(self) -> None:
-        """Put a detached adapter back into the base model, which has no other adapter then."""
+        """Put a detached adapter back into its base model, which must not have another adapter."""
         attach_adapters(self.base_model, self.injected)
         self.replaced.swap()
 
     def parameters(self) -> list[paddle.Tensor]:
-        """Return the parameters of the adapter, replaced parameters of the base included."""
+        """Return the adapter's parameters, including the base parameters that it replaces."""
         layers = [parameter for layer in self.injected.values() for parameter in layer.own_parameters()]
         own = [parameter for layer in self.own_layers.values() for parameter in layer.parameters()]
         return [*layers, *own, *self.replaced.values().values()]
 
     # -- tensors ------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's tensors by their names in files."""
+        """Return the adapter's tensors as a dict keyed by their names in files."""
         state = {
             f"{own_name}.{name}": tensor
             for own_name, layer in self.own_layers.items()
@@ -102,16 +102,16 @@ class Adapter(TrainingHooks):
         return {**state, **self.replaced.values()}
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
+        """Return `tensors`, with lazy tensors read, or `adapter_state()` if `tensors` is None."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `full_state` that replace parameters of the base, or rows of its tables."""
+        """Return the tensors of `state` that replace base parameters, or rows of the embedding and lm_head."""
         names = set(self.replaced.names)
         return {name: tensor for name, tensor in state.items() if name in names or name.endswith(ROWS)}
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load tensors by their names in files: all of them, or none on an error.
+        """Load all tensors of the adapter, keyed by their names in files; an error leaves the adapter unchanged.
 
         Raises:
             ValueError: tensors are missing, unexpected or of another shape; the message names them.
@@ -121,11 +121,11 @@ class Adapter(TrainingHooks):
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of an adapter whose files are already read; warn if its base has another name.
+        """Load the tensors of an adapter that is already read from its files; warn if its base model has another name.
 
         Raises:
-            ValueError: options that change the function differ, tensors do not match, or the base is quantized
-                differently or has another config.
+            ValueError: an option that changes the computed function differs, tensors do not match, or the base model
+                has another quantization or config.
         """
         model = self.base_model
         stored = stored.for_base(model.config)
@@ -139,16 +139,20 @@ class Adapter(TrainingHooks):
 
         Args:
             folder: created if it does not exist.
-            tensors: full tensors in place of `adapter_state()`, if this process holds only shards.
+            tensors: unsharded tensors to save instead of `adapter_state()`, if this process holds only shards.
         """
         write_adapter(folder, *self.file_tensors(tensors))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the adapter of a finished run; a method whose final adapter is smaller overrides this."""
+        """Write the final adapter; methods that save a smaller adapter than they trained override this."""
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
-        """Return the tensors of the adapter's files, by this package's names; `tensors` as in `save_pretrained`."""
+        """Return the tensors for the adapter's files, keyed by this package's names.
+
+        Args:
+            tensors: as in `save_pretrained`.
+        """
         layout = self.base_model.config.file_layout
         state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)
@@ -162,14 +166,14 @@ class Adapter(TrainingHooks):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write adapter files of a method, whose `fields` are added to the fields that every method has."""
+        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
         write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
 
     def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-        """Return the fields of adapter_config.json, and the tensors by their keys in the file.
+        """Return the fields of adapter_config.json, and the tensors keyed as in the weights file.
 
         Args:
-            tensors: full tensors in place of `adapter_state()`.
+            tensors: unsharded tensors to return instead of `adapter_state()`.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
         return self._by_keys(self.peft_config.peft_type, fields, self.stored_tensors(tensors))

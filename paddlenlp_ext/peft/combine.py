@@ -1,6 +1,6 @@
 """Load the weighted sum of several stored adapters as one adapter.
 
-Only the sum stays in memory. `PeftModel.add_weighted_adapter` combines loaded adapters, which stay loaded.
+Only the sum stays in memory. To combine adapters that are already loaded, use `PeftModel.add_weighted_adapter`.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> N
 
 
 def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftConfig) -> PeftConfig:
-    """Return the config of a run that starts from a stored adapter; differences from `config` are logged.
+    """Return the config of a run that starts from a stored adapter, and log each difference from `config`.
 
     Args:
-        stored: the adapter.
+        stored: stored adapter.
         config: options of the run.
-        structure: the adapter's config, without targets that the model lacks.
+        structure: config of the stored adapter, without targets that the model lacks.
 
     Raises:
         ValueError: the methods differ.
@@ -59,8 +59,8 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     """Check that the stored tensors compute the same function under both configs.
 
     Raises:
-        ValueError: the methods differ, or options outside `free_on_resume` differ; the message has each option with
-            both values.
+        ValueError: the methods differ, or options outside `free_on_resume` differ; the message lists both values of
+            each such option.
     """
     require_same_method(where, stored, config)
     differences = [
@@ -86,15 +86,15 @@ def _key(attribute: str, config: PeftConfig) -> str:
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
-    """Check that a resumed adapter was trained over the same base; warn if only the name of the base differs.
+    """Check that a resumed adapter was trained over the same base model; warn if only the model's name differs.
 
     Args:
-        stored: the adapter.
-        config: config of the base.
-        quantization: quantization of the base; None for none.
+        stored: stored adapter.
+        config: config of the base model.
+        quantization: quantization of the base model; None if it is not quantized.
 
     Raises:
-        ValueError: the base is now quantized differently, or other keys of its config are changed.
+        ValueError: the base model has another quantization, or its config is overridden differently.
     """
     require_same_config(stored, config, is_resumed=True)
     base_model = config.name_or_path
@@ -115,15 +115,15 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
 
 
 def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = False) -> None:
-    """Check that the base has the config keys that the adapter's training changed, such as `rope_scaling`.
+    """Check that the base's config has the overrides that the adapter was trained with, such as `rope_scaling`.
 
     Args:
-        stored: the adapter.
-        config: config of the base.
-        is_resumed: check also that no other keys are changed now.
+        stored: stored adapter.
+        config: config of the base model.
+        is_resumed: also check that the base has no other overrides.
 
     Raises:
-        ValueError: a key has another value.
+        ValueError: a key of the config has another value than in training.
     """
     trained, now = stored.base_overrides(config.source), config.source
     different = {key for key, value in trained.items() if now.get(key) != value}
@@ -139,10 +139,10 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
 
 
 def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
-    """Check that a base has the config of the adapter's training, and that both are reward models or neither is.
+    """Check that a base model has the config that the adapter was trained with, and the same task.
 
     Raises:
-        ValueError: as in `require_same_config`, or only one of adapter and base has a score head.
+        ValueError: as in `require_same_config`, or only one of adapter and base model has a score head.
     """
     require_same_config(stored, model.config)
     has_head = SCORE_WEIGHT in stored.tensors
@@ -159,7 +159,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if an adapter was trained over weights in another format; skip files that do not record the format."""
+    """Warn if an adapter was trained over weights in another format; adapters without a recorded format are skipped."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained over weights in %s and is loaded over weights in %s; results will differ",

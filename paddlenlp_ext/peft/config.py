@@ -69,29 +69,29 @@ BIASES = ("none", "all", "adapted")
 
 @dataclass(kw_only=True)
 class PeftConfig(OptionGroup, metaclass=ConfigType):
-    """Base config of an adapter method; subclasses register in `PEFT_METHODS` under their JSON switch.
+    """Base config of an adapter method; `PEFT_METHODS` registers each subclass under the JSON key that enables it.
 
-    The constructor also accepts other names of an option (peft/constructor_arguments.py).
+    The constructor also accepts aliases of the options (peft/constructor_arguments.py).
 
     Class attributes:
         peft_type: the method's name in adapter_config.json; the same as in Hugging Face PEFT if PEFT has the method.
         mergeable: whether the adapter layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
-        starts_from_weights: whether initialization uses the values of the base, not only its shapes.
+        starts_from_weights: whether initialization reads the values of the base weights, and not only their shapes.
         adapter_class: class of the adapter, for a method with a custom forward pass, loss or step hook; None means
             `Adapter`.
-        refines: for a variant of another method, the switch of that method. Both switches must be on, the variant
-            uses the other method's key prefix (config/run_config.py), and `claims` recognizes the variant's files.
+        refines: for a variant, the JSON key that enables the refined method. A run must set both keys, the variant's
+            options have the refined method's prefix (config/run_config.py), and `claims` recognizes its files.
         needs_quantized_base: whether the method requires a quantized base.
         paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP does not have the method.
-        own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's file.
-        key_prefix: prefix of the other keys in Hugging Face PEFT's file; "base_model." for prompt methods.
+        own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's files.
+        key_prefix: prefix of all other keys in Hugging Face PEFT's files; "base_model." for prompt methods.
         changes_bias: whether merging also changes biases.
-        unavailable_keys: for a variant, JSON key of the refined method that the variant does not have -> reason.
-        excludes: incompatible key (tensor_parallel_degree, sequence_parallel) -> reason.
-        free_on_resume: fields that may differ between a run and the resumed checkpoint, because they affect only
-            training or initialization, or because the tensors' names and shapes determine them.
+        unavailable_keys: for a variant, JSON key of the refined method that the variant does not support -> reason.
+        excludes: JSON key that cannot be combined with the method (such as sequence_parallel) -> reason.
+        free_on_resume: fields that may differ between a run and the resumed checkpoint: they affect only training or
+            initialization, or they follow from the tensors' names and shapes.
     """
 
     peft_type: ClassVar[str]
@@ -119,7 +119,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     path: str | None = option(None, help="folder of a saved adapter to start from; its rank and targets are used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
-    """Name of the base model in the adapter's file."""
+    """Base model that the adapter's config file names."""
     exclude_modules: tuple[str, ...] | None = None
     """Targets to leave out, as name suffixes or regular expressions."""
     modules_to_save: tuple[str, ...] | None = None
@@ -127,9 +127,9 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     bias: str = "none"
     """Biases of the base to train and save with the adapter: "none", "all", or "adapted" (in adapted layers only)."""
     ensure_weight_tying: bool = False
-    """Whether tied modules in `modules_to_save` stay tied; in Hugging Face PEFT an option of LoRA and AdaLoRA."""
+    """Whether tied modules in `modules_to_save` stay tied; Hugging Face PEFT has this option in LoRA and AdaLoRA."""
     saved_embeddings: tuple[str, ...] = ()
-    """Embedding and lm_head, if the adapter's file contains their frozen weights."""
+    """Names of embedding and lm_head, if the adapter's file contains their frozen weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,25 +143,25 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
 
     def name_in_errors(self, option_: Option) -> str:
-        """Return class and field, which a user of Python knows, and the JSON key if it differs from the field."""
+        """Return an option's name in error messages: class and field, and the JSON key if it differs from the field."""
         name = f"{type(self).__name__}.{option_.attribute}"
         return name if option_.key == option_.attribute else f"{name}: {option_.key}"
 
     if not TYPE_CHECKING:  # type checkers know the fields, which are the names to use
 
         def __getattr__(self, name):
-            """Return an option by another of its names, such as `rank` for `r`."""
+            """Return the value of an option by one of its aliases, such as `rank` for `r`."""
             field_name = field_of(type(self), name)
             if field_name is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self, field_name)
 
         def __setattr__(self, name, value):
-            """Set an option by any of its names."""
+            """Set an option by its field name or an alias."""
             super().__setattr__(field_of(type(self), name) or name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other options, checked like a new config; the source of initial factors is kept."""
+        """Return a copy with other options, validated like a new config; it keeps the source of initial factors."""
         changed = copy.copy(self)
         for name in list(vars(self)):
             if isinstance(getattr(type(self), name, None), cached_property):
@@ -179,7 +179,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             folder: adapter folder, as for `PeftModel.from_pretrained`.
 
         Returns:
-            The config of the stored method, for any class that this is called on.
+            The config of the stored method, regardless of the class on which this method is called.
 
         Raises:
             ValueError: the folder has no adapter, or the adapter's method or a field is not supported.
@@ -189,7 +189,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return config
 
     def targets(self, model: TrainableModel) -> list[str]:
-        """Return the dotted names of the layers to wrap; empty for a method that wraps none.
+        """Return the dotted names of the layers to wrap, or an empty list if the method wraps no layers.
 
         Raises:
             ValueError: a requested layer is not in the model.
@@ -203,9 +203,9 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor],
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return the weight to quantize: `weight`, or a residual if the adapter starts with a component of it.
+        """Return the weight to quantize: `weight`, or a residual if the adapter starts from a component of the weight.
 
-        Loading a base calls this for every layer to quantize, on the same object whose `wrap` is called later.
+        Loading a base model calls this for every layer to quantize, on the object whose `wrap` is called later.
 
         Args:
             name: name of the layer.
@@ -239,7 +239,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     def decays(self, parameter_name: str) -> bool:
         """Return whether weight decay applies to an adapter parameter; False if its neutral value is not 0.
 
-        Trained rows of tokens are excluded: weight decay would pull them away from the base's rows.
+        Trained token rows are excluded, because weight decay would pull them away from the base's rows.
         """
         return not parameter_name.endswith(".trainable_tokens_delta")
 
@@ -249,26 +249,26 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields of a config file of the refined method describe this variant."""
+        """Return whether the fields of an adapter config file describe this variant of the refined method."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the adapter's tensors to the tensors in its files."""
+        """Convert the adapter's tensors from their form in memory to their form in files."""
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
-        """Return this config, adjusted to the names of the stored tensors."""
+        """Return the config with options that follow from the names of the stored tensors, such as targets."""
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`: convert the tensors of a file to the adapter's tensors."""
+        """Convert the adapter's tensors from their form in files to their form in memory (inverse of `to_stored`)."""
         return dict(tensors)
 
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
-        """Return the config and tensors of a stored adapter, with layer names as in the base.
+        """Return the config and tensors of a stored adapter, renamed to the base model's layers.
 
         Args:
-            tensors: tensors by their names in the file.
+            tensors: name in the file -> tensor.
             base: config of the base (`DecoderConfig`).
 
         Raises:
@@ -287,7 +287,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> PeftConfig:
-        """Build the config from the fields of PaddleNLP's file; only for methods with `paddlenlp_files`."""
+        """Build the config from the fields of PaddleNLP's config file; only for methods with `paddlenlp_files`."""
         raise NotImplementedError
 
     @classmethod
@@ -295,13 +295,13 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         """Convert PaddleNLP's tensors to this package's names and layout; only for methods with `paddlenlp_files`.
 
         Args:
-            tensors: stored tensors by name, starting with "model."; or the array, by its file name.
+            tensors: stored tensors keyed by name, starting with "model."; or the array keyed by its file name.
         """
         raise NotImplementedError
 
 
 def required_field(fields: Mapping[str, Any], name: str) -> Any:
-    """Return the value of a required field.
+    """Return the value of a required field of a config file.
 
     Raises:
         ValueError: the field is missing or null.
@@ -312,16 +312,16 @@ def required_field(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
-    """Return the value of a field, or `default` if it is missing or null."""
+    """Return the value of a field of a config file, or `default` if the field is missing or null."""
     value = fields.get(name)
     return default if value is None else value
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
-    """Check that fields of a file that a method does not read have no effect.
+    """Check that the fields that a method does not read from a config file have no effect.
 
     Raises:
-        ValueError: unread fields have values other than None, False, 0, "", "none", [] or {}; the message lists them.
+        ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}.
     """
     unsupported = [
         f"{name}={value!r}" + (f" ({_EFFECTS[name]})" if name in _EFFECTS else "")

@@ -1,7 +1,7 @@
 """Names of the adapter configs' constructor arguments.
 
-A field has Hugging Face PEFT's name where PEFT has the option. Signature, `help` and completion show the fields. The
-constructor also accepts an option under these names:
+Options that Hugging Face PEFT also has are fields with PEFT's names. Signature, `help` and completion show the fields.
+The constructor accepts each option under any of these names:
 
 | name | example |
 | --- | --- |
@@ -9,7 +9,7 @@ constructor also accepts an option under these names:
 | key in a run's JSON file, and its aliases | `lora_rank` |
 | further names, declared by `option(..., arguments=...)` | `rank` |
 
-Arguments of PEFT and PaddleNLP that have no field are accepted at values without effect.
+An argument of PEFT or PaddleNLP without a field here is accepted only if its value has no effect.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PromptTuningInit(str, enum.Enum):
 
 
 class ConfigType(type):
-    """Metaclass of the adapter configs: their constructors accept all names of an option and select variants.
+    """Metaclass of the adapter configs, whose constructors accept every name of an option and select variants.
 
     `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
     """
@@ -115,7 +115,7 @@ class ConfigType(type):
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the selected config class, and the arguments under its field names.
+    """Return the config class that the arguments select, and the arguments renamed to its fields.
 
     Raises:
         ValueError: an option is passed under two names, or an argument has an unsupported value.
@@ -138,7 +138,7 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
 
 @functools.cache
 def argument_names(method: type) -> Mapping[str, str]:
-    """Return accepted argument name -> name of its field, for all names."""
+    """Return a dict from each accepted argument name to the name of its field."""
     switch = _switch_of(method)
     options = options_of(method, "") if switch is None else method_options(switch, method)
     names = {field.name: field.name for field in dataclasses.fields(method)} | {"trainable_bias": "bias"}
@@ -150,7 +150,7 @@ def argument_names(method: type) -> Mapping[str, str]:
 
 
 def field_of(method: type, name: str) -> str | None:
-    """Return the field that another name of an option stands for; None if `name` is a field or not an option."""
+    """Return the field for which `name` is an alias; None if `name` is a field itself or is unknown."""
     if name.startswith("_") or name in getattr(method, "__dataclass_fields__", {}):
         return None
     field = argument_names(method).get(name)
@@ -158,7 +158,7 @@ def field_of(method: type, name: str) -> str | None:
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the variant that a switch or PEFT's arguments select, and the remaining arguments."""
+    """Return the variant that a variant's JSON key or PEFT's arguments select, and the remaining arguments."""
     family = method.refines or _switch_of(method)
     variants = {switch: variant for switch, variant in PEFT_METHODS.items() if family and variant.refines == family}
     asked = {variant for switch, variant in variants.items() if arguments.get(switch)}
@@ -183,7 +183,7 @@ def _switch_of(method: type) -> str | None:
 
 
 def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]) -> None:
-    """Accept an argument that has no field if it is known from PEFT or PaddleNLP and its value has no effect.
+    """Check that an argument without a field is an argument of PEFT or PaddleNLP, at a value without effect.
 
     Raises:
         ValueError: the value would have an effect.

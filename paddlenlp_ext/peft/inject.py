@@ -1,4 +1,4 @@
-"""Inject adapters: wrap the target layers of a model, replace parameters, load stored values, and undo on failure."""
+"""Inject adapters: wrap target layers, replace parameters, load stored tensors, and undo everything on failure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter:
-    """Add an adapter to a base model; with `config.path`, it starts from the stored adapter.
+    """Add an adapter to a base model; if `config.path` is set, start from that stored adapter.
 
     Raises:
-        ValueError: see `inject`, or the stored adapter does not fit the model or the config; the model is unchanged.
+        ValueError: as in `inject`, or the stored adapter does not fit the model or the config; the model is unchanged.
     """
     if model.config.fused_layers:
         config = with_parts(config, model.config.fused_layers)
@@ -85,10 +85,10 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
 
 
 def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[str]) -> list[str]:
-    """Return the targets without excluded layers and layers that train in full.
+    """Return the targets without excluded layers and without layers that are trained in full.
 
     Raises:
-        ValueError: every target is excluded, or one of two tied layers is a target and the other trains in full.
+        ValueError: every target is excluded, or one of two tied layers is a target and the other is trained in full.
     """
     excluded = excluded_targets(config, targets)
     if targets and len(excluded) == len(targets):
@@ -105,19 +105,19 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
 
 
 def _trained_tables(config: PeftConfig) -> list[str]:
-    """Return the layers among embedding and lm_head that train in full."""
+    """Return the names of embedding and lm_head, as far as they are trained in full."""
     return [name for name in TABLES if covers(config.modules_to_save, name)]
 
 
 def _wrap_tables(model: TrainableModel, config: PeftConfig, targets: Collection[str]) -> None:
-    """Wrap embedding and lm_head, as `trainable_token_indices` of another method says."""
+    """Wrap embedding and lm_head to train the rows of `trainable_token_indices`, an option of the adapter's method."""
     tokens = tokens_of_model(config.trainable_token_indices, model, _trained_tables(config), targets)
     for name, ids in tokens.items():
         replace_layer(model, name, TrainableTokens(layer_at(model, name), ids))
 
 
 def _continued_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter:
-    """Add the adapter that is stored at `config.path`, with the training options of `config`."""
+    """Add the adapter stored at `config.path`, with the training options of `config`."""
     assert config.path is not None
     stored = read_adapter(config.path).for_base(model.config)
     compatibility.require_same_model(stored, model)
@@ -150,17 +150,17 @@ def stored_adapter(model: TrainableModel, stored: AdapterFiles) -> Adapter:
 
 
 def adapter_from_factors(model: TrainableModel, factors: Mapping[str, Factors]) -> Adapter:
-    """Add a plain LoRA of scale 1 with the given low-rank factors."""
+    """Add a plain LoRA with scale 1 and the given low-rank factors to a base model."""
     adapter = inject(model, lora_config_for(factors))
     adapter.load_tensors({name: tensor.numpy() for name, tensor in lora_tensors(factors).items()}, "combined")
     return adapter
 
 
 def _check_residual_bases(model: nn.Layer) -> None:
-    """Check that each layer quantized as a residual has the adapter that holds the subtracted part of its weight.
+    """Check that each layer quantized as a residual has the adapter that adds the subtracted component back.
 
     Raises:
-        ValueError: another adapter holds the part.
+        ValueError: another adapter holds the subtracted component.
     """
     covered = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
     for name, base in quantized_layers(model).items():

@@ -1,6 +1,6 @@
 """Base classes of adapter layers, which wrap the layer that they adapt.
 
-Shapes: in/out features of the base, k rank of an update.
+Shapes: in/out features of the base, k rank of a low-rank update.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class ShardGroup(Protocol):
-    """Tensor-parallel ranks that each hold a shard of the adapter; `index` is this rank's number among `size`."""
+    """Tensor-parallel group whose ranks each hold a shard of the adapter: `size` ranks, and `index` of this rank."""
 
     index: int
     size: int
 
     def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum of `x` over the ranks; differentiable."""
+        """Return the sum of `x` over the ranks of the group; differentiable."""
         ...
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks; the backward pass all-reduces its gradient."""
+        """Return `x`, which is equal on all ranks; the backward pass all-reduces the gradient of `x`."""
         ...
 
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Concatenate the ranks' shards, which have equal shapes, along `axis`; not differentiable."""
+        """Concatenate the equally shaped shards of all ranks along `axis`; not differentiable."""
         ...
 
 
 class AdapterLayer(nn.Layer):
-    """Wrapper around a layer of any type, its `base`.
+    """Adapter layer that wraps a layer of any type, its `base`.
 
-    All other tensors of the layer belong to the adapter: the parameters are trained, and the state dict is saved.
-    A subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
-    layer behaves as its base.
+    All tensors outside `base` belong to the adapter: the parameters are trained, and the state dict is saved. A
+    subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
+    layer computes the same as its base.
 
     Attributes:
         shards_heads: whether the adapter's parameters process only this rank's heads if the base is sharded.
-        is_on_stage: False if this process's pipeline stage does not hold the layer and knows its shapes only.
-        style, shard_group: sharding of the base, and the ranks that share it; None for an unsharded layer.
+        is_on_stage: whether this process's pipeline stage holds the layer; otherwise only the layer's shapes are known.
+        style, shard_group: sharding style of the base, and the group of its ranks; None for an unsharded layer.
     """
 
     shards_heads: ClassVar[bool] = False
@@ -70,22 +70,22 @@ class AdapterLayer(nn.Layer):
         return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
     def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base with the adapter, with the base's arguments and result."""
+        """Run the base with the adapter; takes the arguments and returns the result type of the base."""
         raise NotImplementedError
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
 
-        None means replicated, the default: a base that is not a linear layer has unsharded inputs and outputs.
+        None means replicated, which is the default here: only linear layers have sharded inputs or outputs.
         """
         return dict.fromkeys(self.own_state())
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Record the sharding; called after the tensors of base and adapter were replaced by their shards."""
+        """Record the sharding; called after the tensors of base and adapter have been replaced by shards."""
         self.style, self.shard_group = style, group
 
     def own_state(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's tensors by name, without tensors of the base and of adapters inside the base."""
+        """Return a dict of the adapter's tensors, without tensors of the base and of adapters inside the base."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
 
     def own_parameters(self) -> list[paddle.Tensor]:
@@ -93,7 +93,7 @@ class AdapterLayer(nn.Layer):
         return [parameter for name, parameter in self.named_parameters() if not name.startswith("base.")]
 
     def shared_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that all layers of the adapter share, by name; they are stored once, and not trained."""
+        """Return a dict of the frozen tensors that all layers of the adapter share; files contain them once."""
         return {}
 
 
@@ -106,7 +106,7 @@ class WeightAdapter(AdapterLayer):
     The base is a linear layer, a norm or an embedding.
 
     Attributes:
-        adapts_tied_head: whether an adapter of the embedding changes an lm_head that is tied to it in the same way.
+        adapts_tied_head: whether an embedding adapter changes a tied lm_head in the same way.
     """
 
     adapts_tied_head: bool = True
@@ -118,7 +118,8 @@ class WeightAdapter(AdapterLayer):
     def delta_bias(self) -> paddle.Tensor | None:
         """Return the update of the base's bias, float32 [out], without side effects; None if the bias is unchanged.
 
-        It may depend on the base's bias but not on its weight, because files are merged one tensor at a time.
+        The bias update may depend on the base's bias, but not on the base's weight: merging a checkpoint reads one
+        tensor at a time.
         """
         return None
 
@@ -132,7 +133,7 @@ class LinearAdapter(WeightAdapter):
     | --- | --- |
     | `in_features`, `out_features`, `bias` | as in a linear layer |
     | `compute_dtype` | dtype of the activations and of the adapter |
-    | `weight_value()` | W, float32 [out, in]; a quantized base dequantizes it at each call |
+    | `weight_value()` | W, float32 [out, in]; a quantized base dequantizes W at each call |
     | `forward`, `forward_without_bias` | the layer's output with and without the bias |
     | `as_frozen_linear()` | operands for a fused op (ops/frozen_linear.py), or None |
     """
@@ -157,9 +158,9 @@ class LinearAdapter(WeightAdapter):
         return self.base.out_features
 
     def delta_weight(self) -> paddle.Tensor:
-        """Return the update of the base's weight, float32 [out, in], without side effects; merging adds it.
+        """Return the update that merging adds to the base's weight, float32 [out, in], without side effects.
 
-        A method whose `low_rank_factors` are None overrides it.
+        Methods without `low_rank_factors` override this.
         """
         factors = self.low_rank_factors()
         assert factors is not None, "a method without low-rank factors overrides delta_weight"
@@ -184,7 +185,7 @@ class LinearAdapter(WeightAdapter):
     def copy_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return `x`, equal on all ranks, for products with this rank's input features (row-parallel).
 
-        The backward pass all-reduces its gradient, of which each rank computes a part.
+        Each rank computes a partial gradient of `x`, which the backward pass all-reduces.
         """
         return self.shard_group.copy(x) if self.shard_group is not None and self.style == "rowwise" else x
 
@@ -208,31 +209,31 @@ class LinearAdapter(WeightAdapter):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
 
-        None stands for replicated. Base and adapter share one all-reduce, so a rank computes only a part of the
-        gradient of a replicated parameter; these gradients are summed over the ranks.
+        None means replicated. Base and adapter share one all-reduce, so each rank computes only a partial gradient of a
+        replicated parameter; the partial gradients are summed over the ranks.
         """
         raise NotImplementedError
 
 
 def first_features(layer: LinearAdapter) -> tuple[int, int]:
-    """Return the positions of a shard's first output and first input feature among all features of the layer."""
+    """Return the indices of a shard's first output and first input feature in the unsharded layer."""
     index = 0 if layer.shard_group is None else layer.shard_group.index
     is_shard_of_outputs, is_shard_of_inputs = layer.style == "colwise", layer.style == "rowwise"
     return index * layer.out_features * is_shard_of_outputs, index * layer.in_features * is_shard_of_inputs
 
 
 def require_complete_units(group: ShardGroup, features: int, kind: str, unit: int, name: str, remedy: str) -> None:
-    """Check that a shard of a layer's features consists of complete units, such as blocks.
+    """Check that tensor parallelism splits a layer's features into shards of complete units, such as blocks.
 
     Args:
         group: ranks that share the layer.
         features: number of features of the shard.
         kind: "inputs" or "outputs".
-        unit: number of features that have to stay together.
-        name, remedy: name of the unit, and the change that helps, for the error.
+        unit: number of features per unit, such as the block size.
+        name, remedy: name of the unit size, and the suggested fix, for the error.
 
     Raises:
-        ValueError: a unit is divided between ranks.
+        ValueError: a unit would be split between ranks.
     """
     if features % unit:
         raise ValueError(
@@ -242,13 +243,13 @@ def require_complete_units(group: ShardGroup, features: int, kind: str, unit: in
 
 
 def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
-    """Return the layer, which must be linear, with its static type."""
+    """Return a layer that must be linear, with the static type of linear layers."""
     assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"
     return layer
 
 
 class Factor(nn.Layer):
-    """Matrix named `weight`, as its key in Hugging Face PEFT's files requires."""
+    """Layer with a matrix named `weight`, as in the keys of Hugging Face PEFT's files."""
 
     def __init__(self, value: np.ndarray, dtype: paddle.dtype) -> None:
         super().__init__()
@@ -258,7 +259,7 @@ class Factor(nn.Layer):
 def factor_axes(style: Style) -> tuple[int | None, int | None]:
     """Return the axes along which A [r, in] and B [out, r] are sharded for a base sharded in `style`; None: replicated.
 
-    A column-parallel base and an lm_head shard B along the outputs, a row-parallel base A along the inputs.
+    A column-parallel base or an lm_head shards B along the outputs; a row-parallel base shards A along the inputs.
     """
     axes: dict[str, tuple[int | None, int | None]] = {
         "colwise": (None, 0),
@@ -271,27 +272,27 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Select indices of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
+    """Select the indices `ranks` of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 
 def has_values(base: nn.Layer) -> bool:
-    """Return whether a layer's tensors have values; under `paddle.LazyGuard` they have only shapes."""
+    """Return whether a layer's tensors have values, and not only shapes (created under `paddle.LazyGuard`)."""
     return all(has_storage(tensor) for tensor in (*base.parameters(), *base.buffers()))
 
 
 def adapter_layers(model: nn.Layer) -> Iterator[tuple[str, AdapterLayer]]:
-    """Return (name, layer) of every adapter layer of the model, in the model's order."""
+    """Iterate over (name, layer) of every adapter layer of the model, in the model's order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, AdapterLayer))
 
 
 def adapter_layers_of(model: nn.Layer, kind: type[AdapterT]) -> Iterator[tuple[str, AdapterT]]:
-    """Return (name, layer) of every adapter layer of one class, in the model's order."""
+    """Iterate over (name, layer) of every adapter layer of class `kind`, in the model's order."""
     return ((name, layer) for name, layer in model.named_sublayers() if isinstance(layer, kind))
 
 
 def detach_adapters(model: nn.Layer) -> dict[str, AdapterLayer]:
-    """Replace the adapter layers by their bases; return them by name, for `attach_adapters`."""
+    """Replace the adapter layers with their bases; return a dict of the adapter layers for `attach_adapters`."""
     layers = dict(adapter_layers(model))
     for name, layer in reversed(layers.items()):  # inner adapters first
         replace_layer(model, name, layer.base)

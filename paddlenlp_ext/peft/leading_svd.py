@@ -5,10 +5,10 @@ algorithms 4.4 and 5.1). G is a random matrix:
 
     Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
 
-Each repetition costs two products with a matrix of `2 rank + 8` columns, and brings Q closer to the space of the
-leading triplets.
+Each iteration costs two products with a matrix of `2 rank + 8` columns, and brings the column space of Q closer to the
+span of the leading left singular vectors.
 
-Shapes: m, n sides of the matrix; k triplets; q width of the projection.
+Shapes: m, n rows and columns of the matrix; k singular triplets; q columns of the random projection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 
 _NUM_ITERATIONS = 3
-_MAX_FULL_SVD = 128  # up to this smaller side a full SVD takes milliseconds
+_MAX_FULL_SVD = 128  # if the smaller dimension is at most this, a full SVD takes milliseconds
 
 
 class LeadingSVD(NamedTuple):
@@ -39,7 +39,7 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
     """Check that the weight of the layer `name` has at least `rank` singular triplets.
 
     Raises:
-        ValueError: the rank is larger than the smaller side.
+        ValueError: the rank is larger than the smaller dimension of the weight.
     """
     if rank > min(shape):
         raise ValueError(
@@ -52,12 +52,12 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
 def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = False) -> LeadingSVD:
     """Return the `rank` leading singular triplets of `matrix` [m, n].
 
-    The result is deterministic: the random projection depends only on `name`, and the element of each right vector with
-    the largest magnitude is positive.
+    The result is deterministic: the random projection depends only on `name`, and the signs are chosen so that the
+    element with the largest magnitude is positive in each right singular vector.
 
     Args:
-        matrix: any floating-point dtype; computed in float32.
-        rank: k, at most the smaller side.
+        matrix: any floating-point dtype; the randomized SVD is computed in float32.
+        rank: k, at most min(m, n).
         name: name of the matrix.
         exact: compute a full SVD.
     """

@@ -1,4 +1,4 @@
-"""Base configs of methods that adapt linear layers: their targets, and ranks that differ by layer."""
+"""Base configs of methods that adapt linear layers: options for targets, and for ranks per layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.target_modules import linear_names, select_targets
 
 @dataclass(kw_only=True)
 class LinearTargetsConfig(PeftConfig):
-    """Options of a method that adapts linear layers, by default all of the decoder.
+    """Options of a method that adapts linear layers; by default, all linear layers of the decoder.
 
     Class attributes:
         targets_key: JSON key of `target_modules`, for error messages.
@@ -37,10 +37,10 @@ class LinearTargetsConfig(PeftConfig):
 
 @dataclass(kw_only=True)
 class LayerRanksConfig(LinearTargetsConfig):
-    """Options of a method whose rank and alpha may differ by layer; a subclass declares `r` and the option of alpha.
+    """Options of a method whose rank and alpha may differ by layer; a subclass declares the fields `r` and alpha.
 
     Class attributes:
-        alpha_option: name of the field with alpha.
+        alpha_option: name of the field for alpha.
     """
 
     alpha_option: ClassVar[str] = "alpha"

@@ -1,4 +1,4 @@
-"""Save an adapter with low-rank updates as a plain LoRA, which other programs can read."""
+"""Save an adapter with low-rank updates as a plain LoRA, which other libraries can read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def save_as_lora(
     factors: Mapping[str, Factors] | None = None,
     replaced: Mapping[str, paddle.Tensor] | None = None,
 ) -> None:
-    """Write a model's adapter as a plain LoRA over its base, which programs without the method can read.
+    """Write a model's adapter as a plain LoRA over its base, for libraries that do not support the adapter's method.
 
     The saved rank is the rank of the update: 2r for a method that subtracts r initial triplets from the weight.
 
     Args:
         model: model with the adapter.
         folder: folder to write.
-        factors: factors of the unsharded layers; None: `factors_of(model)`.
-        replaced: unsharded tensors that replace base parameters or token rows; None: the model's.
+        factors: layer name -> unsharded factors; None: `factors_of(model)`.
+        replaced: unsharded tensors that replace base parameters or token rows; None: the tensors of the model.
 
     Raises:
         ValueError: the update is not low-rank.
@@ -39,7 +39,7 @@ def save_as_lora(
 
 
 def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
-    """Return the config of a LoRA with these factors and the scale alpha / r = 1 in each layer."""
+    """Return the config of a LoRA with the given factors and the scale alpha / r = 1 in each layer."""
     ranks = {name: pair.a.shape[0] for name, pair in factors.items()}
     rank = max(ranks.values())
     others = {name: other for name, other in ranks.items() if other != rank}
@@ -53,7 +53,7 @@ def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
 
 
 def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
-    """Return the factors by the names of a LoRA's tensors."""
+    """Return the factors as a dict with the tensor names of a LoRA."""
     tensors = {}
     for name, pair in factors.items():
         tensors |= {f"{name}.lora_A.weight": pair.a.contiguous(), f"{name}.lora_B.weight": pair.b.contiguous()}

@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 
 
 class AdaptedModel(Protocol):
-    """Interface of `PeftModel` that this module uses."""
+    """Members of `PeftModel` that this module uses."""
 
     base_model: TrainableModel
 
@@ -52,15 +52,15 @@ class Factors(NamedTuple):
 
 @paddle.no_grad()
 def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str, Factors]:
-    """Return the factors of each adapted layer, by name.
+    """Return layer name -> low-rank factors of the layer's update, for every adapted layer.
 
     Args:
         model: model with the adapter.
         without_replaced: ignore base parameters and token rows that the adapter replaces, instead of raising.
 
     Raises:
-        ValueError: the update of a layer is not low-rank, the adapter has tensors outside such layers, or the base was
-            quantized for this adapter.
+        ValueError: the update of a layer is not low-rank, the adapter has tensors outside low-rank layers, or the base
+            was quantized for this adapter.
     """
     state = model.adapter_state()
     names, replaced = state.keys(), [*model.replaced_of(state)]

@@ -23,7 +23,7 @@ class LycorisConfig(LayerRanksConfig):
     """Options that LoKr and LoHa share; a subclass declares `r` and `alpha`.
 
     Class attributes:
-        own_fields: options that only this method has, with the same names in adapter_config.json.
+        own_fields: options specific to the subclass, with the same names in adapter_config.json.
     """
 
     own_fields: ClassVar[tuple[str, ...]] = ()

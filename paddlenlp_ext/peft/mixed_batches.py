@@ -1,7 +1,7 @@
-"""Batches with a different adapter for each row (mixed batches, multi-LoRA), over one base model.
+"""Mixed batches (multi-LoRA): one base model runs a different adapter for each row of a batch.
 
-Adapters with low-rank updates share a forward pass: all factors are concatenated, and a mask selects the
-products of each row's adapter:
+Adapters with low-rank updates share a forward pass: the factors of all adapters are concatenated, and a mask m selects
+the products of each row's adapter:
 
     y = x W^T + ((x A^T) * m) B^T        A = [A_1; A_2; ...]        B = [B_1, B_2, ...]
 
@@ -10,7 +10,7 @@ products of each row's adapter:
     row 1       0 0 0 0        1 1              adapter 2
     row 2       0 0 0 0        0 0              base
 
-An adapter of any other method needs a separate pass, in which its layers replace the base's layers.
+An adapter without low-rank updates needs a separate pass, in which its layers replace the base's layers.
 
 Shapes: B rows, S positions, in/out features, R sum of the ranks.
 """
@@ -34,28 +34,28 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 SHARED = ""
-"""Group of the base model and of all adapters that share a pass."""
+"""Name of the group of rows that share a pass: the base model and all adapters with low-rank updates."""
 
 
 class RowAdapters:
-    """Adapter of each row of the current pass, which all layers of the group read."""
+    """Names of the adapters of the current batch, row by row; every `RowLoRALinear` reads them."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
         self._masks: dict[tuple[tuple[str, int], ...], paddle.Tensor | None] = {}
 
     def select(self, names: Sequence[str]) -> None:
-        """Set the adapter of each row; a name without factors stands for the base."""
+        """Set the adapter of each row; a name without factors selects the base model."""
         if list(names) != list(self._names):
             self._names, self._masks = list(names), {}
 
     @property
     def num_rows(self) -> int:
-        """Number B of rows."""
+        """Number of rows B in the batch."""
         return len(self._names)
 
     def mask(self, ranks: tuple[tuple[str, int], ...], dtype: paddle.dtype) -> paddle.Tensor | None:
-        """Return the mask [B, 1, R] of concatenated factors; None if no row has any of the adapters.
+        """Return the mask [B, 1, R] for the concatenated factors of a layer; None if no row uses these adapters.
 
         Args:
             ranks: name and rank of each adapter of the layer, in the order of its factors.
@@ -73,8 +73,8 @@ class RowLoRALinear(AdapterLayer):
 
     Args:
         base: linear layer, plain or quantized.
-        factors: factors of each adapter of this layer, by name.
-        rows: adapter of each row.
+        factors: adapter name -> factors of this layer.
+        rows: adapters of the current batch.
     """
 
     def __init__(self, base: Any, factors: Mapping[str, Factors], rows: RowAdapters) -> None:
@@ -96,11 +96,11 @@ class RowLoRALinear(AdapterLayer):
 
 
 class AdapterGroups:
-    """Base model with named adapters; its interface is `generation.continuous_batching.AdapterModels`.
+    """Base model with named adapters; implements `generation.continuous_batching.AdapterModels`.
 
     Args:
         model: base model without an adapter.
-        adapters: stored adapters by name.
+        adapters: name -> stored adapter.
 
     Raises:
         ValueError: an adapter does not belong to the model, or has factors that are not finite.
@@ -127,15 +127,15 @@ class AdapterGroups:
 
     @property
     def config(self) -> Any:
-        """Configuration of the decoder."""
+        """Config of the decoder."""
         return self._base.config
 
     def group_of(self, adapter: str) -> str:
-        """Return the group of an adapter; any other name stands for the base."""
+        """Return the group of an adapter; an unknown name selects the base model, which is in the shared group."""
         return adapter if adapter in self._models else SHARED
 
     def prepare(self, group: Any, adapters: Sequence[str]) -> Any:
-        """Return the model for a pass whose rows have the given adapters, which all belong to `group`."""
+        """Return the model for a pass over rows with the given adapters, which must all belong to `group`."""
         if group != self._active:
             if self._active == SHARED:
                 self._row_layers = detach_adapters(self._base)
@@ -151,12 +151,13 @@ class AdapterGroups:
 
 
 def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
-    """Return the factors of an adapter that can share a pass with other adapters, else None.
+    """Return the factors of an adapter, or None if it cannot share a pass with other adapters.
 
-    The update of lm_head is not a layer's output, and the weights that compute keys from latents are used as matrices.
+    Adapters of lm_head or kv_b_proj cannot share a pass, because these weights are also read directly, without calling
+    the layer.
 
     Raises:
-        ValueError: a factor has NaN or an infinity, which would reach the other rows of a pass.
+        ValueError: a factor has NaN or infinite values, which would spread to the other rows of the batch.
     """
     try:
         factors = factors_of(adapted)

@@ -6,11 +6,11 @@
 | `modules_to_save` | all parameters of the named modules | yes |
 | `saved_embeddings` | embedding and lm_head that the adapter's file contains in full | no |
 
-A replacement takes the place of the base's parameter in its layer, so computation, sharding and optimizers treat it as
-in full fine-tuning. The base's value is stored, and used while the adapter is disabled or inactive. A training run
-frees it (`drop_base_values`).
+Each replacement takes the place of the base parameter in the base's layer, so computation, sharding and optimizers
+treat the replacement as in full fine-tuning. The base value is stored, and used while the adapter is disabled or
+inactive. A training run frees the base value (`drop_base_values`).
 
-Parameters have their names in the base model's files, without components that adapters add ("base").
+Parameter names are the names in the base model's files, without the component "base" that adapter layers add.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TIE_REMEDY = "train them with ensure_weight_tying=True in Hugging Face PEFT"
 
 
 def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the parameters of the base model, including replaced parameters, by their names in files."""
+    """Return name in files -> parameter of the base model, including replaced parameters."""
     adapters = {id(parameter) for _, layer in adapter_layers(model) for parameter in layer.own_parameters()}
     return {
         ".".join(part for part in name.split(".") if part != "base"): parameter
@@ -51,9 +51,9 @@ def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def covers(entries: Collection[str] | None, module: str) -> bool:
-    """Return whether entries of `modules_to_save` cover a module or a parent of the module.
+    """Return whether entries of `modules_to_save` cover a module or one of its parents.
 
-    An entry covers each module whose dotted name ends with it, as in Hugging Face PEFT: "norm" also covers
+    An entry covers every module whose dotted name ends with the entry, as in Hugging Face PEFT: "norm" also covers
     "input_layernorm".
     """
     parts = module.split(".")
@@ -62,7 +62,7 @@ def covers(entries: Collection[str] | None, module: str) -> bool:
 
 
 def with_trained_modules(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return the config with the modules that every adapter of the model trains, as PEFT adds a classifier's head."""
+    """Return the config with the model's `trained_modules` added to `modules_to_save`, as PEFT adds a score head."""
     missing = [name for name in model.trained_modules if not covers(config.modules_to_save, name)]
     modules = (*(config.modules_to_save or ()), *missing)
     return config.replace(modules_to_save=modules) if missing else config
@@ -83,12 +83,12 @@ def excluded_targets(config: PeftConfig, targets: list[str]) -> list[str]:
 
 @dataclass(eq=False)
 class ReplacedParameters:
-    """Parameters of a base model that one adapter replaces.
+    """Base parameters that one adapter replaces.
 
     Attributes:
-        model: the base model.
-        aside: the parameters that are not in place, by name: the base's, or the adapter's while the base's are in use.
-            None stands for values of the base that are loaded later, or that were dropped.
+        model: base model.
+        aside: name -> parameter that is not in use: the base parameter, or the adapter's replacement while the adapter
+            is disabled or inactive. None means that the base value is loaded later or was dropped.
         are_loaded: whether the replacements were read from an adapter's file.
     """
 
@@ -103,7 +103,7 @@ class ReplacedParameters:
         return list(self.aside)
 
     def values(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's values that this process holds, by name, whether or not they are in place."""
+        """Return name -> replacement, for the replacements that this process holds, whether in use or not."""
         if not self._are_in_place:
             return {name: value for name, value in self.aside.items() if value is not None}
         owners = {name: owner_of(self.model, name) for name in self.aside}
@@ -111,10 +111,10 @@ class ReplacedParameters:
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def swap(self) -> None:
-        """Put the base's values in place of the adapter's, or the adapter's in place of the base's.
+        """Exchange base parameters and replacements, so that the model uses the parameters that were set aside.
 
         Raises:
-            ValueError: the base's values were dropped.
+            ValueError: the base values were dropped.
         """
         dropped = [name for name, aside in self.aside.items() if aside is None]
         if dropped:
@@ -130,7 +130,7 @@ class ReplacedParameters:
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
-        """Use the base's values within a `with` block."""
+        """Context manager: use the base values of the replaced parameters within the block."""
         self.swap()
         try:
             yield
@@ -138,7 +138,7 @@ class ReplacedParameters:
             self.swap()
 
     def merge(self) -> None:
-        """Copy the adapter's values into the base's parameters, and put these back in place."""
+        """Copy the adapter's values into the base parameters, and put the base parameters back in place."""
         for name, aside in self.aside.items():
             owner, leaf = owner_of(self.model, name)
             if aside is not None:
@@ -147,15 +147,15 @@ class ReplacedParameters:
         self.aside = {}
 
     def drop_base_values(self) -> None:
-        """Free the base's values: a training run reads only the adapter's."""
+        """Free the base values, which a training run does not read."""
         self.aside = dict.fromkeys(self.aside)
 
 
 def replace_parameters(model: TrainableModel, config: PeftConfig) -> ReplacedParameters:
-    """Replace the parameters that the config selects; called after the layers were wrapped.
+    """Replace the base parameters that the config selects; called after the layers have been wrapped.
 
     Raises:
-        ValueError: an entry of `modules_to_save` matches nothing, or one of two tied layers is to be trained alone.
+        ValueError: an entry of `modules_to_save` matches nothing, or selects only one of two tied layers.
     """
     trained = _trained_names(model, config)
     frozen = [f"{layer}.weight" for layer in config.saved_embeddings]
@@ -183,10 +183,10 @@ def matching_modules(model: TrainableModel, entries: Collection[str]) -> tuple[s
 
 
 def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
-    """Return the names of the base's parameters that train.
+    """Return the names of the base parameters that are trained.
 
     Raises:
-        ValueError: see `replace_parameters`.
+        ValueError: as in `replace_parameters`.
     """
     names = list(base_parameters(model))
     adapted = {f"{name}.bias" for name, _ in adapter_layers(model)}
@@ -214,7 +214,7 @@ def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
 
 
 def owner_of(model: TrainableModel, name: str) -> tuple[nn.Layer, str]:
-    """Return the layer that holds the base's parameter `name`, and the parameter's name in it."""
+    """Return the layer that holds the base parameter `name`, and the parameter's name in that layer."""
     *path, leaf = name.split(".")
     layer: Any = model
     for part in path:

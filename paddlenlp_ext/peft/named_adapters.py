@@ -13,10 +13,10 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 @dataclass(eq=False)
 class NamedAdapters:
-    """Adapters by name, of any methods; switching copies no tensor.
+    """Named adapters of one base model, of any methods; switching between them copies no tensors.
 
     Attributes:
-        active_name: name of the active adapter, which is in place in the base model.
+        active_name: name of the active adapter, whose layers are in the base model.
     """
 
     active_name: str
@@ -31,7 +31,7 @@ class NamedAdapters:
 
     @property
     def active(self) -> Adapter:
-        """The active adapter, which is in place in the base model."""
+        """The active adapter, whose layers are in the base model."""
         return self._adapters[self.active_name]
 
     def names(self) -> list[str]:
@@ -43,10 +43,10 @@ class NamedAdapters:
 
         Args:
             name: name of the new adapter.
-            create: function that adds the new adapter to the base model, which then has no other adapter.
+            create: function that adds the new adapter to the base model, from which the active adapter is detached.
 
         Raises:
-            ValueError: the name is taken, the active adapter is merged, or `create` raises; nothing has changed.
+            ValueError: the name is taken, the active adapter is merged, or `create` raises; the model is unchanged.
         """
         self.require_unmerged("adding an adapter")
         if name in self._adapters:
@@ -84,10 +84,10 @@ class NamedAdapters:
 
     # -- merging in place ---------------------------------------------------------------------------------------------
     def merge(self, names: Sequence[str] | None, safe_merge: bool) -> None:
-        """Merge the active adapter in place; the arguments are those of `PeftModel.merge_adapter`.
+        """Merge the active adapter in place; takes the arguments of `PeftModel.merge_adapter`.
 
         Raises:
-            ValueError: another adapter is named, or see `MergedAdapter`; nothing has changed.
+            ValueError: `names` has another adapter, or as in `MergedAdapter`; the model is unchanged.
         """
         self.require_unmerged("merge_adapter")
         if names is not None and list(names) != [self.active_name]:
@@ -98,7 +98,7 @@ class NamedAdapters:
         self._merged = MergedAdapter(self.active, safe_merge)
 
     def unmerge(self) -> None:
-        """Undo `merge` exactly; without a merged adapter, change nothing."""
+        """Undo `merge` exactly; do nothing if no adapter is merged."""
         if self._merged is not None:
             self._merged.undo()
             self._merged = None
@@ -110,15 +110,15 @@ class NamedAdapters:
 
     @contextmanager
     def unmerged(self) -> Iterator[Adapter]:
-        """Return the active adapter, and undo its merge within a `with` block."""
+        """Context manager: yield the active adapter, unmerged for the duration of the block."""
         with nullcontext() if self._merged is None else self._merged.undone():
             yield self.active
 
     def require_unmerged(self, action: str) -> None:
-        """Check that no adapter is merged.
+        """Check that the active adapter is not merged.
 
         Raises:
-            ValueError: the active adapter is merged; the message begins with `action`.
+            ValueError: the active adapter is merged; the message starts with `action`.
         """
         if self._merged is not None:
             raise ValueError(f"{action}: adapter {self.active_name!r} is merged; call unmerge_adapter() first")

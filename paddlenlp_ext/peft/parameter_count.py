@@ -15,14 +15,14 @@ from paddlenlp_ext.sharding_spec import full_shape
 
 
 def count_parameters(model: nn.Layer) -> tuple[int, int]:
-    """Return the numbers of trainable parameters and of all parameters; quantized weights count as elements."""
+    """Return the trainable and total parameter counts of a model; each element of a quantized weight counts as one."""
     trainable = sum(parameter.size for parameter in model.parameters() if not parameter.stop_gradient)
     packed = sum(layer.stored.num_weights for layer in quantized_layers(model).values())
     return trainable, sum(parameter.size for parameter in model.parameters()) + packed
 
 
 def describe_parameters(model: nn.Layer) -> str:
-    """Return a line with the trainable and total parameter counts, the adapted layers, and the counts by kind."""
+    """Return a line with the trainable and total parameter counts, the adapted layers, and the counts by layer kind."""
     trainable, total = count_parameters(model)
     names = (name.split(".") for name, _ in adapter_layers(model))
     leaves = Counter(next(part for part in reversed(parts) if not part.isdigit()) for parts in names)
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def describe_kinds(model: nn.Layer) -> str:
-    """Return the number of unsharded trainable parameters in each kind of layer that has any."""
+    """Return the unsharded trainable parameter count of each layer kind that has trainable parameters, as text."""
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if not parameter.stop_gradient:
@@ -55,9 +55,9 @@ def describe_kinds(model: nn.Layer) -> str:
 
 
 def describe_experts(model: nn.Layer) -> str | None:
-    """Return a line with the parameter counts of experts and of active experts; None for a model without experts.
+    """Return a line with the parameter counts of all experts and of the active model; None for a dense model.
 
-    Quantized weights count as elements.
+    Each element of a quantized weight counts as one parameter.
     """
     layers = [layer for layer in model.sublayers() if isinstance(layer, MixtureOfExperts)]
     if not layers:
@@ -66,12 +66,12 @@ def describe_experts(model: nn.Layer) -> str | None:
     in_experts, total = sum(_full_size(layer.experts) for layer in layers), _full_size(model)
     active = total - in_experts + in_experts * router.top_k // number
     return (
-        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}), of which a token "
+        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}); each token "
         f"uses {router.top_k}; {active:,} parameters are active"
     )
 
 
 def _full_size(model: nn.Layer) -> int:
-    """Return the unsharded number of parameters and quantized weights."""
+    """Return the unsharded parameter count of a model, including the elements of quantized weights."""
     packed = sum(layer.num_weights for layer in quantized_layers(model).values())
     return packed + sum(math.prod(full_shape(parameter)) for parameter in model.parameters())

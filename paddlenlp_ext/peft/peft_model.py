@@ -41,7 +41,7 @@ def get_peft_model(
         model: decoder from `AutoModelForCausalLM`.
         peft_config: config of a method, such as `LoRAConfig`. With `path`, training starts from that adapter, whose
             structure (rank, targets) replaces the structure in `peft_config`; differences are logged.
-        seed: seed of the adapter's initial values, which depend only on it and on the names of the parameters.
+        seed: random seed; the adapter's initial values depend only on the seed and on the parameter names.
         adapter_name: name of the adapter for `set_adapter`.
 
     Raises:
@@ -61,18 +61,18 @@ def get_peft_model(
 
 
 class PeftModel(TrainableModel):
-    """Model with named adapters, one of which is active; accepted wherever its base model is.
+    """Model with named adapters, accepted wherever its base model is accepted.
 
-    The model delegates to its active `Adapter`. Switching adapters copies no tensor.
+    One adapter is active, and the model delegates to this `Adapter`. Switching adapters copies no tensors.
 
     Args:
-        model: base model, in which the adapter is in place.
-        adapter: the adapter, which becomes active.
+        model: base model whose layers are wrapped by the adapter.
+        adapter: adapter to activate.
         adapter_name: name of the adapter.
 
     Attributes:
         base_model: the base model.
-        adapters: all adapters by name.
+        adapters: all adapters of the model, active or not.
     """
 
     def __init__(self, model: TrainableModel, adapter: Adapter, adapter_name: str = "default") -> None:
@@ -82,7 +82,7 @@ class PeftModel(TrainableModel):
         self._register_own_layers(adapter)
 
     def _register_own_layers(self, adapter: Adapter) -> None:
-        """Register the active adapter's layers outside the base model, so that their parameters are the model's."""
+        """Register the active adapter's layers outside the base model as sublayers of this model."""
         self.reads_prompts = adapter.peft_config.reads_prompts
         for name, layer in adapter.own_layers.items():
             self.add_sublayer(name, layer)
@@ -99,7 +99,7 @@ class PeftModel(TrainableModel):
 
     @property
     def injected(self) -> dict[str, AdapterLayer]:
-        """Layers of the active adapter by name."""
+        """Name -> layer of the active adapter."""
         return self.adapter.injected
 
     @property
@@ -109,7 +109,7 @@ class PeftModel(TrainableModel):
 
     # -- interface of the base model ----------------------------------------------------------------------------------
     def __getattr__(self, name: str) -> Any:
-        """Return the base model's attribute, such as `config`, `quantization` or `eos_token_ids`."""
+        """Return an attribute of the base model, such as `config`, `quantization` or `eos_token_ids`."""
         try:
             return registered_member(self, name)
         except AttributeError:
@@ -128,7 +128,7 @@ class PeftModel(TrainableModel):
         labels: paddle.Tensor | None = None,
         **inputs: Any,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; arguments are those of the base model.
+        """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; takes the arguments of the base model.
 
         The loss excludes the auxiliary loss of `hooks`, which the trainer adds.
         """
@@ -136,7 +136,7 @@ class PeftModel(TrainableModel):
         return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; arguments are those of the base model."""
+        """Return the hidden states [B, S, D] after the final norm; takes the arguments of the base model."""
         return self.adapter.hidden_states(*args, **kwargs)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -148,7 +148,7 @@ class PeftModel(TrainableModel):
         return self.base_model.head_weight()
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of the logits."""
+        """Return the factors of the update that an adapter of lm_head adds to the logits."""
         return self.base_model.head_updates(hidden)
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
@@ -156,11 +156,11 @@ class PeftModel(TrainableModel):
         self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts with the active adapter; arguments as in `generation.transformers_generate.generate_for`."""
+        """Generate with the active adapter; takes the arguments of `generation.transformers_generate.generate_for`."""
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the seed of the next forward pass's random numbers."""
+        """Set the random seed of dropout for the next forward pass; None continues Paddle's random state."""
         self.base_model.set_dropout_seed(seed)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
@@ -170,7 +170,7 @@ class PeftModel(TrainableModel):
     # -- training -----------------------------------------------------------------------------------------------------
     @property
     def hooks(self) -> TrainingHooks:
-        """Hooks of the training loop of the active adapter.
+        """Training-loop hooks of the active adapter.
 
         Raises:
             ValueError: the adapter is merged.
@@ -179,15 +179,15 @@ class PeftModel(TrainableModel):
         return self.adapter
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return the term that the active adapter's method adds to the loss, or None."""
+        """Return the term that the active adapter's method adds to the loss; None if the method has no such term."""
         return self.hooks.auxiliary_loss()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """Return the factor of the learning rate for a parameter."""
+        """Return the factor that multiplies a parameter's learning rate."""
         return self.peft_config.learning_rate_scale(parameter_name)
 
     def allows_weight_decay(self, parameter_name: str) -> bool:
-        """Return whether weight decay may act on a parameter."""
+        """Return whether weight decay applies to a parameter."""
         return self.peft_config.decays(parameter_name)
 
     def mark_only_adapter_as_trainable(self) -> None:
@@ -201,33 +201,33 @@ class PeftModel(TrainableModel):
     mark_only_prefix_as_trainable = mark_only_adapter_as_trainable
 
     def get_nb_trainable_parameters(self) -> tuple[int, int]:
-        """Return the numbers of trainable parameters and of all parameters; quantized weights count as elements."""
+        """Return the trainable and total parameter counts; each element of a quantized weight counts as one."""
         return count_parameters(self)
 
     def print_trainable_parameters(self) -> None:
-        """Print the numbers of trainable parameters and of all parameters, and the adapted layers."""
+        """Print the trainable and total parameter counts, and the adapted layers."""
         print(describe_parameters(self))
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Use the base model without the adapter within a `with` block, whether or not the adapter is merged."""
+        """Context manager: use the base model without the adapter, whether or not the adapter is merged."""
         with self.adapters.unmerged() as adapter, adapter.disabled():
             yield
 
     # -- several adapters ---------------------------------------------------------------------------------------------
     def add_adapter(self, adapter_name: str, peft_config: PeftConfig, seed: int = 42) -> None:
-        """Add an adapter of any method without activating it; arguments are those of `get_peft_model`.
+        """Add an adapter of any method without activating it; takes the arguments of `get_peft_model`.
 
         Raises:
-            ValueError: the name is taken, or see `get_peft_model`; nothing has changed.
+            ValueError: the name is taken, or as in `get_peft_model`; the model is unchanged.
         """
         self.adapters.add(adapter_name, lambda: new_adapter(self.base_model, peft_config, seed))
 
     def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str, is_trainable: bool = True) -> None:
-        """Add a stored adapter without activating it; arguments are those of `from_pretrained`.
+        """Add a stored adapter without activating it; takes the arguments of `from_pretrained`.
 
         Raises:
-            ValueError: the name is taken, or see `from_pretrained`; nothing has changed.
+            ValueError: the name is taken, or as in `from_pretrained`; the model is unchanged.
         """
         self.adapters.add(
             adapter_name,
@@ -235,7 +235,7 @@ class PeftModel(TrainableModel):
         )
 
     def set_adapter(self, adapter_name: str) -> None:
-        """Activate another adapter; the model stays in training or evaluation mode.
+        """Activate another adapter; training or evaluation mode is unchanged.
 
         Raises:
             ValueError: no adapter has this name, or the active adapter is merged.
@@ -281,42 +281,42 @@ class PeftModel(TrainableModel):
 
     @classmethod
     def from_factors(cls, model: TrainableModel, factors: Mapping[str, Factors]) -> PeftModel:
-        """Add a plain LoRA of scale 1 with the given factors; the result is trainable, and in evaluation mode."""
+        """Add a plain LoRA with scale 1 and the given factors; the result is trainable, and in evaluation mode."""
         adapted = PeftModel(model, adapter_from_factors(model, factors))
         adapted.eval()
         return adapted
 
     # -- files --------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return the active adapter's tensors by their names in files."""
+        """Return the active adapter's tensors, keyed by their names in files."""
         return self.adapter.adapter_state()
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors to save by name, before the method converts them to its file format."""
+        """Return name -> tensor to save, before the method converts the tensors to its file format."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write `adapter_config.json` and `adapter_model.safetensors` of the active adapter.
 
-        The layout is that of Hugging Face PEFT. A merged adapter is saved as it was before the merge.
+        The files have the layout of Hugging Face PEFT. If the adapter is merged, its unmerged tensors are saved.
 
         Args:
             folder: created if it does not exist.
-            tensors: full tensors in place of `tensors_to_save()`, if this process holds only shards.
+            tensors: unsharded tensors to save instead of `tensors_to_save()`, if this process holds only shards.
         """
         with self.adapters.unmerged() as adapter:
             adapter.save_pretrained(folder, tensors)
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the adapter of a finished run, which may be smaller than the trained one."""
+        """Write the final adapter; some methods save a smaller adapter than they trained (such as AdaLoRA)."""
         self.adapter.save_finished(folder, tensors)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `adapter_state()`, or `tensors` in its place; lazy tensors are read."""
+        """Return `tensors`, with lazy tensors read, or `adapter_state()` if `tensors` is None."""
         return self.adapter.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `full_state` that replace parameters of the base, or rows of its tables."""
+        """Return the tensors of `state` that replace base parameters, or rows of the embedding and lm_head."""
         return self.adapter.replaced_of(state)
 
     def write_files(
@@ -326,7 +326,7 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write adapter files of a method, whose `fields` are added to the fields that every method has."""
+        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
         self.adapter.write_files(folder, peft_type, fields, tensors)
 
     @classmethod
@@ -341,7 +341,7 @@ class PeftModel(TrainableModel):
 
         Args:
             model: base model without an adapter.
-            folder: written by `save_pretrained`, by Hugging Face PEFT, or by PaddleNLP (as safetensors).
+            folder: adapter folder written by `save_pretrained`, Hugging Face PEFT, or PaddleNLP (as safetensors).
             adapter_name: name of the adapter for `set_adapter`.
             is_trainable: whether the adapter can be trained; False freezes it.
 
@@ -358,7 +358,7 @@ class PeftModel(TrainableModel):
     def from_files(
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
-        """Add an adapter whose files are already read; otherwise like `from_pretrained`."""
+        """Add an adapter that is already read from its files; otherwise like `from_pretrained`."""
         peft_model = PeftModel(model, stored_adapter(model, stored), adapter_name)
         if not is_trainable:
             for parameter in peft_model.parameters():
@@ -370,24 +370,24 @@ class PeftModel(TrainableModel):
         """Load the tensors of a saved adapter of the same structure, to resume training.
 
         Raises:
-            ValueError: options that change the function differ, or tensors do not match; the message names them.
+            ValueError: options that change the computed function differ, or tensors do not match.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of an adapter whose files are already read; warn if its base has another name.
+        """Load the tensors of an adapter that is already read from its files; warn if its base model has another name.
 
         Raises:
-            ValueError: see `load_weights`; or the base is quantized differently or has another config.
+            ValueError: as in `load_weights`, or the base model has another quantization or config.
         """
         self.adapters.require_unmerged("loading an adapter")
         self.adapter.resume_from(stored)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load tensors by their names in files: all of them, or none on an error.
+        """Load all tensors of the adapter, keyed by their names in files; an error leaves the adapter unchanged.
 
         Raises:
-            ValueError: see `load_weights`.
+            ValueError: tensors are missing, unexpected or of another shape.
         """
         self.adapters.require_unmerged("loading an adapter")
         self.adapter.load_tensors(tensors, where)
@@ -396,15 +396,15 @@ class PeftModel(TrainableModel):
     def merge_adapter(self, adapter_names: Sequence[str] | None = None, safe_merge: bool = False) -> None:
         """Merge the active adapter into the base's weights, in place, until `unmerge_adapter`.
 
-        The merged weights are stored next to the base's weights. Trained modules (`modules_to_save`) stay in place.
+        The base's weights stay in memory next to the merged weights. Modules in `modules_to_save` stay in use.
 
         Args:
             adapter_names: None, or a list with the active adapter's name.
             safe_merge: check that the merged weights are finite.
 
         Raises:
-            ValueError: the adapter is merged already or cannot be merged, the base is quantized, another adapter is
-                named, or a merged weight is not finite; nothing has changed.
+            ValueError: the adapter is already merged or cannot be merged, the base is quantized, `adapter_names`
+                has another adapter, or a merged weight is not finite; the model is unchanged.
         """
         self.adapters.merge(adapter_names, safe_merge)
 
@@ -419,10 +419,12 @@ class PeftModel(TrainableModel):
         self.adapters.unmerge()
 
     def merge_and_unload(self) -> TrainableModel:
-        """Merge the adapter into the (dequantized) weights and return the base model; do not use this object after.
+        """Merge the adapter into the (dequantized) weights and return the base model.
+
+        This object must not be used afterwards.
 
         Raises:
-            ValueError: adapters of the method cannot be merged.
+            ValueError: the adapter cannot be merged.
         """
         self.adapters.unmerge()
         merge_in_place(self.adapter)

@@ -11,10 +11,10 @@ def prepare_model_for_kbit_training(
     use_gradient_checkpointing: bool = True,
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Freeze a base model and recompute its activations, in place; return the model.
+    """Freeze a base model, enable activation recomputation, and return the model, which is changed in place.
 
-    Hugging Face PEFT also casts norms, embedding and lm_head to float32. Here norms and losses already compute in
-    float32, so their weights are not cast.
+    Hugging Face PEFT also casts norms, embedding and lm_head to float32. Here norms and losses are
+    computed in float32 without a cast of their weights.
 
     Args:
         model: base model from `AutoModelForCausalLM`, quantized or not.
@@ -22,7 +22,7 @@ def prepare_model_for_kbit_training(
         gradient_checkpointing_kwargs: as for `gradient_checkpointing_enable`.
 
     Raises:
-        ValueError: an option of `gradient_checkpointing_kwargs` is not known.
+        ValueError: `gradient_checkpointing_kwargs` has an unknown option.
 
     Examples:
         >>> from paddlenlp_ext import AutoModelForCausalLM, prepare_model_for_kbit_training

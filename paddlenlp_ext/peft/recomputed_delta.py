@@ -1,9 +1,9 @@
-"""Product with a dense weight update delta W that is recomputed in the backward pass instead of being saved.
+"""Product of the input with a dense weight update U, which the backward pass recomputes instead of saving it.
 
     y = x U^T        U [out, in], a function of the adapter's parameters
 
-An update without low-rank factors is as large as the weight. Autograd would save the update and its intermediate
-results for each layer.
+An update without low-rank factors is as large as the weight. Without recomputation, autograd would save the update and
+its intermediate results for each layer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Update = Callable[..., paddle.Tensor]
 
 
 def product_with_update(x: paddle.Tensor, update: Update, *parameters: paddle.Tensor) -> paddle.Tensor:
-    """Return x U^T [..., out] for U = update(*parameters); saves x and the parameters.
+    """Return x U^T [..., out] for U = update(*parameters); only x and the parameters are saved for the backward pass.
 
     Args:
         x: [..., in].
-        update: differentiable function of the parameters, float32 [out, in]; it is called in both passes, outside
-            autocast, and may read other tensors that do not change between them.
+        update: differentiable function that returns U, float32 [out, in]. Forward and backward pass call it outside
+            autocast. It may read other tensors that do not change between the passes.
         parameters: parameters of the adapter.
     """
     if paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in (x, *parameters)):

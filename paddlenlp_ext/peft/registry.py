@@ -10,5 +10,5 @@ PEFT_METHODS: Registry[type[Any]] = Registry("PEFT method", "paddlenlp_ext.peft.
 
 
 def peft_methods() -> dict[str, type[Any]]:
-    """Return JSON switch -> config class of every method, for `config.parser.load_run_config`."""
+    """Return a dict from the JSON key that enables each method (such as `lora`) to its config class."""
     return dict(PEFT_METHODS.items())

@@ -1,4 +1,4 @@
-"""State dicts of adapters by Hugging Face PEFT's keys: `get_peft_model_state_dict`, `set_peft_model_state_dict`."""
+"""State dicts of adapters with Hugging Face PEFT's keys: `get_peft_model_state_dict`, `set_peft_model_state_dict`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 
 
 class LoadResult(NamedTuple):
-    """Keys that did not match when a state dict was loaded: none, because a mismatch is an error."""
+    """Keys that did not match when a state dict was loaded; always empty, because a mismatch raises an error."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -25,11 +25,11 @@ class LoadResult(NamedTuple):
 def get_peft_model_state_dict(
     model: PeftModel, state_dict: Mapping[str, paddle.Tensor] | None = None, adapter_name: str = "default"
 ) -> dict[str, paddle.Tensor]:
-    """Return an adapter's tensors by the keys of `adapter_model.safetensors`.
+    """Return an adapter's tensors as a dict with the keys of `adapter_model.safetensors`.
 
     Args:
         model: model with the adapter.
-        state_dict: `model.state_dict()` with the values to return, if they are not the model's; None: the model's.
+        state_dict: state dict of the model with the values to return; None: the current values of the model.
         adapter_name: name of the adapter.
 
     Raises:
@@ -56,11 +56,11 @@ def set_peft_model_state_dict(
     Args:
         model: model with an adapter of the same structure.
         peft_model_state_dict: tensors or arrays, such as the result of `get_peft_model_state_dict`.
-        adapter_name: name of the adapter to load them into.
+        adapter_name: name of the adapter to load into.
 
     Raises:
-        ValueError: no adapter has this name, or tensors are missing, unexpected or of another shape; nothing has
-            changed.
+        ValueError: no adapter has this name, or tensors are missing, unexpected or of another shape; the adapter is
+            unchanged.
 
     Examples:
         >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model
@@ -82,7 +82,7 @@ def set_peft_model_state_dict(
 
 @contextmanager
 def _active(model: PeftModel, name: str) -> Iterator[Adapter]:
-    """Activate an adapter within a `with` block."""
+    """Context manager: activate the adapter `name` and yield it."""
     active = model.active_adapter
     model.set_adapter(name)
     try:
@@ -92,7 +92,7 @@ def _active(model: PeftModel, name: str) -> Iterator[Adapter]:
 
 
 def _select(state_dict: Mapping[str, paddle.Tensor], adapter: Adapter) -> dict[str, paddle.Tensor]:
-    """Return the values of an adapter's tensors in a state dict of the model, by their names in files.
+    """Select an adapter's tensors from a state dict of the model; return them keyed by their names in files.
 
     Raises:
         ValueError: the state dict lacks a tensor.

@@ -28,7 +28,7 @@ def linear_names(model: TrainableModel) -> list[str]:
 
 
 def adaptable_names(model: TrainableModel) -> list[str]:
-    """Return the names of embedding, linear layers and lm_head, if it is not tied, in the model's order."""
+    """Return the names of the embedding, the linear layers, and an untied lm_head, in the model's order."""
     return [EMBEDDING, *linear_names(model), *([] if model.lm_head is None else [HEAD])]
 
 
@@ -41,8 +41,8 @@ def select_targets(
         names: dotted names of the layers that can be adapted.
         requested: None or "all-linear" for all layers; otherwise one or more entries, each a suffix of a name
             ("q_proj", "self_attn.q_proj") or a regular expression for the full name (".*q_proj.*").
-        key: name of the option, for errors.
-        kind: description of the layers, for errors.
+        key: name of the option, for error messages.
+        kind: kind of the layers, for error messages.
 
     Raises:
         ValueError: the list is empty, or an entry matches no name or is not a regular expression.
@@ -63,10 +63,10 @@ def select_targets(
 
 
 def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return a stored config without targets and modules to save that match nothing, unless no entry matches.
+    """Return a stored config without the targets and modules to save that the model lacks.
 
-    PaddleNLP lists the layers of all variants of a family, and Hugging Face PEFT ignores such modules.
-    `select_targets` and `replace_parameters` raise for an adapter of another model.
+    PaddleNLP lists the layers of all variants of a model family, and Hugging Face PEFT ignores missing modules. If no
+    entry matches, all entries stay, so that `select_targets` or `replace_parameters` reports the wrong model.
     """
     changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)
@@ -80,10 +80,10 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
-    """Return short targets that match exactly the layers `chosen` of the model.
+    """Return the shortest targets that match exactly the layers `chosen` of the model.
 
-    They are the last components of the names ("q_proj") if no other layer has one of them, otherwise the full names.
-    Every reader of the format accepts both.
+    The targets are the last components of the names ("q_proj") if these match no other layer, otherwise the full names.
+    Every reader of adapter_config.json accepts both.
     """
     leaves = Counter(name.rpartition(".")[2] for name in chosen)
     everywhere = Counter(name.rpartition(".")[2] for name, _ in model.named_sublayers())
@@ -91,12 +91,12 @@ def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
 
 
 def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Return the value of the first pattern that matches the layer `name` or a suffix of it; else `otherwise`."""
+    """Return the value of the first pattern that matches `name` or a suffix of `name`; if none matches, `otherwise`."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
 
 
 def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the targets of an adapter_config.json: `target_modules`, restricted to `layers_to_transform`.
+    """Return the targets from the fields of adapter_config.json: `target_modules`, limited to `layers_to_transform`.
 
     Raises:
         ValueError: the file has no targets.

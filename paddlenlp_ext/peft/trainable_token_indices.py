@@ -1,16 +1,16 @@
-"""Trained embedding and lm_head rows for a few tokens, in place of the base's rows (`trainable_token_indices`).
+"""Train the embedding and lm_head rows of selected tokens only (`trainable_token_indices`).
 
-    E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], at the start the rows of E
+    E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], initialized with the rows of E
 
-The rows are an adapter by themselves (methods/trainable_tokens.py), or an option of LoRA. A tied lm_head shares the
-rows of the embedding.
+Trained rows are an adapter method (methods/trainable_tokens.py), and also an option of LoRA. A tied lm_head shares the
+trained rows of the embedding.
 
-The embedding reads trained tokens from delta. An lm_head adds an update of rank K to the base's logits, which needs
-neither a copy of the table nor its gradient.
+The embedding looks up trained tokens in delta. An lm_head adds an update of rank K to the base's logits, which needs
+neither a copy of the weight nor the gradient of the full weight.
 
     h E'^T = h E^T + u B^T        u = h (delta - E[t])^T, [.., K]        B [V, K]: B[v, k] = 1 if v is the k-th token
 
-Shapes: V vocabulary, U this rank's rows of it, D hidden, K trained tokens.
+Shapes: V vocabulary, U vocabulary rows of this rank, D hidden, K trained tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paddlenlp_ext.sharding_spec import shard_of
 from paddlenlp_ext.utils.json_reader import JsonError, read_document
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens", "lm_head")
-"""Layers that have a row for each token of the vocabulary."""
+"""Names of the layers with a row for each token of the vocabulary."""
 ROWS = "trainable_tokens_delta"
 _KEY = "trainable_token_indices"
 
@@ -41,10 +41,10 @@ TokenIndices = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def token_ids(value: object, key: str) -> tuple[int, ...]:
-    """Return a list of token ids, which the command line writes as `3,7` or `[3, 7]`; None is an empty list.
+    """Return the token ids of an option: a list, a string `3,7` or `[3, 7]` from the command line, or None for no ids.
 
     Raises:
-        ValueError: it is not a list of integers, or an id is negative or listed twice; the message names `key`.
+        ValueError: the value is not a list of integers, or an id is negative or listed twice; the message names `key`.
     """
     elements: object = value
     if isinstance(value, str):
@@ -62,12 +62,12 @@ def token_ids(value: object, key: str) -> tuple[int, ...]:
 
 
 def token_indices(value: object) -> TokenIndices | None:
-    """Return a value of `trainable_token_indices`: ids of the embedding, or an object from tables to ids; or None.
+    """Parse `trainable_token_indices`: token ids for the embedding, a dict from layer names to token ids, or None.
 
-    The command line writes an object as JSON.
+    On the command line, a dict is written as JSON.
 
     Raises:
-        ValueError: it is neither, or see `token_ids`.
+        ValueError: the value is not JSON, or as in `token_ids`.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
@@ -80,10 +80,10 @@ def token_indices(value: object) -> TokenIndices | None:
 
 
 def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
-    """Return the trained tokens of each layer in TABLES by name, for a `value` of `trainable_token_indices`.
+    """Return layer in TABLES -> trained token ids, for a `value` of `trainable_token_indices`.
 
     Raises:
-        ValueError: `value` names another layer, or see `token_indices`.
+        ValueError: `value` names another layer, or as in `token_indices`.
     """
     indices = token_indices(value)
     by_name = indices if isinstance(indices, dict) else {EMBEDDING: indices} if indices else {}
@@ -99,7 +99,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
 def tokens_of_model(
     value: object, model: TrainableModel, replaced: Collection[str], targets: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the trained tokens of each table of the model; a tied lm_head is not a separate table.
+    """Return layer -> trained token ids for embedding and lm_head of a model; a tied lm_head has no entry.
 
     Args:
         value: value of `trainable_token_indices`.
@@ -108,8 +108,8 @@ def tokens_of_model(
         targets: names of the layers that the adapter's method adapts.
 
     Raises:
-        ValueError: an id is outside the vocabulary, two tied tables have different tokens, or a table is trained in
-            another way too.
+        ValueError: an id is outside the vocabulary, two tied layers have different tokens, or a layer is also a target
+            or in `modules_to_save`.
     """
     tokens = tokens_by_table(value)
     for table, ids in tokens.items():
@@ -128,10 +128,10 @@ def tokens_of_model(
 
 
 def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str) -> None:
-    """Check that token ids have rows in the model's tables.
+    """Check that token ids are within the model's vocabulary.
 
     Raises:
-        ValueError: an id has no row; the message names `key`.
+        ValueError: an id is outside the vocabulary; the message names `key`.
     """
     vocab_size = model.config.vocab_size
     if max(ids, default=0) >= vocab_size:
@@ -139,11 +139,11 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
 
 
 class TrainableTokens(WeightAdapter, AdaptedHead):
-    """Embedding or lm_head in which trained rows replace some rows of the base.
+    """Embedding or lm_head in which trained rows replace the base's rows of some tokens.
 
     Args:
         base: token embedding, or an untied lm_head.
-        indices: ids of the trained tokens, K.
+        indices: ids of the K trained tokens.
     """
 
     base: Embedding | Linear
@@ -164,11 +164,11 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Table [U, D] of the base, without the trained rows."""
+        """Weight [U, D] of the base, without the trained rows."""
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of an lm_head's logits: h (delta - W[t])^T and the one-hot columns of t."""
+        """Return the factors of the update of lm_head's logits: h (delta - W[t])^T and one-hot columns for t."""
         if not self.enabled:
             return []
         difference_KD = self.trainable_tokens_delta - self._base_rows().astype(self.trainable_tokens_delta.dtype)
@@ -179,7 +179,7 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
 
     @paddle.no_grad()
     def _base_rows(self) -> paddle.Tensor:
-        """Return the base's rows of the trained tokens, float32 [K, D]; collective if the table is sharded."""
+        """Return the base's rows of the trained tokens, float32 [K, D]; collective if the weight is sharded."""
         table_UD, shard = self.base.weight, shard_of(self.base.weight)
         if shard is None:
             return paddle.gather(table_UD, self.indices).astype("float32")
@@ -200,6 +200,6 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
         return paddle.where((rows >= 0).unsqueeze(1), trained, vectors.flatten(0, -2)).reshape(vectors.shape)
 
     def merged_weight(self) -> paddle.Tensor:
-        """Return the table with the trained rows, float32 [V, D]."""
+        """Return the base's weight with the trained rows, float32 [V, D]."""
         table_VD = self.base.weight.astype("float32")
         return paddle.scatter(table_VD, self.indices, self.trainable_tokens_delta.astype("float32"))

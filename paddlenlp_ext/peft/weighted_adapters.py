@@ -1,11 +1,12 @@
-"""Weighted combinations of low-rank adapters, by the `combination_type` of Hugging Face PEFT.
+"""Weighted combinations of low-rank adapters, with the `combination_type` values of Hugging Face PEFT.
 
 | `combination_type` | update of adapters B_i A_i with weights w_i | rank |
 | --- | --- | --- |
 | "cat" | sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
 | "linear" | (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i) | the common rank |
 
-"cat" is the exact weighted sum of the updates. "linear" weights the factors, so its update is a different matrix.
+"cat" computes the exact weighted sum of the updates. "linear" computes weighted sums of the factors, whose product is
+not the weighted sum of the updates.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COMBINATIONS = ("cat", "linear")
 def combined_factors(
     parts: Sequence[Mapping[str, Factors]], weights: Sequence[float], combination: str = "cat"
 ) -> dict[str, Factors]:
-    """Return the factors of a weighted combination, layer by layer.
+    """Return layer name -> factors of the weighted combination of several adapters.
 
     Args:
         parts: for each adapter, the result of `factors_of`.
@@ -30,8 +31,8 @@ def combined_factors(
         combination: "cat" or "linear".
 
     Raises:
-        ValueError: there are no adapters, the numbers of adapters and weights differ, the combination is unknown, or
-            "linear" does not apply to these adapters.
+        ValueError: there are no adapters, adapters and weights differ in count, the combination is unknown, or the
+            adapters cannot be combined with "linear".
     """
     if not parts or len(parts) != len(weights):
         raise ValueError(
@@ -54,7 +55,7 @@ def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
 
 
 def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
-    """Return the factors of PEFT's "linear" combination: A and B are each scaled by sqrt(w s), and added up.
+    """Return the factors of PEFT's "linear" combination: the sums over adapters of sqrt(w s) A and sqrt(w s) B.
 
     Raises:
         ValueError: the ranks differ, a weight is negative, or an adapter is not a plain LoRA.

@@ -1,1 +1,1 @@
-"""File formats of adapters: Hugging Face PEFT, PaddleNLP, GGUF, and pickled weights."""
+"""Read and write adapter files: Hugging Face PEFT, PaddleNLP, GGUF, and pickled weights."""

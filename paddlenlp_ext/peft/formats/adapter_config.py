@@ -16,17 +16,17 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
-"""Field that this package adds to adapters of fused layers: sizes of the projections, and fields for them."""
+"""Field that this package adds for adapters of fused layers: the projections' sizes, and their original fields."""
 _FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
-"""Name of a method in files of older versions of Hugging Face PEFT -> its `peft_type`."""
+"""`peft_type` in files of older versions of Hugging Face PEFT -> current `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
 class PaddleNLPFiles(NamedTuple):
-    """Names of the files in which PaddleNLP stores an adapter of a method.
+    """Names of the files in which PaddleNLP stores an adapter of one method.
 
     Attributes:
-        config: file of the options.
+        config: config file.
         array: NumPy file with the entire adapter; None if tensors are stored by name (`.safetensors`, `.pdparams`).
     """
 
@@ -38,7 +38,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: the folder has no adapter, only pickled weights, or a link out of it.
+        ValueError: the folder has no adapter, has only pickled weights, or has a symbolic link to a file outside.
     """
     folder = Path(folder).expanduser()
     paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}
@@ -53,7 +53,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
 
 
 def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Read a config file that `find_config` returned; return the config and the file's fields.
+    """Read an adapter config file found by `find_config`; return the config and the file's fields.
 
     Raises:
         ValueError: the method or a field is not supported.
@@ -85,26 +85,26 @@ def write_config(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options that every method has, by the names of `PeftConfig`, and the other fields."""
+    """Split the fields of a config file into the options of every method (fields of `PeftConfig`) and the rest."""
     own = dict(fields)
     common = {"bias": own.pop("bias", None) or "none"}
     common["modules_to_save"] = own.pop("modules_to_save", None)
     common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
     excluded = own.pop("exclude_modules", None)
-    # PEFT matches a string as a regular expression for the full name, and entries of a list as suffixes
+    # In PEFT, a string is a regular expression for the full name, and the entries of a list are name suffixes.
     common["exclude_modules"] = f"^(?:{excluded})" if isinstance(excluded, str) and excluded else excluded
     return common, own
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
-    """Return the variant that recognizes the file's fields, or else the method that the variants refine."""
+    """Return the variant that claims the file's fields; if no variant does, the method that the variants refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 
 
 @contextmanager
 def in_file(file: Path) -> Iterator[None]:
-    """Name the file in a `ValueError` of the block."""
+    """Context manager: prefix the message of a `ValueError` with the file's path."""
     try:
         yield
     except ValueError as error:
@@ -112,7 +112,7 @@ def in_file(file: Path) -> Iterator[None]:
 
 
 def missing_weights(folder: Path, expected: str) -> ValueError:
-    """Return the error for a folder without the file `expected`; it names pickled weights found instead."""
+    """Return the error for a folder without the file `expected`; the message names pickled weights in the folder."""
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
     if pickles:
         return ValueError(

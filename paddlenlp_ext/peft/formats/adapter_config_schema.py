@@ -34,7 +34,7 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT.or_null(), "bias base_model_name_or_path encoder_reparameterization_type task_type peft_type"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "layers_to_transform"),
     (either(FLAG, TEXT).or_null(), "init_lora_weights init_weights init_ia3_weights"),
-    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA checks its pattern again
+    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA validates its own pattern
     (object_of(number(above=0)).or_null(), "alpha_pattern"),
     (either(_TOKENS, object_of(_TOKENS)).or_null(), "trainable_token_indices token_indices"),
     # ranks, sizes and counts; PEFT writes 0 for a size that another option determines
@@ -68,14 +68,14 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "position intervention_type act_fn activation"),
     (OBJECT.or_null(), "split_layers fields paddlenlp_ext base_config_overrides base_quantization"),
 )
-"""Field of any method -> its kind of value."""
+"""Field of adapter_config.json, of any method -> type and range of its value."""
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:
     """Check the fields of an adapter config file, and of the nested objects that this package adds.
 
     Raises:
-        ValueError: a field has a value of a wrong type or out of range.
+        ValueError: the value of a field has the wrong type or is out of range.
     """
     check_values(fields, FIELDS, "the adapter's config")
     for name in ("split_layers", "paddlenlp_ext"):

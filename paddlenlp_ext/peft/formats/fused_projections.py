@@ -5,15 +5,15 @@
                                         [A_k]                [ 0  B_k  0 ]
                                         [A_v]                [ 0   0  B_v]
 
-The decoder has an adapter for each projection, Hugging Face PEFT one for the fused layer. Files written here have the
-fused form, and a field for splitting them again. In an adapter that PEFT trained, B is dense: each projection gets its
-rows of B and a copy of A, which compute the same update.
+The decoder has one adapter per projection; Hugging Face PEFT has one adapter per fused layer. Files written here
+contain the fused adapter, and a field that records how to split it again. In an adapter that PEFT trained, B is dense:
+each projection gets its rows of B and a copy of A, which compute the same update.
 
-| method | layers in files |
+| adapter | layers in files |
 | --- | --- |
-| LoRA, variants with its files (rsLoRA, PiSSA, ...), DoRA of all projections | fused |
-| modules to save that are all projections of a layer | fused |
-| others | projections, which only this package reads |
+| LoRA, variants saved as LoRA (rsLoRA, PiSSA, ...), DoRA on all projections of a layer | fused |
+| modules to save, if they include all projections of a layer | fused |
+| others | single projections, which only this package reads |
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json that name projections, and are rewritten for the fused layers."""
+"""Fields of adapter_config.json that name projections; in files, they name the fused layers instead."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
-"""Projection of a fused layer -> name within the projection's adapter -> tensor."""
+"""Projection of a fused layer -> tensor name within the projection -> tensor."""
 
 
 def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
-    """Return a config that names projections in place of fused layers; `config` itself if it names no fused layer."""
+    """Return a config that names projections instead of fused layers; unchanged if it does not name fused layers."""
     changes: dict[str, Any] = {}
     for name in _NAMES_OF_LAYERS:
         value = getattr(config, name, None)
@@ -62,7 +62,7 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
-    """Return a pattern for each projection of the fused layer that `pattern` names; only `pattern` if it names none."""
+    """Return one pattern per projection if `pattern` names a fused layer, otherwise only `pattern`."""
     named = next((fused for fused in layers if fused in pattern), None)
     return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
 
@@ -81,9 +81,9 @@ def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], lay
 
     Args:
         fused: dotted name of the fused layer.
-        ranks: ranks of the adapted projections.
-        fields: fields of adapter_config.json for the projections.
-        layers: the fused layers of the base.
+        ranks: adapted projection -> rank.
+        fields: fields of adapter_config.json, with names of projections.
+        layers: fused layers of the base.
     """
     blocks, column = [], 0
     for part, rows in part_rows(fused, layers).items():
@@ -100,14 +100,14 @@ def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], lay
 def join_adapter(
     fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor], layers: FusedLayers
 ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-    """Return the fields of adapter_config.json and the tensors of an adapter's files, with projections joined.
+    """Convert an adapter of projections to an adapter of fused layers: fields of adapter_config.json, and tensors.
 
-    An adapter without a fused form is returned unchanged, with a warning.
+    An adapter that cannot be fused is returned unchanged, with a warning.
 
     Args:
-        fields: fields for the projections.
-        tensors: tensors by the names of the projections.
-        layers: the fused layers of the base.
+        fields: fields of adapter_config.json, with names of projections.
+        tensors: tensors keyed by names with projections.
+        layers: fused layers of the base.
     """
     groups: dict[str, Parts] = {}
     joined: dict[str, paddle.Tensor] = {}
@@ -147,9 +147,9 @@ def join_adapter(
 
 
 def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayers) -> bool:
-    """Return whether the tensors of projections are a LoRA or DoRA of the fused layer, or all of its weights.
+    """Return whether the adapters of a layer's projections can be stored as one adapter of the fused layer.
 
-    A DoRA of some projections has no fused form: the other magnitudes would be norms of the base's rows.
+    A DoRA on only some projections cannot: the magnitudes of the others would be row norms of the base's weight.
     """
     is_complete = parts.keys() == layers[fused.rpartition(".")[2]].keys()
     if all(each.keys() <= _FULL for each in parts.values()):
@@ -161,7 +161,7 @@ def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayer
 
 @functools.cache
 def _warn_of_parts(peft_type: str, fused: str) -> None:
-    """Log, once in a process, that an adapter is stored for single projections."""
+    """Warn once per process that an adapter is stored for single projections."""
     logger.warning(
         "this adapter of type %s cannot be stored for the fused layers of the base's files (%s): its file names single "
         "projections, which only this package reads; merge the adapter to use it in other programs",
@@ -172,7 +172,7 @@ def _warn_of_parts(peft_type: str, fused: str) -> None:
 
 @paddle.no_grad()
 def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers) -> dict[str, paddle.Tensor]:
-    """Return the adapter of a fused layer: A stacked, B block-diagonal, biases and magnitudes stacked."""
+    """Return the adapter of a fused layer: A, biases and magnitudes are concatenated, and B is block-diagonal."""
     outputs = sum(layers[fused.rpartition(".")[2]].values())
     b = paddle.zeros([outputs, blocks[-1].columns.stop], parts[blocks[0].part][_B].dtype)
     bias = paddle.zeros([outputs], b.dtype)
@@ -190,13 +190,13 @@ def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers)
 
 
 def _fused_target(target: str, layers: FusedLayers) -> str:
-    """Return the name of the fused layer that has the projection `target`; other names are returned unchanged."""
+    """Return the name of the fused layer that contains the projection `target`; return other names unchanged."""
     found = locate(target, layers)
     return target if found is None else found.fused
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pattern of adapter_config.json, by the last components of names if these determine the values."""
+    """Return a pattern for adapter_config.json; its keys are last name components if these determine the values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
@@ -206,12 +206,12 @@ def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Return the tensors of a file that `join_adapter` wrote, by the names of the projections.
+    """Split the tensors of a fused adapter that `join_adapter` joined; return them keyed by names with projections.
 
     Args:
-        tensors: the stored tensors.
-        fields: the fields of adapter_config.json, including `SPLIT_FIELD`.
-        where: the file, for errors.
+        tensors: stored tensors.
+        fields: fields of adapter_config.json, including `SPLIT_FIELD`.
+        where: file, for error messages.
 
     Raises:
         ValueError: the tensors do not have the sizes in `SPLIT_FIELD`.
@@ -257,15 +257,15 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
 def split_dense(
     config: PeftConfig, tensors: Mapping[str, np.ndarray], layers: FusedLayers, where: str
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of an adapter of fused layers, by the names of the projections.
+    """Split the tensors of a fused adapter that another library trained; return them keyed by names with projections.
 
     Each projection gets its rows of B, biases and magnitudes, and a copy of A.
 
     Args:
         config: config of the method.
         tensors: tensors of the adapter, for fused layers or single projections.
-        layers: the fused layers of the base.
-        where: the adapter's folder, for errors.
+        layers: fused layers of the base.
+        where: the adapter's folder, for error messages.
 
     Raises:
         ValueError: the method is not LoRA or DoRA.

@@ -2,9 +2,9 @@
 
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
-NAME is the name of the matrix W in the base's file. Any method with low-rank factors can be written: the scale of each
-layer is multiplied into B, and alpha is r. For a layer that is fused in files, A stacks the projections' factors, and B
-is block-diagonal.
+NAME is the name of the weight W in the base's file. Any method with low-rank factors can be written: the scale of each
+layer is multiplied into B, and alpha is set to r. For a layer that is fused in files, A concatenates the projections'
+factors, and B is block-diagonal.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architect
     """Write the adapter of a model in F32; return the number of adapted matrices.
 
     Args:
-        path: the file; an existing one is replaced.
+        path: file to write; an existing file is replaced.
         model: model with the adapter.
-        architecture: layout of the GGUF files of the base's family.
-        name: `general.name`.
+        architecture: GGUF layout of the base's model family.
+        name: value of `general.name` in the metadata.
 
     Raises:
-        ValueError: see `factors_of`; or layers that llama.cpp cannot adapt.
+        ValueError: as in `factors_of`, or llama.cpp cannot adapt one of the layers.
         StorageError: the disk is full or read-only, or a permission is missing.
     """
     tensors = adapter_tensors(model, architecture)
@@ -59,10 +59,10 @@ def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architect
 
 
 def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str, np.ndarray]:
-    """Return the factors of each matrix by their names in a GGUF adapter, with the scale of the layer in B.
+    """Return name in the GGUF adapter -> low-rank factor of a weight; the scale of the layer is multiplied into B.
 
     Raises:
-        ValueError: see `factors_of`; or layers that llama.cpp cannot adapt.
+        ValueError: as in `factors_of`, or llama.cpp cannot adapt one of the layers.
     """
     config: Any = model.base_model.config
     factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
@@ -84,7 +84,7 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
 def _fused(
     factors: Mapping[str, tuple[np.ndarray, np.ndarray]], layers: FusedLayers
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return A and B of the layers in files: the factors of a fused layer's projections are joined."""
+    """Return layer name in files -> (A, B); the factors of a fused layer's projections are joined."""
     joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for layer, pair in factors.items():
@@ -106,7 +106,7 @@ def _fused(
 
 
 def _check(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Check that a written file is read back with the same tensors.
+    """Check that reading the written file returns the same tensors.
 
     Raises:
         ValueError: a tensor differs.

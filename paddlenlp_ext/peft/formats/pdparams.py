@@ -1,7 +1,8 @@
 """Read the arrays of a `.pdparams` file with an unpickler that is restricted to arrays.
 
-Unpickling calls the functions that the file names. A file of tensors that `paddle.save` wrote names only the functions
-that build NumPy arrays, tuples and text. If a file names any other function, it is refused before the import.
+Unpickling imports and calls the functions that a file names. Files of tensors that `paddle.save` wrote name only
+functions that build NumPy arrays, tuples and strings. A file that names any other function is rejected before that
+function is imported.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Replacement of `_codecs.encode`, which protocol 2 calls for bytes; a pickle cannot set attributes of it."""
+    """Replacement for `_codecs.encode`, which protocol 2 calls to build bytes; pickles cannot set its attributes."""
 
     __slots__ = ()
 
@@ -26,7 +27,7 @@ class _Latin1Bytes:
         return text.encode("latin1")
 
 
-# Names in Python 2 and 3, and in NumPy before and since 2.0.
+# Names in Python 2 and 3. `_NUMPY_MODULES` has the names in NumPy 1 and 2.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
@@ -38,7 +39,7 @@ _NUMPY_MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
 
 
 def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Read a dict of tensors that `paddle.save` wrote, as arrays by name; floating-point arrays are float32.
+    """Read a dict of tensors that `paddle.save` wrote, as a dict of arrays; floating-point arrays become float32.
 
     Raises:
         ValueError: the file is damaged or holds objects other than named arrays; none of its code has run.
@@ -66,7 +67,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """Return the array of a stored value: an array (bfloat16 as uint16), or a pair (Paddle's name, array)."""
+    """Return the array of a stored value, which is an array (bfloat16 as uint16) or a pair (Paddle's name, array)."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":

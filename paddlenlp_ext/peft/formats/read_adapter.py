@@ -40,17 +40,17 @@ _LEGACY_WEIGHTS_FILE = "adapter_model.bin"
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """Stored adapter, read from its folder.
+    """Content of an adapter folder.
 
     Attributes:
         folder: the adapter's folder.
-        config: config of the method.
+        config: config of the adapter.
         base_model: base model that the config file names.
-        tensors: the adapter's tensors by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight");
-            floating-point tensors are converted to float32, which represents every stored dtype exactly.
+        tensors: tensors keyed by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"). Floating-point
+            tensors are converted to float32, which represents every stored dtype exactly.
         quantization: quantization of the base during training; None if it was not quantized.
-        config_overrides: keys in which the base's config differed from its config.json, such as `rope_scaling`.
-        num_rows: rows of embedding and lm_head in training, if a stored table or its factors show them.
+        config_overrides: config keys in which the base differed from its config.json, such as `rope_scaling`.
+        num_rows: vocabulary size in training, if the shape of a stored tensor shows it; otherwise None.
     """
 
     folder: Path
@@ -62,9 +62,9 @@ class AdapterFiles:
     num_rows: int | None = None
 
     def base_overrides(self, base_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that a base's config must replace to match the adapter's training.
+        """Return the keys of a base's config that must be overridden to match the adapter's training.
 
-        Hugging Face PEFT records no size of the vocabulary, but stores tables that were resized.
+        Hugging Face PEFT does not record a resized vocabulary, but stores the resized embedding and lm_head.
 
         Args:
             base_config: the base's config.json.
@@ -73,17 +73,17 @@ class AdapterFiles:
         return {**({"vocab_size": self.num_rows} if resized else {}), **self.config_overrides}
 
     def replaced(self) -> dict[str, np.ndarray]:
-        """Return the tensors that replace parameters of the base."""
+        """Return the stored tensors that replace base parameters."""
         return {name: value for name, value in self.tensors.items() if is_replacement(self.config, name)}
 
     def for_base(self, base: Any) -> AdapterFiles:
-        """Return the adapter by the names, and in the order of rows, of the layers of a base in memory.
+        """Return the adapter converted to the layer names and the row order of a base model in memory.
 
         Args:
             base: config of the base (`DecoderConfig`).
 
         Raises:
-            ValueError: the adapter is of fused layers or single experts, and its method cannot be converted.
+            ValueError: the adapter adapts fused layers or single experts, and its method cannot be converted.
         """
         config, tensors = self.config, self.tensors
         if base.fused_layers:
@@ -110,10 +110,10 @@ class AdapterFiles:
             base_config: the base's config.json.
 
         Returns:
-            None if the base is to be loaded as it is stored.
+            The quantization; None if the base must be loaded in its stored format.
 
         Raises:
-            ValueError: the base is stored in another quantized format than in training.
+            ValueError: the base is stored quantized, and in another format than in training.
         """
         saved = from_quantization_config(base_config.get("quantization_config"))
         if saved is None or self.quantization is None:
@@ -158,13 +158,13 @@ def _read_huggingface(folder: Path, config: PeftConfig, fields: Mapping[str, Any
 def adapter_of_tensors(
     folder: Path, config: PeftConfig, fields: Mapping[str, Any], stored: Mapping[str, np.ndarray]
 ) -> AdapterFiles:
-    """Return an adapter from the content of Hugging Face PEFT's files.
+    """Build an adapter from the content of Hugging Face PEFT's files.
 
     Args:
-        folder: the adapter's folder, for errors.
-        config: config of the method.
+        folder: the adapter's folder, for error messages.
+        config: config of the adapter.
         fields: fields of adapter_config.json.
-        stored: tensors by their keys in the file.
+        stored: tensors with the keys of the weights file.
 
     Raises:
         ValueError: a key or a field is not supported.
@@ -182,7 +182,7 @@ def adapter_of_tensors(
             "Hugging Face PEFT or this package saved"
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
-    # PEFT's wrappers of layers; those of experts tell apart the weights of a layer (lora/expert_layers.py)
+    # Drop PEFT's wrapper components, except in experts, where they distinguish weights (lora/expert_layers.py).
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
     named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
@@ -202,17 +202,17 @@ def adapter_of_tensors(
 
 
 def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """Return the number of rows of embedding and lm_head, if the tensors of an adapter show it, else None."""
+    """Return the number of rows of embedding and lm_head; None if no tensor of the adapter shows it."""
     by_rows = [*(f"{table}.weight" for table in TABLES), "lm_head.lora_B.weight"]
     axes = {**dict.fromkeys(by_rows, 0), "model.embed_tokens.lora_embedding_A": 1}
     return next((tensors[name].shape[axis] for name, axis in axes.items() if name in tensors), None)
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
-    """Check that no tensor belongs to an adapter of a layer that cannot have an adapter.
+    """Check that embedding and lm_head do not have an adapter that the method does not support.
 
     Raises:
-        ValueError: lm_head is adapted, other than by trainable tokens, or the embedding by factors.
+        ValueError: lm_head has an adapter other than trainable tokens, or the embedding has LoRA factors.
     """
     for layer, found in (
         ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
@@ -229,7 +229,7 @@ def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
 def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any], allow_pickle: bool) -> AdapterFiles:
     """Read an adapter folder of PaddleNLP.
 
-    Names begin with the model family ("llama.layers.0..."), and matrices are [in, out].
+    Tensor names start with the model family ("llama.layers.0..."), and matrices are [in, out].
     """
     method = type(config)
     assert method.paddlenlp_files is not None, f"{method.__name__} has no format of PaddleNLP"
@@ -240,7 +240,7 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
 
 
 def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> dict[str, np.ndarray]:
-    """Return the tensors of a PaddleNLP folder, with names that begin with "model.", or its file `array`."""
+    """Return the tensors of a PaddleNLP folder with names that start with "model.", or its file `array`."""
     if array is not None:
         if not (folder / array).is_file():
             raise ValueError(f"{folder}: {array} is missing; it is the only readable file of this method")
@@ -263,21 +263,21 @@ def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
 
 
 def read_tensors(tensors: Mapping[str, Any]) -> dict[str, paddle.Tensor]:
-    """Return tensors by name; lazy tensors are read."""
+    """Return name -> tensor on the device; lazy tensors are read from their files."""
     lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
     return {name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()}
 
 
 def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.ndarray], where: str) -> None:
-    """Copy stored tensors into an adapter's tensors; on an error nothing has been copied.
+    """Copy stored tensors into an adapter's tensors; on an error, nothing is copied.
 
     Args:
-        own: the adapter's tensors, possibly sharded, by their names in files.
-        stored: full tensors by the same names.
-        where: source of `stored`, for errors.
+        own: the adapter's tensors, possibly sharded, keyed by their names in files.
+        stored: unsharded tensors with the same keys.
+        where: source of `stored`, for error messages.
 
     Raises:
-        ValueError: tensors are missing, unexpected or misshapen; the message names them.
+        ValueError: tensors are missing, unexpected or of another shape; the message names them.
     """
     shapes = {name: full_shape(tensor) for name, tensor in own.items()}
     misshapen = [

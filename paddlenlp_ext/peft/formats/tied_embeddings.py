@@ -1,10 +1,10 @@
-"""Tensors with which Hugging Face PEFT's files repeat an embedding's adapter for a tied lm_head.
+"""Copies of an embedding's adapter tensors that Hugging Face PEFT's files contain for a tied lm_head.
 
-| tensor of the embedding | repeated as |
+| tensor of the embedding | copy |
 | --- | --- |
 | replaced weight | the weight of lm_head |
 | LoRA factors A and B | the factors B^T and A^T of lm_head |
-| trained rows of tokens | the rows of lm_head |
+| trained token rows | the token rows of lm_head |
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TIED_FACTORS = {
     f"{EMBEDDING}.lora_embedding_A": f"{HEAD}.lora_B.weight",
     f"{EMBEDDING}.lora_embedding_B": f"{HEAD}.lora_A.weight",
 }
-"""Factor of an embedding -> the factor of a tied lm_head that is its transpose."""
+"""Name of an embedding's LoRA factor -> name of its transpose, a factor of the tied lm_head."""
 TIED_COPIES = {TIED: TIED_COPY, **_TIED_FACTORS, f"{EMBEDDING}.{ROWS}": f"{HEAD}.{ROWS}"}
-"""Tensor of the embedding -> the tensor that repeats it for a tied lm_head."""
+"""Name of an embedding's tensor -> name of its copy for the tied lm_head."""
 
 
 def with_tied_copies(
@@ -42,9 +42,9 @@ def with_tied_copies(
     Args:
         model: the base model.
         config: config of the adapter.
-        layers: layers of the adapter, by name.
+        layers: name -> layer of the adapter.
         replaced: names of the base parameters that the adapter replaces.
-        tensors: tensors of the adapter, by name.
+        tensors: name -> tensor of the adapter.
     """
     result = dict(tensors)
     if not model.config.tie_word_embeddings:
@@ -66,7 +66,7 @@ def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray]
     """Return the tensors of a file without the copies for a tied lm_head.
 
     Raises:
-        ValueError: a copy differs from the embedding's tensor, so that the layers are no longer tied.
+        ValueError: a copy differs from the embedding's tensor, so embedding and lm_head are not tied.
     """
     if not model.config.tie_word_embeddings:
         return dict(tensors)
@@ -89,5 +89,5 @@ def ties_factors(config: PeftConfig) -> bool:
 
 
 def trains_rows_beside_method(layer: AdapterLayer, config: PeftConfig) -> bool:
-    """Return whether a layer trains rows of tokens as an option of another method, for which PEFT uses longer keys."""
+    """Return whether a layer trains token rows as an option of another method; PEFT then uses longer keys."""
     return isinstance(layer, TrainableTokens) and config.trainable_token_indices is not None

@@ -1,6 +1,6 @@
 """Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
 
-The file is a ZIP archive: `data.pkl` is a pickle of the dict of tensors, `data/<key>` are the bytes of the storages.
+The file is a ZIP archive: `data.pkl` is a pickle of the dict of tensors, `data/<key>` has the bytes of a storage.
 Unpickling calls the functions that the pickle names. A file of tensors names only functions that build tensors from
 storages. A file that names any other function is rejected before that function is imported. PyTorch is not needed.
 """
@@ -42,7 +42,7 @@ _STORAGES = {
 
 
 class _RebuildTensor:
-    """Replacement of `torch._utils._rebuild_tensor_v2`; a pickle cannot set attributes of it."""
+    """Replacement for `torch._utils._rebuild_tensor_v2`; pickles cannot set its attributes."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class _RebuildTensor:
 
 
 class _RebuildParameter:
-    """Replacement of `torch._utils._rebuild_parameter`: the parameter's tensor."""
+    """Replacement for `torch._utils._rebuild_parameter`; returns the parameter's tensor."""
 
     __slots__ = ()
 
@@ -107,7 +107,7 @@ class _TensorUnpickler(pickle.Unpickler):
 
 
 def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read a dict of tensors that `torch.save` wrote, as arrays by name; floating-point arrays are float32.
+    """Read a dict of tensors that `torch.save` wrote, as a dict of arrays; floating-point arrays become float32.
 
     Raises:
         ValueError: the file is damaged, was written before PyTorch 1.6, or holds objects other than named tensors; none
@@ -120,7 +120,7 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
             data = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
             order = data.filename.removesuffix("data.pkl") + "byteorder"
             if order in archive.namelist() and archive.read(order) != b"little":
-                raise ValueError("its numbers are big-endian")
+                raise ValueError("its tensors are big-endian")
             content = _TensorUnpickler(archive, data).load()
     except (
         *(pickle.UnpicklingError, zipfile.BadZipFile, EOFError, AttributeError, LookupError),

@@ -1,4 +1,4 @@
-"""Write adapter folders in the layout of Hugging Face PEFT: tensors by PEFT's keys, and adapter_config.json."""
+"""Write adapter folders in the layout of Hugging Face PEFT: adapter_config.json, and tensors with PEFT's keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKENS = "token_adapter."
 
 
 class AdapterToWrite(Protocol):
-    """Interface of `Adapter` that this module uses."""
+    """Members of `Adapter` that this module uses."""
 
     base_model: TrainableModel
     peft_config: PeftConfig
@@ -41,7 +41,7 @@ def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], ten
     Args:
         folder: created if it does not exist.
         fields: content of adapter_config.json.
-        tensors: tensors by their keys in the file.
+        tensors: tensors with the keys of the weights file.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,13 +52,13 @@ def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], ten
 def fields_and_tensors(
     adapter: AdapterToWrite, peft_type: str, fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor]
 ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-    """Return the complete fields of adapter_config.json, and the tensors of the file by this package's names.
+    """Return the complete fields of adapter_config.json, and the tensors to write, keyed by this package's names.
 
     Args:
-        adapter: the adapter.
-        peft_type: method of the file; a finished run may write another method than it trained.
-        fields: fields of the method.
-        tensors: tensors of the method.
+        adapter: adapter to write.
+        peft_type: method to record in the file, which may differ from the trained method.
+        fields: the method's fields of adapter_config.json.
+        tensors: the adapter's tensors.
     """
     model, config = adapter.base_model, adapter.peft_config
     shared = {"peft_type": peft_type, "task_type": model.task_type, "inference_mode": True}
@@ -70,9 +70,9 @@ def fields_and_tensors(
 
 
 def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
-    """Return Hugging Face PEFT's keys that are not names with its prefix.
+    """Return tensor name -> Hugging Face PEFT's key, for the keys that are not just the name with a prefix.
 
-    Such keys belong to base parameters of an adapted layer, to experts, and to trained rows of tokens.
+    These are the keys of base parameters in adapted layers, of experts, and of trained token rows.
     """
     model, config, layers = adapter.base_model, adapter.peft_config, adapter.injected
     keys = dict(config.own_keys)
@@ -93,20 +93,20 @@ def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
 
 
 def _base_fields(config: Any, quantization: QuantizationConfig | None) -> dict[str, Any]:
-    """Return the fields of adapter_config.json with which merging and prediction build the base of the training run.
+    """Return the fields of adapter_config.json that describe how the base model was loaded for training.
 
-    Hugging Face PEFT does not have these fields, and warns that it ignores them.
+    Merging and prediction load the base model in the same way. Hugging Face PEFT warns that it ignores these fields.
 
     Args:
-        config: config of the base.
-        quantization: quantization of the base; None for weights in floating point.
+        config: config of the base model.
+        quantization: quantization of the base model; None for floating-point weights.
     """
     fields = {} if quantization is None else {"base_quantization": options_to_dict(quantization)}
     return fields | ({"base_config_overrides": dict(config.config_overrides)} if config.config_overrides else {})
 
 
 def _trained_module_fields(adapter: AdapterToWrite) -> dict[str, Any]:
-    """Return the fields of adapter_config.json that describe the trained parameters of the base."""
+    """Return the fields of adapter_config.json that describe the trained base parameters."""
     model, config = adapter.base_model, adapter.peft_config
     fields: dict[str, Any] = {}
     if config.bias != "none":

@@ -1,1 +1,1 @@
-"""Merge an adapter into its base model, in memory or file by file."""
+"""Merge an adapter into its base model, in memory or in the base model's files."""

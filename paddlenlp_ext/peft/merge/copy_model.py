@@ -1,4 +1,4 @@
-"""Copy a base model into a new folder; the merge commands do so without an adapter."""
+"""Copy a base model into a new folder, which the merge commands do if no adapter is given."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def copy_model(
 ) -> Path:
     """Write the weights of a model, dequantized, with its config and tokenizer, as a Hugging Face folder.
 
-    Memory: one tensor at a time.
+    Only one tensor at a time is in memory.
 
     Args:
         base: model folder, .gguf file, built-in name or hub id.
         output: folder to create.
-        dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
+        dtype: dtype of floating-point tensors; None: each tensor keeps its dtype.
         overwrite: replace an existing model at `output`.
 
     Returns:
         The created folder.
 
     Raises:
-        ValueError: there is no such base, or `output` exists.
+        ValueError: the base model does not exist, or `output` already exists.
     """
     base_path = resolve_model(base)
     folder = Path(output).expanduser()

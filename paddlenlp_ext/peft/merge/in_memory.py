@@ -1,4 +1,4 @@
-"""Merge an adapter into the weights of a model in memory; the formulas are shared with merging of files."""
+"""Merge an adapter into the weights of a model in memory; merging into files uses the same formulas."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 def merge_in_place(adapter: Adapter) -> None:
     """Merge an adapter into the weights of its base and remove it; all weights are trainable afterwards.
 
-    Quantized weights are dequantized first, so the result is the function that was trained.
+    Quantized weights are dequantized first, so the merged model computes the function that was trained.
 
     Raises:
-        ValueError: see `require_mergeable_layers`; nothing has changed.
+        ValueError: as in `require_mergeable_layers`; the model is unchanged.
     """
     require_mergeable_layers(adapter)
     model = adapter.base_model
@@ -42,15 +42,15 @@ def merge_in_place(adapter: Adapter) -> None:
 
 
 class MergedAdapter:
-    """Adapter whose merged weights are in place of the base's; the base's weights are set aside, so undoing is exact.
+    """Adapter that is merged in place; the base's original weights stay in memory, so that undoing is exact.
 
     Args:
         adapter: active adapter of the model.
         safe_merge: check that the merged weights are finite.
 
     Raises:
-        ValueError: the adapter cannot be merged, the base is quantized, or a merged weight is not finite; nothing has
-            changed.
+        ValueError: the adapter cannot be merged, the base is quantized, or a merged weight is not finite; the model is
+            unchanged.
     """
 
     def __init__(self, adapter: Adapter, safe_merge: bool = False) -> None:
@@ -62,7 +62,7 @@ class MergedAdapter:
             )
         self._adapter = adapter
         self._values: dict[str, dict[str, paddle.Tensor]] = {}
-        """Layer -> name of a parameter -> the values that are not in place."""
+        """Layer -> parameter name -> values that are not in use: merged after `undo`, original after `apply`."""
         for name, layer in adapter_layers_of(adapter.base_model, WeightAdapter):
             self._values[name] = _merged_parameters(layer)
             if safe_merge and not all(bool(paddle.isfinite(each).all()) for each in self._values[name].values()):
@@ -70,19 +70,19 @@ class MergedAdapter:
         self.apply()
 
     def apply(self) -> None:
-        """Put the merged weights in place, and take the layers of the adapter out."""
+        """Put the merged weights in place, and remove the adapter layers from the model."""
         for name, layer in reversed(self._adapter.injected.items()):
             replace_layer(self._adapter.base_model, name, layer.base)
         self._swap()
 
     def undo(self) -> None:
-        """Put the base's weights and the layers of the adapter back in place."""
+        """Put the base's original weights and the adapter layers back in place."""
         self._swap()
         attach_adapters(self._adapter.base_model, self._adapter.injected)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo the merge within a `with` block."""
+        """Context manager: undo the merge for the duration of the block."""
         self.undo()
         try:
             yield
@@ -97,7 +97,7 @@ class MergedAdapter:
 
 
 def _merged_parameters(layer: WeightAdapter) -> dict[str, paddle.Tensor]:
-    """Return the merged parameters of a layer, frozen and in the dtypes of its base."""
+    """Return the merged parameters of a layer, frozen and in the dtypes of the base's parameters."""
     base, merged = layer.base, {"weight": merged_weight(layer)}
     bias = merged_bias(layer)
     if bias is not None:
@@ -116,7 +116,7 @@ def require_mergeable_layers(adapter: Adapter) -> None:
     """Check that every layer of an adapter can be merged.
 
     Raises:
-        ValueError: a layer is not a change of a weight, or its change would reach a tied layer too.
+        ValueError: an adapter layer is not equivalent to a weight update, or merging it would also change a tied layer.
     """
     config = adapter.peft_config
     require_mergeable_method(config)
@@ -132,7 +132,7 @@ def require_mergeable_layers(adapter: Adapter) -> None:
 
 
 def require_mergeable_method(config: PeftConfig) -> None:
-    """Check that the method changes only weights, so that its adapters can be merged.
+    """Check that a method's adapters are weight updates, which can be merged.
 
     Raises:
         ValueError: adapters of the method cannot be merged.
@@ -145,7 +145,7 @@ def require_mergeable_method(config: PeftConfig) -> None:
 
 
 def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> None:
-    """Check that the adapter of the layer `name` can be merged into its weight.
+    """Check that the adapter of the layer `name` can be merged into the layer's weight.
 
     Raises:
         ValueError: the adapter cannot be merged.
@@ -159,13 +159,13 @@ def require_mergeable(config: PeftConfig, name: str, layer: AdapterLayer) -> Non
 
 @paddle.no_grad()
 def merged_weight(layer: WeightAdapter) -> paddle.Tensor:
-    """Return the base's weight with the adapter, float32."""
+    """Return the merged weight of a layer, float32."""
     return layer.merged_weight()
 
 
 @paddle.no_grad()
 def merged_bias(layer: WeightAdapter) -> paddle.Tensor | None:
-    """Return the sum of base and adapter bias, float32 [out]; None if the adapter does not change the bias."""
+    """Return the merged bias of a layer, float32 [out]; None if the adapter does not change the bias."""
     delta = layer.delta_bias()
     if delta is None:
         return None

@@ -1,15 +1,17 @@
 """Merge a stored adapter into the files of its base model, and verify the result before publishing it.
 
-| step | compared logits, on fixed prompts | finds |
-| --- | --- | --- |
-| 1 | base with adapter, and the model merged in memory | a wrong formula |
-| 2 | the model merged in memory and rounded to the dtypes of the files, and the files loaded again | a wrong file |
+Two comparisons of logits on fixed prompts verify the merge:
 
-The output folder gets its final name only after both steps. Rounding is applied before the second comparison, so that
-the tolerance is the same for bfloat16 and float32; the effect of rounding is reported.
+| step | model | compared with | detects |
+| --- | --- | --- | --- |
+| 1 | model merged in memory | base with adapter | errors in the merge formula |
+| 2 | model loaded from the merged files | model merged in memory, rounded to the files' dtypes | errors in the files |
+
+The output folder gets its final name only after both steps. Because the second comparison is between rounded weights,
+its tolerance is the same for bfloat16 and float32; the effect of rounding is reported separately.
 
 An adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces the trained
-model, or on request into the original weights; the difference from the trained model is measured.
+model. On request, it is merged into the original weights, and the difference from the trained model is measured.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ _LARGE_DIFFERENCE = {
     "original": "the adapter changes logits by %.3g and merging into the original weights by %.3g, so the result is "
     "far from the trained model; leave out --merge_into to get the trained model",
 }
-# Allowed difference of a logit, relative to the largest logit (at least 1): float32 sums in another order.
+# Allowed difference of a logit, relative to the largest logit (at least 1), due to the summation order in float32.
 TOLERANCE = 1e-4
 _PROMPT_SHAPE = (4, 24)
 
@@ -70,9 +72,9 @@ class MergeReport:
     Attributes:
         output: folder of the merged model.
         num_merged: number of merged layers.
-        merged_into: description of the weights that the adapter was added to.
+        merged_into: description of the weights that the adapter was merged into.
         effect: largest change of a logit by the adapter.
-        difference: largest difference of a logit between the merged files and the trained model, rounding included.
+        difference: largest difference of a logit between merged and trained model, including rounding.
     """
 
     output: Path
@@ -92,26 +94,26 @@ def merge_adapter(
     allow_pickle: bool = False,
     merge_base: MergeBase = "dequantized",
 ) -> MergeReport:
-    """Write the base model with the adapter merged in, as a Hugging Face folder.
+    """Write the merged model of an adapter and its base as a Hugging Face folder, and verify it.
 
-    Memory: writing holds the adapter and one tensor of the base; the comparisons hold one float32 model.
+    Writing needs memory for the adapter and one tensor of the base; the comparisons need memory for one float32 model.
 
     Args:
         adapter: adapter folder.
         output: folder to create.
-        load_model: returns the float32 model of a folder or file, as `AutoModelForCausalLM.from_pretrained` does; it
-            is passed `quantization_config` and `before_quantizing` for an adapter over a quantized base,
-            `config_overrides` for one over a base with a changed config, and `task_type` for that of a reward model.
-        base: base model; None for the one that the adapter names.
-        dtype: dtype of the merged weights; None for that of each tensor of the base.
+        load_model: function that loads a folder or file as a float32 model, as `AutoModelForCausalLM.from_pretrained`
+            does. It gets `quantization_config` and `before_quantizing` if the base was quantized in training,
+            `config_overrides` if the base's config was changed, and `task_type` for a reward model.
+        base: base model; None: the base model that the adapter names.
+        dtype: dtype of the merged weights; None: the dtype of each tensor in the base.
         overwrite: replace an existing model at `output`.
         allow_pickle: as for `read_adapter`.
-        merge_base: weights to add the adapter to if the base was quantized in training.
+        merge_base: weights to merge the adapter into if the base was quantized in training.
 
     Raises:
-        ValueError: there is no base; the adapter belongs to another model, has no effect or cannot be merged; `output`
-            exists; the original weights of a base that is stored quantized are requested; or logits differ by more
-            than the tolerance. Nothing is written then.
+        ValueError: the base model is not found; the adapter belongs to another model, has no effect or cannot be
+            merged; `output` exists; `merge_base` is "original" for a base that is stored quantized; or logits
+            differ by more than the tolerance. In all cases, nothing is written.
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
@@ -136,7 +138,7 @@ def merge_adapter(
     merged = target.pop_model().merge_and_unload()
     _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
     with atomic_folder(output) as draft:
-        # Some files of tied models repeat the embedding.
+        # Checkpoints of tied models may contain lm_head as a copy of the embedding.
         copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()
         write_merged_weights(
             draft, target.source, target.stored, target.modules, dtype, target.config.to_files, left_out=copies
@@ -160,11 +162,11 @@ class _AdaptedBase:
     """Base model with its adapter, the base's weights, and the logits without and with the adapter.
 
     Attributes:
-        model: the base with the adapter.
-        source: the weights of the base.
-        stored: the adapter, by the names of the decoder's layers.
+        model: base model with the adapter.
+        source: weights of the base model.
+        stored: stored adapter, renamed to the decoder's layers.
         modules: result of `tensors_by_module`.
-        config: config of the base, which converts tensors from and to those of its files.
+        config: config of the base model, which converts tensors between memory and files.
         base_logits, adapted_logits: logits of the prompts without and with the adapter.
     """
 
@@ -211,10 +213,10 @@ def _load_adapted(
 def _describe_target(
     merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantizationConfig | None
 ) -> str:
-    """Describe the weights that the adapter is added to.
+    """Describe the weights that the adapter is merged into.
 
     Raises:
-        ValueError: the original weights are requested, and the base has only quantized ones.
+        ValueError: the original weights are requested, but the base is stored quantized.
     """
     saved = from_quantization_config(read_model_config(base).get("quantization_config"))
     trained_over = stored.quantization or saved
@@ -239,7 +241,7 @@ def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> Non
     """Check that `output` can be written without replacing an input, an active run, or a model (unless `overwrite`).
 
     Raises:
-        ValueError: the folder cannot be written, or would replace one of them.
+        ValueError: the folder cannot be written, or writing would replace an input, an active run or a model.
     """
     check_no_active_run(output)
     check_writable(output.parent, str(output))
@@ -256,7 +258,7 @@ def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> Non
 
 
 def _prompts(vocab_size: int) -> paddle.Tensor:
-    """Return fixed token ids, so that the comparison is reproducible."""
+    """Return prompts of fixed random token ids, so that comparisons are reproducible."""
     return paddle.to_tensor(np.random.default_rng(0).integers(0, vocab_size, _PROMPT_SHAPE))
 
 

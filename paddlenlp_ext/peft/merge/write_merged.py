@@ -43,7 +43,7 @@ _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
 
 
 def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, dict[str, np.ndarray]]:
-    """Group the tensors of a stored adapter: layer name -> name within the layer -> value.
+    """Group the tensors of a stored adapter by layer: layer name -> name within the layer -> value.
 
     Raises:
         ValueError: the base lacks layers of the adapter; the message names them.
@@ -84,12 +84,12 @@ def write_merged_weights(
 
     Args:
         folder: folder of the merged model.
-        source: weights of the base, as quantized for the adapter.
+        source: weights of the base, quantized as in the adapter's training.
         stored: adapter to merge.
         modules: result of `tensors_by_module`.
-        dtype: dtype of floating tensors; None for the dtype of each tensor of the base.
-        to_files: conversion of the tensors to those of the base's files (`DecoderConfig.to_files`).
-        left_out: names of tensors that are not written.
+        dtype: dtype of floating-point tensors; None: the dtype of each tensor in the base.
+        to_files: converts tensors to the names and layout of the base's files (`DecoderConfig.to_files`).
+        left_out: names of tensors to leave out.
     """
     wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
     tensors: dict[str, LazyTensor] = {}
@@ -109,7 +109,7 @@ def write_merged_weights(
 
 
 def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
-    """Round each float32 parameter of a model to the dtype in which its tensor is stored."""
+    """Round each float32 parameter of a model to the dtype in which `source` stores the parameter."""
     stored = set(source.names())
     for name, parameter in model.named_parameters():
         dtype = source.dtype(name) if name in stored else "float32"
@@ -120,7 +120,7 @@ def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
 def _adapter_factory(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
 ) -> Callable[[str, nn.Layer], WeightAdapter]:
-    """Return the function (layer name, linear) -> adapter with the stored tensors of that layer."""
+    """Return a function (layer name, base layer) -> adapter layer with the stored tensors."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
     tokens = tokens_by_table(stored.config.trainable_token_indices)
     bases = {
@@ -154,9 +154,9 @@ def _merge_tensor(
     wrap: Callable[[str, nn.Layer], WeightAdapter],
     replacement: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the merged weight or bias (`leaf`) of a layer, by the formula of its adapter.
+    """Return the merged weight or bias (`leaf`) of a layer.
 
-    `replacement` takes the place of the base's value.
+    If `replacement` is not None, it is used instead of the base's value.
     """
     packed = source.packed(module) if leaf == "weight" else None
     if packed is None:
@@ -172,7 +172,7 @@ def _merge_tensor(
 
 
 def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
-    """Return an empty layer of the same kind as the base's `module`, with a weight of this shape."""
+    """Return a layer of the same class as the base's `module`, with a weight of the given shape to fill."""
     if len(shape) == 1:
         return RMSNorm(shape[0], epsilon=0.0)
     if len(shape) == 3:
@@ -191,8 +191,8 @@ def write_companions(
 ) -> None:
     """Write config, generation config, tokenizer and chat template; the adapter's tokenizer has precedence.
 
-    `config_overrides` are keys of the config that the adapter's training changed. The adapter's run_config.json is
-    copied too, because it names the chat template of the prompts.
+    `config_overrides` are the config keys that the adapter's training changed. The adapter's run_config.json is copied
+    too, because it names the chat template.
     """
     config = {**read_model_config(base), **config_overrides}
     config.pop("quantization_config", None)  # merged weights are not quantized
@@ -224,13 +224,13 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def write_model_card(
     folder: Path, stored: AdapterFiles, base: str | os.PathLike[str], merged_into: str, effect: float, difference: float
 ) -> None:
-    """Write README.md with the origin of a merged model and the measured differences.
+    """Write README.md with the adapter and base of a merged model, and the measured differences.
 
     Args:
         folder: folder of the merged model.
         stored: merged adapter.
         base: name or path of the base model.
-        merged_into: description of the weights that the adapter was added to.
+        merged_into: description of the weights that the adapter was merged into.
         effect: largest change of a logit by the adapter.
         difference: largest difference of a logit between merged and trained model.
     """
