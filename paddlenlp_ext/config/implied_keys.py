@@ -76,7 +76,7 @@ def _expand_rslora_plus(value: Values) -> Iterator[Adjustment]:
 
 def _train_for_epochs(value: Values) -> Iterator[Adjustment]:
     if value("max_steps") == 0:
-        reason = "max_steps 0 has no effect: num_train_epochs decides, as with -1"
+        reason = "max_steps 0 has no effect: num_train_epochs sets the length of the run, as with -1"
         yield Adjustment({"max_steps": -1}, reason, ("max_steps",))
 
 

@@ -97,7 +97,7 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
             with_tensor = f" times tensor_parallel_degree {tensor_degree}" if tensor_degree > 1 else ""
             raise ValueError(
                 f"expert_parallel_degree {degree}{with_tensor} does not divide the {number} experts of a layer; the "
-                f"largest degree below it that does is {max(works, default=1)}"
+                f"largest valid degree below it is {max(works, default=1)}"
             )
 
 

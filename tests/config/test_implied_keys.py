@@ -34,7 +34,7 @@ ADJUSTED = [
         {"use_flash_attention": True},
         "use_flash_attention is on, because flash_mask",
     ),
-    ({"max_steps": 0}, {"max_steps": -1}, "max_steps 0 has no effect: num_train_epochs decides"),
+    ({"max_steps": 0}, {"max_steps": -1}, "max_steps 0 has no effect: num_train_epochs sets the length"),
     (
         {"tensor_parallel_degree": 8},
         {"tensor_parallel_degree": 1},

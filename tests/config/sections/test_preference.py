@@ -130,7 +130,7 @@ def test_preference_rules_are_reported_together():
     assert "keep one of them" in found["train_dataset_path"]
     assert "for plain text" in found["autoregressive"]
     assert "has one row" in found["per_device_train_batch_size"]
-    assert "compares answers" in refused(eval_with_do_generation=True)["eval_with_do_generation"]
+    assert "reads preference data" in refused(eval_with_do_generation=True)["eval_with_do_generation"]
 
 
 def test_preference_data_is_neither_a_stream_nor_a_mixture():
@@ -170,9 +170,9 @@ def test_preference_limits_are_checked():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"simpo_gamma": 1.0}, "it is for loss_type simpo"),
-        ({"loss_type": "hinge", "label_smoothing": 0.1}, "it is for loss_type sigmoid and simpo and robust"),
-        ({"undesirable_weight": 2.0}, "it is for loss_type kto"),
+        ({"simpo_gamma": 1.0}, "it applies only to loss_type simpo"),
+        ({"loss_type": "hinge", "label_smoothing": 0.1}, "it applies only to loss_type sigmoid and simpo and robust"),
+        ({"undesirable_weight": 2.0}, "it applies only to loss_type kto"),
         ({"loss_type": "orpo", "beta": 0.2}, "the weight of ORPO's odds ratio is pref_loss_ratio"),
         ({"loss_type": "simpo", "ref_model_update_steps": 8}, "simpo uses no reference model"),
         ({"reference_free": True, "ref_model_update_steps": 8}, "reference_free is true"),
