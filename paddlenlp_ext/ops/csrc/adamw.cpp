@@ -1,7 +1,7 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101) over a list of tensors.
 //
-// Formula and order of operations equal those of Paddle's kernel, so both can continue from the same optimizer state: a
-// power is beta^t for the step t of this update, and the bias correction is applied to the learning rate and epsilon.
+// Formula and order of operations match Paddle's kernel, so both can continue from the same optimizer state: a power
+// is beta^t for the step t of this update, and the bias correction is applied to the learning rate and epsilon.
 #include "stochastic_rounding.h"
 #include "tensor_list.h"
 
@@ -12,7 +12,7 @@ struct Update {
     float decay_factor, learning_rate, epsilon;
 };
 
-// Returns the numbers of each tensor's update, and advances the powers of beta to the next step.
+// Returns the hyperparameters of each tensor's update, and advances the powers of beta to the next step.
 std::vector<Update> begin_updates(float* const* beta1_powers, float* const* beta2_powers, const float* learning_rates,
                                   const float* weight_decays, i64 num_tensors, float beta1, float beta2,
                                   float epsilon) {
@@ -27,8 +27,8 @@ std::vector<Update> begin_updates(float* const* beta1_powers, float* const* beta
     return updates;
 }
 
-// Not inlined: GCC would fuse different multiply-adds for one thread and for several, and a bit of the results would
-// differ.
+// Not inlined: GCC would fuse different multiply-adds for one thread and for several, so results could
+// differ in the last bit.
 __attribute__((noinline)) void update_block(float* weight, const float* gradient, float* first, float* second, i64 size,
                                             Update update, float beta1, float beta2) {
     for_each_vector(size, [&](i64 start, i64 count) {

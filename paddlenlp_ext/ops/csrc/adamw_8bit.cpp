@@ -17,7 +17,7 @@ void dequantize(const DynamicLevels& levels, const uint8_t* codes, float scale, 
     for (i64 i = 0; i < BLOCK; ++i) to[i] = levels.values[codes[i]] * scale;
 }
 
-// Writes the codes and returns the scale; divides the numbers by the scale.
+// Divides the values by their scale in place, writes their codes, and returns the scale.
 float quantize(const DynamicLevels& levels, float* numbers, uint8_t* codes) {
     f32x16 largest{};
     for (i64 i = 0; i < BLOCK; i += LANES) {

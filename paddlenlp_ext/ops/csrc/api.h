@@ -73,7 +73,7 @@ struct QuantizedWeight {
     const float* scale_offset;  // [1], added to every scale
 };
 
-// Linear layer of a decoding step, x W^T + bias with W [out, in]: either `dense`, or `quantized`, is not null.
+// Linear layer of a decoding step, x W^T + bias with W [out, in]: exactly one of `dense` and `quantized` is set.
 struct DecodeMatrix {
     const void* dense;
     const QuantizedWeight* quantized;
@@ -126,7 +126,7 @@ struct DecodeSizes {
     i64 kv_heads;
     i64 head_dim;
     float epsilon;              // of all norms
-    float residual_multiplier;  // of what attention and feed-forward add
+    float residual_multiplier;  // scales the outputs of attention and feed-forward
     bool is_gelu;
 };
 
@@ -171,8 +171,8 @@ struct AdamStep {
     float learning_rate;
 };
 
-// Position of a tensor's values in the random numbers of stochastic rounding (ops/stochastic_rounding.py). seed, tensor
-// and step are 32-bit numbers.
+// Position of a tensor's values in the random draws of stochastic rounding (ops/stochastic_rounding.py). seed, tensor
+// and step are 32-bit integers.
 struct DrawPosition {
     i64 seed;
     i64 tensor;  // index of the tensor
@@ -213,7 +213,7 @@ Status convert_to_bf16(const float* from, bf16* to, i64 count);
 // out [count] = 2^x. The count is a multiple of 16.
 Status attention_exp2(const float* x, float* out, i64 count);
 
-// Rounds `size` values to one of the two nearest bfloat16, the nearer one with the higher probability.
+// Rounds `size` values stochastically to one of the two adjacent bfloat16 values; the nearer one is more likely.
 Status round_stochastically(const float* from, bf16* to, i64 size, const DrawPosition* position);
 
 // out [size] = activation(gate) * up; the activation is silu, or with `is_gelu` the tanh approximation of gelu.
@@ -328,8 +328,8 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // losses [rows] = logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
 // target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
-// `is_bf16` the gradient is bfloat16 and fills the first half of each row. With a softcap above 0, the loss is that of
-// softcap * tanh(logits / softcap), and the gradient that of the logits before.
+// `is_bf16` the gradient is bfloat16 and fills the first half of each row. With a softcap above 0, the loss is
+// computed from softcap * tanh(logits / softcap), and the gradient is taken with respect to the uncapped logits.
 Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, float softcap, bool wants_gradient,
                      bool is_bf16, float* losses, i64* num_correct);
 

@@ -68,7 +68,7 @@ struct Tile {
             store(row, load(row) - (first - slope * float(key)));
         }
     }
-    // Scores of one key for 16 queries, with the masked ones replaced by `fill`.
+    // Scores of one key for 16 queries, with masked scores replaced by `fill`.
     f32x16 mask(f32x16 scores, i64 query, i64 key, float fill) const {
         const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const i64 first_visible = key - offset - query, first_expired = first_visible + window;
@@ -94,7 +94,7 @@ struct KeysValues {
 };
 
 template <class Element>
-constexpr i64 VALUES = sizeof(Element) / (std::is_same_v<Element, float> ? 4 : 2);  // numbers in one element
+constexpr i64 VALUES = sizeof(Element) / (std::is_same_v<Element, float> ? 4 : 2);  // values in one element
 template <class Element>
 constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;

@@ -189,8 +189,8 @@ class BackwardPass {
         : sizes_(sizes), scale_(scale), tensors_(tensors),
           keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true}, {true, false}) {}
 
-    // Gradients of the keys and values of documents [first, end), one and those that continue it, under one head of
-    // `to`: one task.
+    // Gradients of the keys and values of documents [first, end), a parent and its branches, under one head of `to`:
+    // one task.
     void family_keys(const Range& family, i64 to_head, const KeyGradients& to) const {
         std::vector<KeyGradients> own;
         for (i64 document = family.first; document < family.end; ++document)
@@ -296,7 +296,7 @@ std::unique_ptr<float[]> allocate_parts(const float* sums, i64 size) {
     return std::unique_ptr<float[]>(sums == nullptr ? nullptr : new float[size]);
 }
 
-// The documents that continue none, each with those that continue it, which follow it.
+// Documents without a parent, each with the branches that follow it.
 std::vector<Range> all_families(const AttentionSizes& sizes) {
     std::vector<Range> families;
     for (i64 document = 0; document < sizes.documents; ++document) {

@@ -12,7 +12,7 @@ struct Needed {
     bool row_major, col_major;
 };
 
-// Keys or values [positions, kv_heads, size], and those of the prefix.
+// Keys or values [positions, kv_heads, size] of the documents and of the prefix.
 template <class Element>
 class TensorStore;
 

@@ -1,6 +1,6 @@
 // Decoding step of several decoder layers, or of a model, in one parallel region: embedding, norms, projections,
-// rotation, attention over the cache, feed-forward and lm_head. The results are those of the separate ops, which take
-// longer to call than to run for a small model.
+// rotation, attention over the cache, feed-forward and lm_head. The results are the same as with separate ops.
+// For a small model, calling the separate ops takes longer than running them.
 //
 // Every thread computes its part of the outputs of a matrix, or of the key heads, from tensors that all threads have
 // written before a barrier. Residuals and norms are small: every thread computes all of them, in memory of its own,
@@ -20,7 +20,7 @@
 namespace plx {
 namespace {
 
-constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided: a multiple of those that a product computes together
+constexpr i64 OUTPUTS = 8;  // outputs are divided among threads in this unit, a multiple of a product's tile
 
 // Consecutive arrays in one block of memory; with a null block their total size.
 class Arrays {
@@ -73,7 +73,7 @@ struct Product {
     float* y;
 };
 
-// One thread of the step.
+// Work of one thread in a decoding step.
 class Worker {
   public:
     Worker(const DecodeSizes& sizes, const Shared& shared, i64 thread, i64 threads)
@@ -174,7 +174,7 @@ class Worker {
         return static_cast<const char*>(matrix->dense) + first * i64(matrix->is_bf16 ? sizeof(bf16) : sizeof(float));
     }
 
-    // Multiplies x with matrices in turn. `following` is the matrix of the next phase that has any.
+    // Multiplies x with matrices in turn. `following` is the first matrix of the next phase that has one.
     void multiply(const float* x, std::initializer_list<Product> products, const DecodeMatrix* following) const {
         for (const Product* product = products.begin(); product < products.end(); ++product) {
             const DecodeMatrix& matrix = *product->matrix;
@@ -196,7 +196,7 @@ class Worker {
         }
     }
 
-    // The norm of all positions in `to`; without a weight, x itself.
+    // Writes the norm of all positions to `to` and returns it; without a weight, returns x itself.
     const float* norm(const float* x, const float* weight, float* to) const {
         if (weight == nullptr) return x;
         for (i64 at = 0; at < positions_ * sizes_.hidden; at += sizes_.hidden)
@@ -265,7 +265,7 @@ class Worker {
 };
 
 // Runs the layers on all threads. Every thread calls begin(worker) before them, to write the worker's hidden states,
-// and end(worker) after them, which reads the weight of `following`, or of none if that is null.
+// and end(worker) after them, which reads the weight of `following` unless it is null.
 template <class Begin, class End>
 void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, const DecodeMatrix* following,
          Begin&& begin, End&& end) {

@@ -42,7 +42,7 @@ inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// Returns numbers as a product of this element type reads them: unchanged, or rounded to bfloat16.
+// Returns values as a product of this element type reads them: unchanged, or rounded to bfloat16.
 template <class Element>
 inline f32x16 rounded_to(f32x16 x) {
     return std::is_same_v<Element, float> ? x : (f32x16)(bf16_bits(x) << 16);

@@ -24,7 +24,7 @@ struct ReadingOrder {
     }
 };
 
-// Fetches what is read later than byte `at` of `block`; `ahead` is that of ReadingOrder.
+// Fetches the bytes that are read after byte `at` of `block`; `ahead` is the result of ReadingOrder::ahead.
 static inline void prefetch_line(const void* block, const char* ahead, i64 at) {
     __builtin_prefetch(ahead + at, 0, 2);
     __builtin_prefetch(static_cast<const char*>(block) + L1_LEAD + at, 0, 3);
@@ -32,7 +32,7 @@ static inline void prefetch_line(const void* block, const char* ahead, i64 at) {
 
 constexpr i64 L2_PART = 1 << 16;  // bytes that stay in the L2 cache until they are read
 
-// Fetches the begin of an array into the L2 cache.
+// Fetches the beginning of an array into the L2 cache.
 static inline void prefetch_later(const void* first, i64 bytes) {
     for (i64 at = 0; at < bytes && at < L2_PART; at += CACHE_LINE)
         __builtin_prefetch(static_cast<const char*>(first) + at, 0, 2);

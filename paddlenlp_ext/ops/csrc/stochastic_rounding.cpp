@@ -46,14 +46,14 @@ void draw(const DrawPosition& position, i64 group, uint16_t* draws) {
     }
 }
 
-// Adds a draw below the last bit that is kept, and drops the bits behind it; infinities and NaN stay what they are.
+// Adds a draw to the lower 16 bits and truncates them; infinities and NaN are unchanged.
 u16x16 round_by(f32x16 value, u16x16 draws) {
     const u32x16 bits = (u32x16)value, exponent = u32x16{} + 0x7f800000u;
     const u32x16 rounded = (bits + widen(draws)) >> 16, quiet = value != value ? (bits >> 16) | 0x40u : bits >> 16;
     return __builtin_convertvector((bits & exponent) == exponent ? quiet : rounded, u16x16);
 }
 
-// Rounds `count` values, the first of which has index `first` in the full tensor.
+// Rounds `count` values; `first` is the index of the first value in the full tensor.
 void round_run(const DrawPosition& position, i64 first, const float* from, bf16* to, i64 count) {
     uint16_t draws[DRAWS];
     while (count > 0) {
