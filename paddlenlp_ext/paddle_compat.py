@@ -1,12 +1,12 @@
 """Wrappers of the private interfaces of PaddlePaddle that this package uses.
 
-Paddle may change them without notice. They are used nowhere else (`tests/test_paddle_compat.py`), so that only this
-file has to support a new Paddle release. Importing it checks the installed release; `_runtime.check_paddle_release` has
-already rejected releases before 3.0:
+Paddle may change these interfaces without notice. No other file uses them (`tests/test_paddle_compat.py`), so
+only this file has to be adapted to a new Paddle release. Importing it checks the installed release;
+`_runtime.check_paddle_release` has already rejected releases before 3.0:
 
     3.3.x                    tested: no message
     another release          `UserWarning` that names the tested release
-    a name below is missing  `ImportError` that names it and the release to install
+    a required name is missing  `ImportError` that names it and the release to install
 """
 
 from __future__ import annotations

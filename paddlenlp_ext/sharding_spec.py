@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated", "experts"]
-"""colwise: outputs are sharded; inner_colwise: the same for a layer whose input comes from replicated layers; rowwise:
-inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: normalized features are sharded;
+"""colwise: outputs are sharded; inner_colwise: like colwise, for a layer whose input comes from replicated layers;
+rowwise: inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: normalized features are sharded;
 replicated: not sharded, but the output is used only by local heads or experts, so gradients must be summed; experts:
 each rank holds some of the experts of a layer."""
 
@@ -54,7 +54,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Placement of one tensor over the processes of a run; the defaults are those of a single process.
+    """Placement of one tensor over the processes of a run; the defaults describe a single-process run.
 
     Attributes:
         shard: slice that this tensor-parallel or expert-parallel rank holds; None for a full tensor.
@@ -82,7 +82,7 @@ _DEFAULT = Placement()
 
 
 def placement_of(tensor: Any) -> Placement:
-    """Return the placement of a tensor, by default that of a single process."""
+    """Return the placement of a tensor; without one, the default placement of a single-process run."""
     return getattr(tensor, "placement", _DEFAULT)
 
 

@@ -1,1 +1,1 @@
-"""Operators: a reference in plain Paddle for each, faster backends, and the dispatch between them."""
+"""Operators, each with a reference implementation in plain Paddle, faster backends, and dispatch between them."""

@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Look up rows with Paddle; cast a bfloat16 table on the CPU, for which Paddle has no kernel, to float32."""
+    """Look up rows with Paddle; on the CPU, where Paddle has no bfloat16 kernel, cast a bfloat16 table to float32."""
     if table.dtype == paddle.bfloat16 and is_on_cpu(table):
         table = table.astype("float32")
     return F.embedding(ids, table)

@@ -34,7 +34,7 @@ class DrawPosition(NamedTuple):
         seed, tensor, step: seed of the run, index of the tensor, and optimizer step, as 32-bit integers.
         first: index of the first value of the shard in the full tensor.
         width: values per row of the shard; a contiguous shard is a single row.
-        stride: distance of consecutive rows of the shard in the full tensor.
+        stride: distance between consecutive rows of the shard, in values of the full tensor.
     """
 
     seed: int
@@ -69,7 +69,7 @@ def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) ->
         rounded = _masked(bits + _draws(index, position), 0xFFFF0000)
         quiet = _masked(bits, 0xFFFF0000) | part.isnan().astype("int64") * 0x400000
         is_finite = _masked(bits, 0x7F800000) != 0x7F800000
-        # The lower half is zero, so the cast is exact.
+        # The lower 16 bits are zero, so the cast is exact.
         parts.append(paddle.where(is_finite, rounded, quiet).astype("int32").view("float32").astype("bfloat16"))
     return paddle.concat(parts).reshape(values.shape) if parts else values.astype("bfloat16")
 

@@ -35,7 +35,7 @@ def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilo
 
 
 def adamw_bf16_cpp(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update bfloat16 weights, with one call for all that have master copies and one for the rest (csrc/adamw.cpp)."""
+    """Update bfloat16 weights: one call for weights with a float32 master copy, one for the others (csrc/adamw.cpp)."""
     _call_bf16([each for each in updates if each.master is not None], beta1, beta2, epsilon)
     _call_bf16([each for each in updates if each.master is None], beta1, beta2, epsilon)
 
@@ -90,5 +90,5 @@ def _levels(signed: bool) -> ctypes.Structure:
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
     found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
-    found.arrays = arrays  # keeps the arrays alive that the addresses point to
+    found.arrays = arrays  # keeps the arrays that the addresses point to alive
     return found

@@ -1,7 +1,7 @@
 """Triton kernels of AdamW over many tensors in one launch; independent of Paddle and PyTorch.
 
     adamw_kernel         the formula of ops/adamw/__init__.py; the bias correction is part of rate and epsilon
-    adamw_8bit_kernel    the same with quantized moments, as in ops/adamw/reference.py
+    adamw_8bit_kernel    the same formula with quantized moments, as in ops/adamw/reference.py
 
 A launch reads a table with a row per tensor, and a map from programs to tensors (launch_tables.py):
 
@@ -29,8 +29,8 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 SPAN = 16384
 """Number of values that a program updates."""
-# VALUES, or BLOCKS of quantized moments, that a program handles at a time: 8 to 16 values a thread, of which
-# 8 in half precision are 16 bytes, the widest load.
+# VALUES, or BLOCKS of quantized moments, that a program handles at a time: 8 to 16 values per thread. 8 values in
+# half precision are 16 bytes, the widest load.
 SIZES = TileSizes(
     "adamw",
     (),
@@ -63,7 +63,7 @@ def adamw_kernel(
     WEIGHT: tl.constexpr,  # dtype of the weights
     GRADIENT: tl.constexpr,  # dtype of the gradients
     ROUNDING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,  # divisor of all addresses and sizes
+    ALIGNMENT: tl.constexpr,  # common divisor of all addresses and sizes
     SIZE: tl.constexpr,  # values of a program
     VALUES: tl.constexpr,  # values handled at a time
 ):
@@ -93,9 +93,9 @@ def adamw_8bit_kernel(
     numbers,  # decay factor, learning rate, bias corrections of both moments
     blocks,
     levels1,  # float32 [256], levels of the first moment, which is signed
-    borders1,  # float32 [256]: the middle between a level and the next one; infinity after the last one
-    codes1,  # uint8 [2^18]: code of the level below, by the upper 18 bits of a float32 number
-    levels2,  # the same of the second moment
+    borders1,  # float32 [256]: midpoint between a level and the next level; infinity for the last level
+    codes1,  # uint8 [2^18]: code of the level below, indexed by the upper 18 bits of a float32 value
+    levels2,  # the same tables for the second moment
     borders2,
     codes2,
     beta1,
@@ -137,13 +137,13 @@ def adamw_8bit_kernel(
 
 @triton.jit
 def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Return an address of the table as a pointer."""
+    """Return the address in one column of a table row as a pointer."""
     return tl.multiple_of(tl.load(row + COLUMN).to(tl.pointer_type(DTYPE)), ALIGNMENT)
 
 
 @triton.jit
 def _value(row, at, inside, WEIGHT: tl.constexpr, ROUNDING: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Return the float32 values of a weight, or of its master."""
+    """Return the values of a weight, or of its master copy, in float32."""
     if ROUNDING == "nearest":
         return tl.load(_address(row, 4, tl.float32, ALIGNMENT) + at, mask=inside, other=0.0)
     else:  # explicit else: the compiler drops the other branch
@@ -162,7 +162,7 @@ def _store_value(
     ALIGNMENT: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """Store VALUES updated values, of which `begin` is the first, and round them to the dtype of the weight."""
+    """Store VALUES updated values from index `begin` on, rounded to the dtype of the weight."""
     if ROUNDING == "nearest":
         tl.store(_address(row, 4, tl.float32, ALIGNMENT) + at, value, mask=inside)
     if ROUNDING == "groups":
@@ -180,7 +180,7 @@ def _dequantized(stored, scales, levels, at, block, is_block):
 
 @triton.jit
 def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
-    """Store the codes of the nearest levels and the scales, the largest magnitudes of the blocks."""
+    """Store each block's scale, which is its largest magnitude, and the codes of the nearest levels."""
     scale = tl.max(tl.abs(numbers), axis=1)
     ratio = tl.math.div_rn(numbers, tl.maximum(scale, _SMALLEST)[:, None])
     below = tl.load(codes + (ratio.to(tl.uint32, bitcast=True) >> _DROPPED_BITS).to(tl.int32)).to(tl.int32)
@@ -191,7 +191,7 @@ def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
 
 @triton.jit
 def _rounded(value, draw):
-    """Round float32 to bfloat16 numbers, which are still float32; infinities and NaN stay."""
+    """Round to bfloat16 precision, returned as float32; infinities and NaN are unchanged."""
     bits = value.to(tl.uint32, bitcast=True)
     kept = (bits & 0xFFFF0000) | tl.where(value != value, 0x400000, 0).to(tl.uint32)
     is_finite = (bits & 0x7F800000) != 0x7F800000
@@ -200,7 +200,7 @@ def _rounded(value, draw):
 
 @triton.jit
 def _draws(row, at):
-    """Return the draws of the values `at`, uint32 in 0 .. 2^16 - 1."""
+    """Return the random draws for the values at indices `at`, uint32 in 0 .. 2^16 - 1."""
     index = _index(row, at)
     word0, word1, word2, word3 = _words(row, index // 8)
     half = index % 8
@@ -210,7 +210,7 @@ def _draws(row, at):
 
 @triton.jit
 def _draws_of_groups(row, begin, VALUES: tl.constexpr):
-    """Return the draws of VALUES values from `begin` on; 8 neighbours share the words of one counter."""
+    """Return the random draws for VALUES values from `begin` on; each group of 8 shares one counter."""
     word0, word1, word2, word3 = _words(row, _index(row, begin + tl.arange(0, VALUES // 8) * 8) // 8)
     lower = tl.interleave(tl.interleave(word0, word2) & 0xFFFF, tl.interleave(word1, word3) & 0xFFFF)
     upper = tl.interleave(tl.interleave(word0, word2) >> 16, tl.interleave(word1, word3) >> 16)
@@ -258,7 +258,7 @@ def launch_adamw_8bit(
     epsilon: float,
     kinds: dict[str, Any],
 ) -> None:
-    """Update all tensors of a table; `quantizers` are levels, borders and codes of both moments."""
+    """Update all tensors of a table; `quantizers` are the levels, borders and codes for each of the two moments."""
     sizes, tensors = {"SIZE": SPAN, **SIZES_8BIT(blocks)}, (table, numbers, blocks, *quantizers)
     launch(adamw_8bit_kernel, (blocks.shape[0],), *tensors, *betas, epsilon, **_constants(kinds), **sizes)
 

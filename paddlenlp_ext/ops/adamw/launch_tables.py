@@ -35,7 +35,7 @@ class TableRow(NamedTuple):
     scales2: int = 0
 
     def with_draws(self, position: DrawPosition) -> TableRow:
-        """Return the row with the position of its random draws; the key joins the seed and the index of the tensor."""
+        """Return the row with the position of its random draws; the key combines seed and tensor index."""
         key = position.seed | position.tensor << 32
         key -= (key >> 63) << 64  # as a signed integer with the same bits
         return self._replace(
@@ -44,7 +44,7 @@ class TableRow(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """Return 16 if it divides all addresses and the size, else 1; this decides how wide loads can be."""
+        """Return 16 if it divides all addresses and the size, otherwise 1; this limits the width of loads."""
         return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
 
     @property
@@ -55,7 +55,7 @@ class TableRow(NamedTuple):
 
 
 def table_of(rows: Sequence[TableRow]) -> np.ndarray:
-    """Return the table, int64 [N, 13]."""
+    """Return the address table with one row per tensor, int64 [N, 13]."""
     return np.array(rows, np.int64)
 
 

@@ -25,7 +25,7 @@ class Dynamic8Bit:
         levels = dynamic_levels(signed)
         base, threshold = search_table(levels)
         self.zero = int(np.flatnonzero(levels == 0)[0])
-        """Code of the level 0."""
+        """Code that represents zero."""
         self._levels, self._base, self._threshold = _Table(levels), _Table(base), _Table(threshold)
 
     def quantize(self, blocks: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

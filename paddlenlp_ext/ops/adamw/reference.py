@@ -46,7 +46,7 @@ def adamw_8bit_reference(updates: Sequence[AdamW8BitUpdate]) -> None:
 def update_in_fp32(
     update: AdamW8BitUpdate, run: Callable[[paddle.Tensor, paddle.Tensor, Moments8Bit, AdamStep], None]
 ) -> None:
-    """Apply weight decay and `run`, which updates an fp32 value in place, and round the result to the parameter."""
+    """Apply weight decay and `run`, an in-place update in fp32, then round the result to the parameter's dtype."""
     parameter, gradient, moments, step, decay, master, position = update
     value = parameter if parameter.dtype == paddle.float32 else master
     if value is None:
@@ -86,6 +86,6 @@ def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: Ada
 
 
 def _in_blocks(flat: paddle.Tensor) -> paddle.Tensor:
-    """Reshape a flat tensor to rows of `BLOCK` values, the last of which is padded with zeros."""
+    """Reshape a flat tensor to rows of `BLOCK` values, padding the last row with zeros."""
     missing = -flat.shape[0] % BLOCK
     return (F.pad(flat, [0, missing]) if missing else flat).reshape([-1, BLOCK])

@@ -16,8 +16,8 @@ import numpy as np
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Return the slope of each query head, fp32 [N].
 
-    If n is a power of two, slope i of n heads is 2^(-8 i / n). Otherwise, the slopes are those for the largest power of
-    two below n, followed by every second slope for twice that power.
+    If n is a power of two, slope i of n heads is 2^(-8 i / n). Otherwise, they are the slopes for p heads, where p
+    is the largest power of two below n, followed by every second slope for 2 p heads.
     """
     power = 1 << math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)

@@ -1,4 +1,4 @@
-"""Blockwise attention in plain Paddle, whose cost depends on the lengths of the documents, not of the pack.
+"""Blockwise attention in plain Paddle; its cost depends on the document lengths, not on the pack length.
 
 Documents of similar length are batched if their parents have equal lengths. Their queries are processed one block at a
 time against the keys visible to the block, as one batched matmul per tile. The query heads that share a key-value head
@@ -6,8 +6,8 @@ are rows of one matmul, so keys are never repeated. The backward pass recomputes
 FlashAttention does (arXiv:2205.14135); here a tile spans full rows of keys, so a plain softmax is enough.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
-T keys visible to it, H head dimension (values may have another one). "Rows" are positions x heads of the full batch,
-flattened.
+T keys visible to it, H head dimension (values may have a different one). "Rows" are positions x heads of the full
+batch, flattened.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Tile:
 
     Attributes:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
-        key_rows: int64 [M*K * T], rows of k and v (after those of a prefix); padding as above.
+        key_rows: int64 [M*K * T], rows of k and v (after the rows of a prefix); padding as above.
         shape: (M*K, G*Q, T).
-        mask: fp32 [Q, T], 0 for visible keys and -inf for the others. Padding needs no mask: it follows its document,
+        mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. Padding needs no mask: it follows its document,
             so no query of the document attends to it, and the gradient of the padding's own output is zero.
     """
 

@@ -56,7 +56,7 @@ def attention_cpp(
 
 
 def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) -> None:
-    """Check the sizes on which the C++ loops rely: with wrong sizes they would read past the end of a tensor."""
+    """Check the tensor sizes; with wrong sizes the C++ loops would read past the end of a tensor."""
     (batch, length, heads, head_dim), keys, values = (inputs[name].shape for name in "qkv")
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs['q'].shape}, keys {keys}"
@@ -122,5 +122,5 @@ def _sizes(
     counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, value_dim, prefix_length, window)
     addresses = (None if array is None else array.ctypes.data for array in arrays)
     sizes = struct("AttentionSizes")(*counts, *addresses, softcap)
-    sizes.arrays = arrays  # keeps the arrays alive that the addresses point to
+    sizes.arrays = arrays  # keeps the arrays that the addresses point to alive
     return sizes

@@ -56,7 +56,7 @@ class VisiblePositions:
     def of_rows(
         cls, queries_BS: np.ndarray, starts_B: np.ndarray, prefix_length: int, window: int | None
     ) -> VisiblePositions:
-        """Return the slots that queries attend to: the prefix, and their row from its start to the query itself.
+        """Return the slots that each query attends to: the prefix, and its row's own slots up to the query itself.
 
         A query inside the padding attends only to itself, so that its unused result stays finite.
 

@@ -11,7 +11,7 @@ A row with documents of 3 and 2 tokens (x = visible):
               b   . . . x x
 
 A document may continue an earlier document, its parent. Such a branch attends to all positions of its parent, and its
-positions continue those of the parent. Two branches b and c of a parent p do not see each other:
+position ids continue after the parent's last one. Two branches b and c of a parent p do not see each other:
 
                   key
                   p p b b c       position

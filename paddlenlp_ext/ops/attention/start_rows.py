@@ -1,6 +1,7 @@
 """Attention masks of the GPU kernels: one range of queries per key (start rows).
 
-Prefixes and some parent documents cannot be expressed like this; their keys and values are copied into the documents.
+One range per key cannot express prefixes and some parent documents; their keys and values are copied into the
+documents.
 
 Shapes: B batch, S sequence, E positions with the copies, P prefix positions, X heads, H head dimension.
 """
@@ -73,7 +74,7 @@ class PrefixedDocuments:
 
     Attributes:
         prefix_length: P, which may be 0.
-        layout: layout of the longer documents.
+        layout: layout of the documents including the copies.
         sources: int64 [E], source of each position: an index into the P prefix positions followed by the batch.
         own_positions: int64 [B * S], index of each original position in the row.
     """

@@ -177,7 +177,7 @@ def _version(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """Return model and instruction sets of the processor, which determine the code of `-march=native`."""
+    """Return the processor's model and instruction sets, which determine the code that `-march=native` generates."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     known = {line for line in lines if line.startswith(("model name", "flags"))}
     return " ".join([platform.machine(), *sorted(known)])

@@ -1,4 +1,4 @@
-"""Huge pages for weights: decoding reads all weights per token, up to a third slower from 4 KB pages."""
+"""Huge pages for weights: decoding reads all weights for each token, which is up to a third slower with 4 KB pages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux's madvise
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     """Back the weight matrices on the CPU with huge pages; addresses and values do not change.
 
-    Before 6.1, Linux merges pages in the background instead. Kernels without transparent huge pages refuse, which is
-    ignored. MADV_COLLAPSE works whatever their setting in sysfs is (madvise(2)).
+    Before 6.1, Linux merges pages in the background instead. Errors from kernels without transparent huge
+    pages are ignored. MADV_COLLAPSE works regardless of the sysfs setting (madvise(2)).
     """
     if sys.platform != "linux":
         return

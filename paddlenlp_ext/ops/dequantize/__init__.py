@@ -38,7 +38,7 @@ def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tu
     """Split the rows into chunks (first row, end row) that start at a block boundary and a byte boundary.
 
     A chunk has about `limit` weights (default: the best size for the device; all weights in a static graph), but at
-    least as many rows as it takes for a block to end at the end of a row.
+    least enough rows that the chunk ends at a block boundary.
     """
     if limit is None and is_symbolic(weight.codes):
         limit = weight.num_weights

@@ -10,7 +10,8 @@
     "clamped"     alpha g, with g limited from above            1 + u, with u limited on both sides
 
 Values are float32 between loads and stores. Rows may be evenly spaced slices of longer rows, such as the halves of a
-fused gate-up projection. The gradients may overwrite gate and up: each program reads what it overwrites.
+fused gate-up projection. The gradients may overwrite gate and up: each program overwrites only elements that it has
+read.
 
 Tested in Triton's interpreter (tests/ops/gates/test_triton.py).
 
@@ -79,7 +80,7 @@ def gate_forward_kernel(
     up,  # [R, F]
     out,  # [R, F]
     size,  # F
-    gate_stride,  # distances of rows, in elements
+    gate_stride,  # row strides, in elements
     up_stride,
     out_stride,
     alpha,
@@ -105,7 +106,7 @@ def gate_backward_kernel(
     gate_gradient,  # [R, F]; may be `gate`
     up_gradient,  # [R, F]; may be `up`
     size,  # F
-    gradient_stride,  # distances of rows, in elements
+    gradient_stride,  # row strides, in elements
     gate_stride,
     up_stride,
     gate_gradient_stride,

@@ -112,7 +112,7 @@ def losses_by_chunks(
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
-    `is_summed` says that the caller sums the losses, so that all losses have the same gradient. `softcap` bounds the
+    `is_summed` means that the caller sums the losses, so all losses receive the same gradient. `softcap` bounds the
     logits.
     """
     counter = _Counter()

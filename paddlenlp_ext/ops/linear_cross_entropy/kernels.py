@@ -66,7 +66,7 @@ def cross_entropy_kernel(
 @triton.jit
 def row_statistics_kernel(
     logits,
-    targets,  # int64 [R], relative to the first column; those of other shards are negative, V or more
+    targets,  # int64 [R], relative to the first column; a target in another shard is negative, V or more
     picked,  # float32 [R]: x of the target, or 0 if another shard has it
     largest,  # float32 [R]
     first,  # int64 [R], first column of the largest x

@@ -3,8 +3,8 @@
 The logits stay in the dtype of the matmuls, and one kernel overwrites the logits of a chunk with their gradient. The
 CPU does not synchronize with the GPU between chunks.
 
-tests/ops/linear_cross_entropy/test_triton.py runs all of it but the launch in Triton's interpreter, on the CPU. It has
-not run on a GPU with Paddle.
+Tested in Triton's interpreter on the CPU (tests/ops/linear_cross_entropy/test_triton.py), except for the launch itself.
+Not yet run on a GPU with Paddle.
 
 Shapes: R rows of a chunk, V vocabulary size, U size of this process's shard of the vocabulary.
 """
@@ -51,7 +51,7 @@ def cross_entropy_triton(
 
 
 def sharded_products_triton(shards: VocabShards) -> Products:
-    """Return matmuls and cross entropy for an lm_head of which this process holds a shard, with Triton kernels."""
+    """Return matmuls and cross entropy for an lm_head with a sharded vocabulary, with Triton kernels."""
 
     def cross_entropy(
         logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None

@@ -46,7 +46,7 @@ GRADIENT_SIZES = TileSizes(
     lambda entry: 1024 <= entry["COLUMNS"] * max(_SMALLEST, entry.get("rank", 32)) <= 8192,
     ROWS=(32, 64),  # of dy, read at a time
     COLUMNS=(64, 128, 256, 512),
-    PROGRAMS=(132, 264, 528),  # to aim at
+    PROGRAMS=(132, 264, 528),  # target number of programs
     num_warps=(4, 8),
     num_stages=(2, 3),
 )
@@ -73,8 +73,8 @@ ONE_PASS_SIZES = TileSizes(
     _is_one_pass,
     ROWS=(16, 64, 128),
     COLUMNS=(16, 32, 64, 128),
-    WAYS=(1, 4, 8),  # parts of the inputs that are summed side by side
-    SPAN=(32, 64, 128),  # inputs of a part that are read at a time
+    WAYS=(1, 4, 8),  # slices of the inputs that are summed in parallel
+    SPAN=(32, 64, 128),  # inputs of a slice that are read at a time
     BAND=(8,),  # tiles of rows whose programs are neighbours, so that they share x and W in the cache
     num_warps=(4, 8),
     num_stages=(1, 3),
@@ -231,8 +231,8 @@ def low_rank_gradients_kernel(
     gradient,  # dy [N, C]
     inner,  # u [N, K]
     factor,  # B [C, K]
-    row_parts,  # float32 [ceil(C / COLUMNS), N, K], the parts of v
-    column_parts,  # float32 [ceil(N / span), C, K], the parts of dB
+    row_parts,  # float32 [ceil(C / COLUMNS), N, K], partial sums of v
+    column_parts,  # float32 [ceil(N / span), C, K], partial sums of dB
     num_rows,
     num_columns,
     rank,

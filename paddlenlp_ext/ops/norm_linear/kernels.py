@@ -12,8 +12,8 @@ a tensor-core instruction are outputs and its 8 columns are positions. A single 
 does not matter, because reading W takes longer.
 
 x + addend is rounded to its dtype before it is normalized. Sums are float32. Matmul operands are bfloat16 for bfloat16
-x, and TF32 for float16 x: TF32 has as many digits as float16, and x w does not overflow. Matmuls of float32 do not use
-tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
+x, and TF32 for float16 x: TF32 has as many mantissa bits as float16, and x w does not overflow. Matmuls of float32 do
+not use tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 
@@ -33,7 +33,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer, load_weights
 
 MOST_LAYERS = 3
-"""Layers of a launch, at most."""
+"""Maximum number of layers per launch."""
 
 
 SIZES = TileSizes(
@@ -55,8 +55,8 @@ def norm_linear_kernel(
     addend,  # [T, I], read with ADDS
     scale,  # [I], read with NORMS
     total,  # x + addend [T, I], written with ADDS
-    levels,  # float32 [16], value of a code of 4 bits
-    scale_levels,  # float32 [256], value of a code of a scale
+    levels,  # float32 [16], value of each 4-bit code
+    scale_levels,  # float32 [256], value of each code of a quantized scale
     matrix0,  # of each layer; see `Layer`
     matrix1,
     matrix2,
@@ -91,8 +91,8 @@ def norm_linear_kernel(
     HAS_BIAS: tl.constexpr,
     POSITIONS: tl.constexpr,  # T or more
     OUTPUTS: tl.constexpr,
-    WAYS: tl.constexpr,  # parts of the inputs that are summed side by side
-    SPAN: tl.constexpr,  # inputs of a part that are read at a time
+    WAYS: tl.constexpr,  # slices of the inputs that are summed in parallel
+    SPAN: tl.constexpr,  # inputs of a slice that are read at a time
     UNIT: tl.constexpr,  # neighbours of a span that share a scale
 ):
     """Compute OUTPUTS outputs of one layer for all positions."""
@@ -196,7 +196,7 @@ def launch_norm_linear(
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I], of at most 16 positions.
-        layers: one to three layers with weights of one format; all have a bias, or none has.
+        layers: one to three layers with weights of one format; either all have a bias or none does.
         form: format of the weights.
         scale, epsilon, offset: weight [I] and constants of the norm; scale None: no norm.
         addend, total: addend and x + addend [..., I]; the sum is written. None: nothing is added.

@@ -39,7 +39,7 @@ def _own(stacked: paddle.Tensor, index: int) -> int:
 
 @functools.cache
 def _address(algo: str) -> int:
-    """Return the address of the codebook of a 4-bit format (of quantized scales: ""), which is never freed."""
+    """Return the address of the codebook of a 4-bit format, or of quantized scales (""); it is never freed."""
     table = levels(algo) if algo else dynamic_levels()
     assert table.flags.c_contiguous and table.dtype == np.float32
     return table.ctypes.data

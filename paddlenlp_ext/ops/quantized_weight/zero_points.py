@@ -48,7 +48,7 @@ def input_gradient_with_zero_points(
 
 
 def block_shifts(weight: QuantizedWeight) -> paddle.Tensor:
-    """Return what the zero point adds to each weight of a block, float32 [out, in / block]."""
+    """Return the offset that each block's zero point adds to its weights, float32 [out, in / block]."""
     assert weight.zeros is not None, "the weight has zero points"
     return (weight.zeros.astype("float32") * weight.scales).reshape([weight.shape[0], -1]).scale(-1.0)
 

@@ -77,7 +77,7 @@ class _AddRmsNorm(PyLayer):
 def _forward(
     x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
-    """Return the norm, x with evenly spaced rows, and the distance of its rows."""
+    """Return the norm, x with evenly spaced rows, and its row stride."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
     _check_weight(x, weight_D)

@@ -1,6 +1,6 @@
 """Rotary position embedding in plain Paddle.
 
-Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head, P the others.
+Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head, P unrotated channels.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Only the tables are saved for the backward pass without norms; with norms the inputs are saved too.
 
-The kernels could work in place, but are not used so. Kernels write through addresses, so that Paddle's version counter,
-which detects a backward pass through an overwritten tensor, would not notice. Forward hooks that keep the outputs of a
+The kernels could work in place, but are not used that way. They write through addresses, so Paddle's version counter,
+which detects a backward pass through an overwritten tensor, would not notice. Forward hooks that save the outputs of a
 projection, and `retain_grads` or gradient hooks on the rotated heads, would see overwritten values. Little memory would
 be saved: layers free their projections before attention runs (nn/attention.py), and the peak is in the feed-forward
 block.

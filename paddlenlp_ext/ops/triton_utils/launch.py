@@ -3,8 +3,8 @@
 Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if PyTorch has
 been imported, and fails if that PyTorch is built for CPUs. Otherwise it uses CUDA's default stream, which is not
 synchronized with Paddle's stream. The driver in this module uses Paddle's stream. It is active only during launches, so
-that kernels that PyTorch launches in the same process keep PyTorch's streams. Otherwise Triton needs only `data_ptr()`
-and the name of `dtype` of a tensor, which Paddle's tensors provide.
+that PyTorch kernels in the same process still run on PyTorch's streams. Apart from that, Triton needs only a tensor's
+`data_ptr()` and the name of its `dtype`, which Paddle's tensors provide.
 
 The package `use-triton-in-paddle` is not used, because it edits the installed Triton.
 

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
     Attributes:
         q, k, v: [B, S, N, H], [B, S, K, H] and [B, S, K, E], of one dtype.
-        start_rows: int32 [B, S], or any shape with as many values.
+        start_rows: int32 [B, S], or any shape with B * S values.
         scale: factor of the scores; must be positive.
         softcap: bound of the scores, or None.
         slopes: float32 [N], or None.
@@ -95,7 +95,7 @@ def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
 
 
 def mask_tensors(problem: Problem, walk: Walk) -> tuple[Any, ...]:
-    """Return slopes (any tensor if there are none), start rows, and indices and counts of the tile lists."""
+    """Return slopes (a placeholder tensor without ALiBi), start rows, and indices and counts of the tile lists."""
     return problem.q if problem.slopes is None else problem.slopes, problem.start_rows, walk.indices, walk.counts
 
 

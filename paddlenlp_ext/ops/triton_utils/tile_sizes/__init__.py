@@ -114,7 +114,7 @@ class TileSizes:
 
 
 def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
-    """Reduce the size `name` to the next power of two from `count`, and the warps in proportion."""
+    """Reduce the size `name` to at most `count` rounded up to a power of two, and the warps in proportion."""
     least = min(sizes[name], 1 << (count - 1).bit_length())
     return sizes | {name: least, "num_warps": max(1, sizes["num_warps"] * least // sizes[name])}
 
